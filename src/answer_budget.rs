@@ -132,7 +132,6 @@ pub struct BudgetRefusal {
 
 impl BudgetRefusal {
     /// The configuration key of the bound.
-    #[must_use]
     pub fn key(&self) -> &'static str {
         if self.fault.reason == Reason::AnswersFull { "answer_bytes_max" } else { "answer_bytes_per_principal_max" }
     }
@@ -180,6 +179,7 @@ impl RoomWait {
 
 /// The bytes of one response; released when dropped.
 #[derive(Debug, Default)]
+#[must_use]
 pub struct AnswerPermit {
     held: Option<(AnswerBudget, Principal)>,
     bytes: usize,
@@ -212,7 +212,6 @@ impl AnswerBudget {
     }
 
     /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
-    #[must_use]
     pub fn refusal(&self, principal: &Principal, share_max: impl FnOnce() -> usize) -> Option<BudgetRefusal> {
         if self.0.waiting.load(Ordering::Relaxed) == 0 {
             return None;
@@ -328,7 +327,6 @@ impl AnswerShare {
     }
 
     /// Whether the call's outcome has an owner that keeps it.
-    #[must_use]
     pub const fn is_kept(&self) -> bool {
         match self.wait {
             RoomWait::UntilDeadline => true,
@@ -384,7 +382,6 @@ impl AnswerShare {
     }
 
     /// As [`Self::hold`], for a response that waits if there are none; `None` then.
-    #[must_use]
     pub fn hold_now(&self, text: Bytes) -> Option<Bytes> {
         self.try_hold(text).ok()
     }
@@ -399,13 +396,11 @@ impl AnswerShare {
     }
 
     /// Takes bytes for a copy of a text that held them until now, even above a bound.
-    #[must_use]
     pub fn rehold(&self, text: Bytes) -> Bytes {
         self.of_copy(text.len()).attach(text)
     }
 
     /// The permit of a copy of a text that held these bytes until now, even above a bound.
-    #[must_use]
     pub fn of_copy(&self, bytes: usize) -> AnswerPermit {
         let mut held = AnswerPermit::default();
         self.take(&mut held, bytes);
@@ -473,13 +468,11 @@ impl AnswerPermit {
         self.excess = Excess { share: self.excess.share || more.share, whole: self.excess.whole || more.whole };
     }
 
-    #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Attaches the permit to the text, until its last buffer is dropped.
-    #[must_use]
     pub fn attach(mut self, text: Bytes) -> Bytes {
         let excess = self.bytes.saturating_sub(text.len());
         if let Some((budget, principal)) = &self.held

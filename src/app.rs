@@ -259,28 +259,23 @@ impl Gateway {
         })
     }
 
-    #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.clients.local_addr()
     }
 
-    #[must_use]
     pub fn base_url(&self) -> String {
         format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
-    #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
     }
 
-    #[must_use]
     pub fn replica_address(&self) -> Option<SocketAddr> {
         self.replicas.as_ref().map(|replicas| replicas.running.local_addr())
     }
 
     /// The map from sessions to their owners, if there are several replicas; membership changes are applied to it.
-    #[must_use]
     pub const fn session_owners(&self) -> Option<&Arc<SessionOwners>> {
         self.parts.owners.as_ref()
     }
@@ -297,12 +292,10 @@ impl Gateway {
         }
     }
 
-    #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.local_addr()
     }
 
-    #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
     }

@@ -100,18 +100,15 @@ impl AuditLog {
     }
 
     /// Whether calls may be made. Not while `required` is set and the file cannot be written.
-    #[must_use]
     pub fn is_available(&self) -> bool {
         !self.settings.is_required || self.is_written()
     }
 
     /// Whether the file takes records at the moment.
-    #[must_use]
     pub fn is_written(&self) -> bool {
         self.queue.is_written()
     }
 
-    #[must_use]
     pub const fn is_required(&self) -> bool {
         self.settings.is_required
     }
@@ -239,7 +236,6 @@ impl Drop for AuditedCall {
 }
 
 /// The `arguments` of a call's params, for [`AuditLog::call`].
-#[must_use]
 pub fn arguments_of(params: Option<&Object>) -> Option<Payload> {
     params.and_then(|params| params.get("arguments"))
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 /// The time since boot, suspension included (F59).
 #[cfg(unix)]
-#[must_use]
 pub fn since_boot() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -17,7 +16,6 @@ pub fn since_boot() -> Duration {
 
 /// The time since the first call: Windows has no such clock in the standard library.
 #[cfg(not(unix))]
-#[must_use]
 pub fn since_boot() -> Duration {
     static BEGAN: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
     BEGAN.get_or_init(tokio::time::Instant::now).elapsed()

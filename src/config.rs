@@ -114,7 +114,6 @@ pub struct ReplicaSettings {
 }
 
 impl StoreSettings {
-    #[must_use]
     pub const fn limits(&self) -> StoreLimits {
         match self {
             Self::Memory(limits) | Self::Disk { limits, .. } => *limits,
@@ -163,7 +162,6 @@ pub enum ServerSettings {
 }
 
 impl ServerSettings {
-    #[must_use]
     pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
         match self {
             Self::Http(http) => Some(http),
@@ -171,7 +169,6 @@ impl ServerSettings {
         }
     }
 
-    #[must_use]
     pub const fn stdio(&self) -> Option<&StdioUpstreamSettings> {
         match self {
             Self::Http(_) => None,
@@ -180,7 +177,6 @@ impl ServerSettings {
     }
 
     /// The protocol version, if the operator has fixed one.
-    #[must_use]
     pub const fn protocol(&self) -> Option<ProtocolVersion> {
         match self {
             Self::Http(http) => http.protocol,
@@ -198,7 +194,6 @@ pub struct LoadedConfig {
 
 impl Config {
     /// The changed keys that only a restart can apply.
-    #[must_use]
     pub fn need_restart(&self, started: &Self) -> Vec<&'static str> {
         let limits = self.store.limits();
         let same_limits = |one: &Self| one.store.clone().with_limits(limits);
@@ -359,7 +354,6 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 }
 
 /// Every key of a file and its content; `NAME` is an upstream's name.
-#[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.certificates]]\n[[auth.issuers]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
@@ -371,7 +365,6 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
 }
 
 /// The keys of each table in the order of the reference; `.` has those outside of tables, and `NAME` is an upstream's name.
-#[must_use]
 pub fn key_tables() -> Vec<(&'static str, Vec<KeyRow>)> {
     let outside = (".", <named_files::RawVariables as keys::KeyTable>::ROWS.to_vec());
     std::iter::once(outside).chain(raw::tables()).collect()

@@ -58,7 +58,6 @@ impl DemoServer {
         Ok(Self { local_addr })
     }
 
-    #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}{}", self.local_addr, http::PATH)
     }

@@ -76,7 +76,6 @@ pub fn install() {
     });
 }
 
-#[must_use]
 pub fn is_on() -> bool {
     OUTPUT.get().is_some()
 }

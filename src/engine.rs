@@ -84,7 +84,6 @@ pub struct Engine {
 debug_members!(Engine, |engine| store: engine.store, clock: engine.clock);
 
 impl Engine {
-    #[must_use]
     pub fn new(
         store: Arc<dyn TaskStore>,
         clock: Arc<dyn Clock>,
@@ -121,13 +120,11 @@ impl Engine {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }
 
-    #[must_use]
     pub const fn access(&self) -> &SharedAccess {
         &self.access
     }
 
     /// The audit file, if there is one.
-    #[must_use]
     pub fn audit(&self) -> Option<&Arc<AuditLog>> {
         self.audit.get()
     }
@@ -137,26 +134,22 @@ impl Engine {
         let _ = self.audit.set(audit);
     }
 
-    #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
     }
 
     /// The bytes above which the store accepts no new task.
-    #[must_use]
     pub fn stored_bytes_max(&self) -> usize {
         self.store.bytes_max()
     }
 
     /// Unsettled tasks of one principal, with calls that may become tasks; in a shared store, all replicas' at the last
     /// look.
-    #[must_use]
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
     }
 
     /// When this process started.
-    #[must_use]
     pub const fn began(&self) -> Timestamp {
         self.began
     }
@@ -168,20 +161,17 @@ impl Engine {
 
     /// Whether a task may continue in a session without a call in this process: if an earlier process opened the
     /// session (`is_earlier`), or once this process is about to shut down. May return a false yes, never a false no.
-    #[must_use]
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
         let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
         is_left && self.store.reach().outlives_process() && self.store.usage_of(owner).unsettled > 0
     }
 
     /// Unsettled tasks of all principals, including calls that may still become tasks.
-    #[must_use]
     pub fn permits_taken(&self) -> usize {
         self.admission.taken()
     }
 
     /// Unsettled tasks of an upstream that clients have handles of.
-    #[must_use]
     pub fn unsettled_tasks(&self, upstream: &str) -> u64 {
         self.metrics.unsettled(upstream)
     }
@@ -217,18 +207,15 @@ impl Engine {
         self.admission.has_room(owner, all, all + bytes)
     }
 
-    #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {
         &self.watchers
     }
 
-    #[must_use]
     pub fn is_running(&self, key: &TaskKey) -> bool {
         self.live.has(key)
     }
 
     /// Whether new calls are refused because the gateway shuts down.
-    #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_cancelled()
     }
@@ -259,7 +246,6 @@ impl Engine {
         self.calls_end.end(why);
     }
 
-    #[must_use]
     pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
     }
@@ -315,12 +301,10 @@ impl CallsEnd {
         self.token.cancel();
     }
 
-    #[must_use]
     pub const fn token(&self) -> &CancellationToken {
         &self.token
     }
 
-    #[must_use]
     pub fn fault(&self, executed: Executed) -> GatewayFault {
         GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)
     }

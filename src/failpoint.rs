@@ -59,14 +59,12 @@ pub const fn hit(_: &str) {}
 
 #[cfg(not(debug_assertions))]
 #[inline(always)]
-#[must_use]
 pub const fn is_sabotaged(_: &str) -> bool {
     false
 }
 
 #[cfg(not(debug_assertions))]
 #[inline(always)]
-#[must_use]
 pub const fn strikes(_: &str) -> bool {
     false
 }
@@ -98,7 +96,6 @@ mod armed {
     }
 
     /// Counts a visit; returns whether the environment injects a fault here.
-    #[must_use]
     pub fn strikes(name: &str) -> bool {
         static STRIKE: OnceLock<Option<ArmedFailpoint>> = OnceLock::new();
         let armed = STRIKE.get_or_init(|| ArmedFailpoint::parse(&std::env::var("TASKGATE_STRIKE").ok()?)).as_ref();
@@ -111,19 +108,16 @@ mod armed {
     }
 
     /// Whether the environment names this point.
-    #[must_use]
     pub fn is_armed(name: &str) -> bool {
         armed().is_some_and(|armed| armed.name == name)
     }
 
     /// Counts a visit; returns whether it is the one that the environment names.
-    #[must_use]
     pub fn is_due(name: &str) -> bool {
         armed().is_some_and(|armed| armed.visit(name))
     }
 
     /// Whether the environment asks to break this guarantee.
-    #[must_use]
     pub fn is_sabotaged(name: &str) -> bool {
         static SABOTAGE: OnceLock<Option<String>> = OnceLock::new();
         SABOTAGE.get_or_init(|| std::env::var("TASKGATE_SABOTAGE").ok()).as_deref() == Some(name)

@@ -106,6 +106,7 @@ pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
 /// One owner's share of a process-wide gauge, which is the sum of all shares: two incarnations of a gateway, or an
 /// upstream and its replacement, may add to one gauge. Dropping a share subtracts it.
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct GaugeShare {
     gauge: Gauge,
     value: AtomicI64,

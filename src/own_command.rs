@@ -16,7 +16,6 @@ pub enum OwnCommand {
 }
 
 /// The command for the program at `exe`: its launcher if the path is in a launcher's cache, else the path.
-#[must_use]
 pub fn own_command(exe: &Path) -> OwnCommand {
     let folders: Vec<_> = exe.parent().into_iter().flat_map(Path::iter).filter_map(|name| name.to_str()).collect();
     let is_of_uv = |folder: &&str| matches!(*folder, "archive-v0" | "environments-v2");
@@ -31,13 +30,11 @@ pub fn own_command(exe: &Path) -> OwnCommand {
 
 impl OwnCommand {
     /// The command of the running program.
-    #[must_use]
     pub fn of_this_process() -> Self {
         std::env::current_exe().map_or_else(|_| Self::Path(PathBuf::from("taskgate")), |exe| own_command(&exe))
     }
 
     /// The program and its first arguments.
-    #[must_use]
     pub fn words(&self) -> Vec<String> {
         match self {
             Self::Npx => ["npx", "-y", "taskgate"].map(str::to_owned).to_vec(),

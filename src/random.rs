@@ -4,7 +4,6 @@
 ///
 /// ChaCha12, keyed by the operating system and rekeyed after every 64 KiB; known output reveals no other output. This
 /// program never forks, which would repeat it. Panics if the system provides no randomness.
-#[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     rand::fill(&mut bytes);
@@ -12,7 +11,6 @@ pub fn bytes<const N: usize>() -> [u8; N] {
 }
 
 /// Unpredictable bytes for keys, from the operating system itself. Panics if it provides none.
-#[must_use]
 pub fn key<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

@@ -48,7 +48,6 @@ pub struct BootTime(pub Duration);
 
 impl BootTime {
     /// Zero if `earlier` is later.
-    #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

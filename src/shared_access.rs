@@ -22,18 +22,15 @@ impl SharedAccess {
         self.0.send_replace(table);
     }
 
-    #[must_use]
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
         self.0.borrow().has_upstream(caller, upstream)
     }
 
-    #[must_use]
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
         self.0.borrow().tools_of(caller, upstream)
     }
 
     /// Decides about an item, and about its upstream.
-    #[must_use]
     pub fn decision(
         &self,
         caller: &Caller,
@@ -45,7 +42,6 @@ impl SharedAccess {
     }
 
     /// Whether a caller may use the upstream and tool of its task.
-    #[must_use]
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
         self.0.borrow().has_tool(caller, upstream, tool)
     }

@@ -39,7 +39,6 @@ struct RefusalCount {
 }
 
 impl SharedLimits {
-    #[must_use]
     pub fn new(table: Arc<PrincipalLimitTable>) -> Self {
         let limits = Self::default();
         limits.replace(table);
@@ -52,7 +51,6 @@ impl SharedLimits {
         *self.0.table.write() = table;
     }
 
-    #[must_use]
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         self.0.table.read().of(principal)
     }
@@ -63,12 +61,10 @@ impl SharedLimits {
         self.0.beside.swap(beside, Ordering::Relaxed) != beside
     }
 
-    #[must_use]
     pub fn gateways(&self) -> NonZeroUsize {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
-    #[must_use]
     pub fn answers(&self) -> &AnswerBudget {
         &self.0.answers
     }
@@ -78,7 +74,6 @@ impl SharedLimits {
         self.0.answers.share(principal, self.of(principal).answer_bytes_max)
     }
 
-    #[must_use]
     pub fn refusal_of_answers(&self, principal: &Principal) -> Option<BudgetRefusal> {
         let refusal = self.0.answers.refusal(principal, || self.of(principal).answer_bytes_max)?;
         self.refused(principal, refusal.key(), &refusal.bytes_max);
@@ -86,7 +81,6 @@ impl SharedLimits {
     }
 
     /// How many of `max` permits one of several principals may hold.
-    #[must_use]
     pub fn places(&self, owner: &Principal, max: usize) -> usize {
         self.of(owner).permits.of(max)
     }

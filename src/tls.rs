@@ -78,7 +78,6 @@ pub enum TlsFileError {
 }
 
 impl TlsFileError {
-    #[must_use]
     pub fn path(&self) -> &Path {
         match self {
             Self::Unreadable { path, .. }
@@ -96,7 +95,6 @@ impl TlsFileError {
     }
 }
 
-#[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
@@ -160,7 +158,6 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
 }
 
 /// The fault of a peer or its certificate, in words for an operator.
-#[must_use]
 pub fn in_words(error: &RustlsError) -> String {
     use CertificateError as C;
     if matches!(error, RustlsError::InvalidMessage(_)) {
@@ -192,7 +189,6 @@ pub fn in_words(error: &RustlsError) -> String {
     format!("its certificate {words}")
 }
 
-#[must_use]
 pub fn unix_time(at: Timestamp) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_millis(at.as_millis()))
 }

@@ -31,7 +31,6 @@ pub enum KeyFileError {
 
 impl KeyFileError {
     /// Whether the folder is not writable, and no file in it is at fault: a process that keeps nothing needs no file.
-    #[must_use]
     pub fn is_lack_of_a_place(&self) -> bool {
         match self {
             Self::NotMade { source, .. } => {
@@ -81,7 +80,6 @@ pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
 }
 
 /// A key for this process only.
-#[must_use]
 pub fn ephemeral() -> SealingKeys {
     SealingKeys::ephemeral(random::key())
 }

@@ -252,7 +252,6 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
 }
 
 /// The folder of a store that another process has open; a check of the configuration continues.
-#[must_use]
 pub fn in_use(config: &Config) -> Option<&Path> {
     let is_used = settings(config).is_some_and(|settings| disk::is_open_elsewhere(&settings.folder));
     is_used.then_some(config.folder.as_path())

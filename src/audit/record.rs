@@ -89,7 +89,6 @@ pub struct AuditEvent<'a> {
 }
 
 impl<'a> AuditEvent<'a> {
-    #[must_use]
     pub const fn new(act: AuditAct) -> Self {
         Self {
             act,
@@ -107,7 +106,6 @@ impl<'a> AuditEvent<'a> {
         }
     }
 
-    #[must_use]
     pub const fn of_task(act: AuditAct, key: &'a TaskKey) -> Self {
         Self { who: Some(&key.owner), task: Some(key), ..Self::new(act) }
     }

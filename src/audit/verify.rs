@@ -87,13 +87,11 @@ pub struct ChainVerifier {
 }
 
 impl ChainVerifier {
-    #[must_use]
     pub fn with(anchors: Anchors) -> Self {
         Self { anchors, ..Self::default() }
     }
 
     /// The number and the digest of the last line.
-    #[must_use]
     pub fn last(&self) -> Option<(u64, String)> {
         self.end.map(|end| (end.seq, hex(&end.digest)))
     }

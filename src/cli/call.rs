@@ -31,7 +31,6 @@ pub struct FollowPolicy {
 
 impl FollowPolicy {
     /// Without a time limit: the user is asked, and Ctrl-C cancels.
-    #[must_use]
     pub fn to_the_end() -> Self {
         Self {
             wait: Wait::ToTheEnd,
@@ -98,7 +97,6 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// The pause after the attempt of this number, counted from 1.
-    #[must_use]
     pub fn pause_after(&self, attempt: u32) -> Duration {
         let doubled = 2_u32.saturating_pow(attempt.saturating_sub(1));
         self.pause.saturating_mul(doubled).min(self.pause_max)
@@ -124,7 +122,6 @@ pub enum CallExit {
 }
 
 impl CallExit {
-    #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Returned => 0,

@@ -32,7 +32,6 @@ enum TypedValue {
 }
 
 impl ToolArguments {
-    #[must_use]
     pub fn none() -> Self {
         Self::Whole(Payload::empty_object())
     }

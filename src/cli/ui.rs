@@ -51,7 +51,6 @@ pub struct StepCount {
 
 impl StepCount {
     /// Finds "3/10" in a text. An extension task has no other way to report progress (GW-24).
-    #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         text.match_indices('/').find_map(|(at, _)| {
             let (before, after) = (text[..at].trim_end(), text[at + 1..].trim_start());
@@ -62,7 +61,6 @@ impl StepCount {
     }
 
     /// Converts progress with a total; without one there is no bar.
-    #[must_use]
     pub fn of(progress: &ProgressReport) -> Option<Self> {
         let (done, total) = (progress.progress, progress.total.filter(|&total| total > 0.0)?);
         // Fractions of one are common, and shown as percentages. The casts saturate.

@@ -43,7 +43,6 @@ impl ServerTarget {
     }
 
     /// A name from its address: the host, or the program or package that a launcher runs.
-    #[must_use]
     pub fn name(&self) -> String {
         let name = match self {
             Self::Url(url) if is_loopback(url) => {
@@ -86,18 +85,15 @@ pub struct CommandLineServer {
 }
 
 impl CommandLineServer {
-    #[must_use]
     pub fn only(address: ServerTarget, written: &'static str) -> Self {
         Self { name: address.name(), path: Some(PATH), address, written }
     }
 
-    #[must_use]
     pub fn wrapped(address: ServerTarget, written: &'static str) -> Self {
         // Stored tasks have this upstream name.
         Self { name: "wrapped".to_owned(), path: None, address, written }
     }
 
-    #[must_use]
     pub fn demo(url: Url) -> Self {
         Self { name: "demo".to_owned(), path: None, address: ServerTarget::Url(url), written: "the demo server" }
     }

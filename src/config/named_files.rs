@@ -97,7 +97,6 @@ fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
     if value.contains('\0') { Err("has a NUL character in its value") } else { Ok(Some((name, value))) }
 }
 
-#[must_use]
 pub fn env_line(name: &str, value: &str) -> String {
     let is_plain = value.trim() == value && !value.starts_with(['"', '\'']) && !value.contains(char::is_control);
     if is_plain { format!("{name}={value}\n") } else { format!("{name}={}\n", serde_json::Value::from(value)) }

@@ -4,7 +4,6 @@ const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 
 /// A valid upstream name from a text: a to z, 0 to 9, underscores, single hyphens between them. `None` if it is empty.
-#[must_use]
 pub fn fitting_name(text: &str) -> Option<String> {
     let mut name = String::new();
     for c in text.chars() {
@@ -19,18 +18,15 @@ pub fn fitting_name(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-#[must_use]
 pub fn fallback_name() -> String {
     FALLBACK_NAME.to_owned()
 }
 
-#[must_use]
 pub fn key_variable(upstream: &str) -> String {
     variable_name(&format!("{upstream}_KEY"))
 }
 
 /// A name for an environment variable from a text: upper case, with underscores between the words.
-#[must_use]
 pub fn variable_name(text: &str) -> String {
     let mut name = String::new();
     let mut is_lower = false;
@@ -52,24 +48,20 @@ pub fn variable_name(text: &str) -> String {
 }
 
 /// A text as a configuration string, in which `${` starts a variable.
-#[must_use]
 pub fn escaped(text: &str) -> String {
     text.replace("${", "$${")
 }
 
 /// A TOML string that the configuration reads as this text.
-#[must_use]
 pub fn quoted(text: &str) -> String {
     string(&escaped(text))
 }
 
 /// A TOML string; `${VAR}` in it is a variable.
-#[must_use]
 pub fn string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-#[must_use]
 pub fn key(text: &str) -> String {
     let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     if !text.is_empty() && text.bytes().all(is_bare) { text.to_owned() } else { string(text) }

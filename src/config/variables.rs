@@ -45,7 +45,6 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
     if wrong.is_empty() { Ok(text) } else { Err(wrong) }
 }
 
-#[must_use]
 pub fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()

@@ -66,7 +66,6 @@ enum TaskRequest {
 
 impl ClientRequest {
     /// Shows a request, if the output is on. `version` is the protocol version of its session.
-    #[must_use]
     pub fn begin(request: &Request, version: Option<&str>) -> Option<Self> {
         let output = OUTPUT.get()?;
         let params = request.params.object();

@@ -39,7 +39,6 @@ pub struct CoreTasks {
 }
 
 impl CoreTasks {
-    #[must_use]
     pub fn with_drafts(drafts: Drafts) -> Self {
         Self { immediate_response: None, names_tree: drafts.has(Draft::Sep2268) }
     }
@@ -51,7 +50,6 @@ impl CoreTasks {
     }
 
     /// The `_meta` of a task's messages: with the parent of a child (SUB-09).
-    #[must_use]
     pub fn related(&self, task: &Task) -> RelatedTask {
         RelatedTask::of(task.key.id, task.chosen.as_ref()).under(self.parent(task))
     }
@@ -61,19 +59,16 @@ impl CoreTasks {
     }
 
     /// Whether clients of a version are offered tasks: only 2025-11-25 has them.
-    #[must_use]
     pub fn are_offered_in(version: ProtocolVersion) -> bool {
         version.traits().has_session_tasks
     }
 
-    #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
     }
 
     /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02), lists if authenticated
     /// (L25-54).
-    #[must_use]
     pub fn capability(lists: ListSupport) -> Payload {
         let none = Payload::empty_object();
         let nested = |name: &str, value: &Payload| ObjectWriter::new().member(name, value).finish();
@@ -88,7 +83,6 @@ impl CoreTasks {
     }
 
     /// `execution.taskSupport` of a tool (L25-65).
-    #[must_use]
     pub const fn support(mode: TaskMode) -> &'static str {
         match mode {
             TaskMode::Never => "forbidden",
@@ -252,7 +246,6 @@ impl RequestedTtl {
     }
 
     /// How long the task is kept: the requested time, capped.
-    #[must_use]
     pub fn ttl(self, default: Duration, max: Duration) -> Duration {
         match self {
             Self::Default => default,
@@ -272,7 +265,6 @@ pub struct StatusNotice {
 }
 
 impl CoreTasks {
-    #[must_use]
     pub fn notice(&self, task: &Task) -> StatusNotice {
         let task = Summary::of(task);
         let children = if self.names_tree { task.tree.children.len() } else { 0 };
@@ -280,7 +272,6 @@ impl CoreTasks {
     }
 
     /// `notifications/tasks/status`: the whole Task, and no related task (L25-31, L25-32).
-    #[must_use]
     pub fn status_notification(&self, task: &Task) -> Bytes {
         envelope::notification(method::TASK_STATUS, Some(&self.fields(&Summary::of(task))))
     }

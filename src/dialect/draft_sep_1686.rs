@@ -34,18 +34,15 @@ pub struct DraftTasks {
 }
 
 impl DraftTasks {
-    #[must_use]
     pub fn for_request(session: SessionScope, params: &Object) -> Self {
         Self { session, named: chosen_text(params).ok() }
     }
 
-    #[must_use]
     pub fn for_call(chosen: &ChosenId) -> Self {
         Self { session: chosen.session, named: Some(Arc::clone(&chosen.text)) }
     }
 
     /// Whether this is a method of the draft. `tasks/cancel` is not in the draft, but means the same as the draft's notification.
-    #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(
             name,
@@ -54,14 +51,12 @@ impl DraftTasks {
     }
 
     /// The first message on the stream of a call that became a task (D86-02).
-    #[must_use]
     pub fn created(chosen: &ChosenId) -> Bytes {
         let params = ObjectWriter::new().member(META, &RelatedTask::chosen(&chosen.text).meta()).finish();
         envelope::notification(method::TASK_CREATED, Some(&params))
     }
 
     /// One page of a list (D86-20, D86-21), of tasks with chosen ids.
-    #[must_use]
     pub fn page(&self, tasks: &[Arc<Task>], next: Option<&str>) -> Payload {
         let tasks: Vec<Payload> = tasks.iter().map(|task| self.fields(task).finish()).collect();
         list_page(&tasks, next)
@@ -207,7 +202,6 @@ impl RequestedTask {
     }
 
     /// How long the result is kept: the requested time, capped (D86-29).
-    #[must_use]
     pub fn keep_alive(&self, default: Duration, max: Duration) -> Duration {
         match self.keep_alive {
             KeepAlive::Default => default,

@@ -23,19 +23,16 @@ pub struct ExtTasks {
 }
 
 impl ExtTasks {
-    #[must_use]
     pub const fn new(meta: Payload) -> Self {
         Self { meta }
     }
 
-    #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)
     }
 
     /// The task with the outcomes of its settled subtasks, each by its index. The extension has no subtasks, so they are in
     /// `_meta` under a key of ours.
-    #[must_use]
     pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> JsonPieces {
         if settled.is_empty() {
             return self.detailed(task);

@@ -28,7 +28,6 @@ pub enum TaskCommand {
 }
 
 impl TaskCommand {
-    #[must_use]
     pub const fn task(&self) -> Option<TaskId> {
         match self {
             Self::Get(id)
@@ -99,7 +98,6 @@ pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestErro
 }
 
 /// The error for a cursor that is not ours (L25-36, D86-23).
-#[must_use]
 pub const fn bad_cursor() -> RequestError {
     RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
 }

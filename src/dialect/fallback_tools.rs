@@ -50,7 +50,6 @@ pub struct FallbackToolName {
 impl FallbackTool {
     pub const ALL: [Self; 3] = [Self::Status, Self::Result, Self::Cancel];
 
-    #[must_use]
     pub const fn base(self) -> &'static str {
         match self {
             Self::Status => "task_status",
@@ -60,13 +59,11 @@ impl FallbackTool {
     }
 
     /// Its name with the prefix repeated `level` times.
-    #[must_use]
     pub fn name(self, level: usize) -> String {
         [&PREFIX.repeat(level), self.base()].concat()
     }
 
     /// The tool that a name means, unless the upstream has a tool of that name.
-    #[must_use]
     pub fn named(name: &str) -> Option<FallbackToolName> {
         let (mut rest, mut level) = (name, 0);
         while let Some(shorter) = rest.strip_prefix(PREFIX) {
@@ -77,13 +74,11 @@ impl FallbackTool {
     }
 
     /// Whether an item of a tool list is the gateway's own, not an upstream's tool with such a name.
-    #[must_use]
     pub fn is_definition(item: &Payload) -> bool {
         let named = Object::of(item).and_then(|item| Self::named(&item.get_str("name")?));
         named.is_some_and(|named| named.tool.definition(named.level).as_str() == item.as_str())
     }
 
-    #[must_use]
     pub fn definition(self, level: usize) -> Payload {
         let [status, result, cancel] = Self::ALL.map(|tool| tool.name(level));
         let (title, description) = match self {
@@ -188,24 +183,20 @@ pub struct FallbackTools {
 }
 
 impl FallbackTools {
-    #[must_use]
     pub const fn for_session(level: usize) -> Self {
         Self { level, identity: None }
     }
 
     /// For stateless clients, with the server's identity in results.
-    #[must_use]
     pub const fn for_stateless(level: usize, server_info: Payload) -> Self {
         Self { level, identity: Some(server_info) }
     }
 
     /// The result for an unknown task: the same for another client's task.
-    #[must_use]
     pub fn unknown(&self) -> Payload {
         self.failed(UNKNOWN)
     }
 
-    #[must_use]
     pub fn failed(&self, why: &str) -> Payload {
         self.finished(&failed_result(why))
     }

@@ -46,7 +46,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(
             params.and_then(|params| params.get_str("name")).map(|tool| one_line::name(&tool)).unwrap_or_default(),
@@ -54,7 +53,6 @@ impl RequestError {
     }
 
     /// 2026-07-28's draft name has another code for missing capabilities (T-80).
-    #[must_use]
     pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
         match self {
             Self::NotJson(what) => RpcError::new(rpc_error::PARSE_ERROR, format!("Parse error: {what}")),
@@ -144,7 +142,6 @@ struct SupportedVersions<'a> {
 }
 
 /// The error for a fault of the gateway itself: always −32603, with machine-readable data (GW-38).
-#[must_use]
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
         None => match fault.http_status {
@@ -177,20 +174,17 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
 }
 
 /// The error for a token without a scope that the operation needs. Nothing was done.
-#[must_use]
 pub fn insufficient_scope_error() -> RpcError {
     let data = serde_json::json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
     RpcError::new(rpc_error::INVALID_REQUEST, INSUFFICIENT_SCOPE).with_data(&data)
 }
 
 /// The error for a request over a rate limit: names the limit and its scope.
-#[must_use]
 pub fn rate_error(refusal: &RateRefusal) -> RpcError {
     RpcError { message: refusal.to_string(), ..gateway_error(&refusal.fault()) }
 }
 
 /// The error for a request that is refused because buffered responses have reached their limit in bytes: names the limit.
-#[must_use]
 pub fn bound_error(fault: &GatewayFault, bytes_max: usize) -> RpcError {
     let bound = bytesize::ByteSize(bytes_max as u64);
     let error = gateway_error(fault);
@@ -213,7 +207,6 @@ struct GatewayData {
 }
 
 /// The error of a failed call, for clients of 2026-07-28.
-#[must_use]
 pub fn failure_error(failure: &Failure) -> RpcError {
     match failure {
         Failure::Upstream(error) => stateless_error(error),
@@ -222,7 +215,6 @@ pub fn failure_error(failure: &Failure) -> RpcError {
 }
 
 /// The error of a failed call, for session clients: an upstream's own is verbatim (L25-25).
-#[must_use]
 pub fn session_failure_error(failure: &Failure) -> RpcError {
     match failure {
         Failure::Upstream(error) => error.clone(),
@@ -231,7 +223,6 @@ pub fn session_failure_error(failure: &Failure) -> RpcError {
 }
 
 /// The error for cancelling a settled task (L25-37).
-#[must_use]
 pub fn already_settled() -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
 }
@@ -239,7 +230,6 @@ pub fn already_settled() -> RpcError {
 const CANCELLED: &str = "The task was cancelled";
 
 /// A cancelled task's status message, which ends with its last one: progress, or the reason for which its server cancelled it.
-#[must_use]
 pub fn cancelled_words(last: Option<&str>) -> Cow<'static, str> {
     match last {
         None => Cow::Borrowed(CANCELLED),
@@ -250,36 +240,30 @@ pub fn cancelled_words(last: Option<&str>) -> Cow<'static, str> {
 }
 
 /// The outcome of a cancelled task: an error (T-08).
-#[must_use]
 pub fn was_cancelled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, CANCELLED)
 }
 
 /// The outcome of an unsettled task; the engine waits first, so no client sees it.
-#[must_use]
 pub fn not_settled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The task has not ended")
 }
 
 /// The error for fetching the result of a task that is not `completed` (D86-15).
-#[must_use]
 pub fn not_completed(status: &str) -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, format!("The task has no result: its status is {status}"))
 }
 
 /// The error for deleting an unsettled task (D86-24).
-#[must_use]
 pub fn not_deletable() -> RpcError {
     RpcError::new(rpc_error::INVALID_REQUEST, "The task has not ended: cancel it first")
 }
 
 /// The error for a reply that a dialect cannot write; its own methods never lead there.
-#[must_use]
 pub fn not_in_flavour() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 
-#[must_use]
 pub fn unusable_answer() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
@@ -296,7 +280,6 @@ fn stateless_error(error: &RpcError) -> RpcError {
 }
 
 /// Adds the requested URI to the error for a missing resource (T-50).
-#[must_use]
 pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
     let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
     if error.code == rpc_error::INVALID_PARAMS && !named {
@@ -311,7 +294,6 @@ struct ResourceData<'a> {
 }
 
 /// The machine-readable name of a reason; also a metric label and a log field.
-#[must_use]
 pub const fn reason_key(reason: Reason) -> &'static str {
     match reason {
         Reason::UpstreamUnreachable => "upstream_unreachable",

@@ -6,7 +6,6 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::{ElicitationKinds, Object, Payload, ProtocolVersion, RequestId, envelope, method};
 
 /// Writes `initialize`. A client without a name gets the gateway's.
-#[must_use]
 pub fn initialize_request(
     id: &RequestId,
     version: ProtocolVersion,
@@ -21,13 +20,11 @@ pub fn initialize_request(
     envelope::request(id, method::INITIALIZE, Some(&params))
 }
 
-#[must_use]
 pub fn own_identity() -> Payload {
     ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
 /// Before 2025-11-25 elicitation was by form only, and its capability had no members (GW-05).
-#[must_use]
 pub fn capabilities_in(version: ProtocolVersion, capabilities: &Payload) -> Payload {
     let unchanged = || capabilities.clone();
     if version.traits().elicitation == ElicitationKinds::FormAndUrl {

@@ -14,7 +14,6 @@ use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
 
 /// `inputRequests`: every open question (EXT-23).
-#[must_use]
 pub fn requests(open: &BTreeMap<InputKey, Question>) -> Payload {
     let entries = open.iter().fold(ObjectWriter::new(), |entries, (key, question)| {
         entries.member(&key_text(*key), &without_elicitation_id(&question.request))
@@ -23,7 +22,6 @@ pub fn requests(open: &BTreeMap<InputKey, Question>) -> Payload {
 }
 
 /// An `InputRequiredResult` (MOD-27).
-#[must_use]
 pub fn input_required(open: &BTreeMap<InputKey, Question>, state: &str, meta: &Payload) -> Payload {
     let writer = ObjectWriter::new().text("resultType", "input_required").member(META, meta);
     writer.member("inputRequests", &requests(open)).text("requestState", state).finish()
@@ -77,7 +75,6 @@ pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, A
 }
 
 /// An answer to one open question; a refusal if it does not fit and its client can no longer be notified.
-#[must_use]
 pub fn fitting(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
     match check(open, &BTreeMap::from([(key, answer.clone())])) {
         Ok(()) => answer,

@@ -13,7 +13,6 @@ pub struct SessionServerDescription<'a> {
     pub server_info: &'a Payload,
 }
 
-#[must_use]
 pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
     let versions = ProtocolVersion::advertised_stateless();
     let writer = ObjectWriter::new()
@@ -46,20 +45,17 @@ fn extensions(declared: Option<&Object>) -> Payload {
 }
 
 /// `_meta` with the server's identity, for the gateway's own results (MOD-13).
-#[must_use]
 pub fn server_meta(server_info: &Payload) -> Payload {
     ObjectWriter::new().member(SERVER_INFO, server_info).finish()
 }
 
 /// Adds the members that 2026-07-28 requires: `resultType`, the server's identity, and cache hints (MOD-11, MOD-13,
 /// MOD-14). A session server gives no hint, so its results are stale at once and private.
-#[must_use]
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
 }
 
 /// As [`stateless_result`], in pieces, without copying large ones.
-#[must_use]
 pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -> JsonPieces {
     match completed(method, result, server_info, |edit| edit.finish_pieces()) {
         Some(pieces) => pieces,
@@ -68,7 +64,6 @@ pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -
 }
 
 /// As [`stateless_result`], in consecutive pieces: unchanged parts of at least `large` bytes are not copied.
-#[must_use]
 pub fn stateless_result_in_pieces(method: &str, result: &Payload, server_info: &Payload, large: usize) -> Vec<Bytes> {
     let pieces = completed(method, result, server_info, |edit| edit.pieces(large));
     pieces.unwrap_or_else(|| vec![result.bytes().clone()])

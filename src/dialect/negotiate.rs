@@ -27,7 +27,6 @@ pub struct StatelessRequest {
 }
 
 /// Whether `_meta` names a version, served or not.
-#[must_use]
 pub fn names_version(params: Option<&Object>) -> bool {
     params.and_then(|params| params.get_object(META)).is_some_and(|meta| meta.get_str(PROTOCOL_VERSION).is_some())
 }
@@ -79,32 +78,27 @@ impl StatelessRequest {
     }
 
     /// Whether this request may get a task of the extension (EXT-02, EXT-62).
-    #[must_use]
     pub const fn takes_tasks(&self) -> HandleSupport {
         self.takes_tasks
     }
 
-    #[must_use]
     pub fn takes_questions(&self) -> bool {
         takes_questions(&self.capabilities)
     }
 
     /// Whether the client declares tasks of 2025-11-25. Here it counts as a client without tasks (EXT-62), except for
     /// tasks that it made in sessions (T-10).
-    #[must_use]
     pub fn declares_session_tasks(&self) -> bool {
         self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
     }
 
     /// The error that this request must declare the extension (EXT-03, EXT-55).
-    #[must_use]
     pub fn needs_extension() -> RequestError {
         let extension = ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish();
         RequestError::Capability(ObjectWriter::new().member("extensions", &extension).finish())
     }
 
     /// The capabilities declared to a session upstream: this request's without tasks of any dialect (UPC-21).
-    #[must_use]
     pub fn upstream_capabilities(&self) -> Payload {
         self.of_upstream.get_or_init(|| self.less_tasks()).clone()
     }
@@ -125,18 +119,15 @@ impl StatelessRequest {
     }
 
     /// The `ClientCapabilities` that these questions (`{method, params}`) need and the client lacks (EXT-41, MOD-27).
-    #[must_use]
     pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
         missing(&self.capabilities, questions)
     }
 
-    #[must_use]
     pub const fn declared(&self) -> &Object {
         &self.capabilities
     }
 
     /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
-    #[must_use]
     pub fn lacks(&self, required: &Payload) -> bool {
         let Some(required) = Object::of(required) else { return false };
         let declared: HashSet<_> = self.capabilities.keys().collect();
@@ -150,12 +141,10 @@ impl StatelessRequest {
 }
 
 /// Whether a client with these capabilities (a `ClientCapabilities` object) can be asked this question (`{method, params}`).
-#[must_use]
 pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
     missing(capabilities, [question]).is_none()
 }
 
-#[must_use]
 pub fn takes_questions(capabilities: &Object) -> bool {
     ["elicitation", "sampling", "roots"].into_iter().any(|capability| capabilities.has_object(capability))
 }
@@ -240,12 +229,10 @@ impl LogLevel {
         Self::Emergency,
     ];
 
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.as_str() == text)
     }
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Debug => "debug",

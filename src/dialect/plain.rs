@@ -18,13 +18,11 @@ pub struct PlainUpstream;
 impl PlainUpstream {
     /// The refusal of a question that a client with these capabilities must not see (U31, U32). `declared` is limited
     /// to the client's version ([`super::session_results::client_capabilities`]).
-    #[must_use]
     pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
         forbidden(declared, question, params)
     }
 
     /// The replacement for an error that would send the user to a forbidden address (T-49, U32); `None` for every other error.
-    #[must_use]
     pub fn unfit(error: &RpcError) -> Option<RpcError> {
         unfit(error)
     }

@@ -22,7 +22,6 @@ pub struct RelatedTask {
 
 impl RelatedTask {
     /// By the id that the client chose, if it did; else by the task's own.
-    #[must_use]
     pub fn of(id: TaskId, chosen: Option<&ChosenId>) -> Self {
         match chosen {
             Some(chosen) => Self::chosen(&chosen.text),
@@ -30,7 +29,6 @@ impl RelatedTask {
         }
     }
 
-    #[must_use]
     pub fn chosen(text: &Arc<str>) -> Self {
         Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text), parent: None }
     }
@@ -42,19 +40,16 @@ impl RelatedTask {
     }
 
     /// The `_meta` of a message without other members in it, such as the call's progress (L25-46).
-    #[must_use]
     pub fn meta(&self) -> Payload {
         self.beside(None)
     }
 
     /// Adds the related task to an object's `_meta` (L25-27); other members are unchanged.
-    #[must_use]
     pub fn on(&self, object: &Payload) -> Payload {
         self.on_shared(object).whole()
     }
 
     /// As [`Self::on`], in pieces, without copying large ones.
-    #[must_use]
     pub fn on_shared(&self, object: &Payload) -> JsonPieces {
         match Object::of(object) {
             Some(object) => object.edit().set(META, self.beside(object.get_object(META).as_ref())).finish_pieces(),
@@ -76,7 +71,6 @@ impl RelatedTask {
 
     /// An upstream's question as a request to the client (L25-14, D86-11); `None` if it is invalid. An elicitation by
     /// URL gets an id if it has none, as 2025-11-25 requires one (T-49).
-    #[must_use]
     pub fn question(&self, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
         let request = Object::of(&question.request)?;
         let name = request.get_string("method")?;
@@ -95,7 +89,6 @@ impl RelatedTask {
         Some(envelope::request(id, &name, Some(&edit.finish())))
     }
 
-    #[must_use]
     pub fn withdrawn(&self, id: &RequestId) -> Bytes {
         let params = ObjectWriter::new()
             .member("requestId", id.payload())
@@ -105,13 +98,11 @@ impl RelatedTask {
         envelope::notification(method::CANCELLED, Some(&params))
     }
 
-    #[must_use]
     pub fn log(&self, params: &Payload) -> Bytes {
         envelope::notification(method::LOG_MESSAGE, Some(&self.on(params)))
     }
 
     /// A client's answer to a question, without members of this hop.
-    #[must_use]
     pub fn answer(&self, response: Response) -> Answer {
         match (response.outcome, response.result) {
             (Err(error), _) => Answer::Error(error),

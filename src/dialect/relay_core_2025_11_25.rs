@@ -30,7 +30,6 @@ pub struct UpstreamTaskSupport {
 
 impl UpstreamTaskSupport {
     /// Reads `ServerCapabilities` from a session of this version.
-    #[must_use]
     pub fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         Self::declared(capabilities).within(version)
     }
@@ -42,7 +41,6 @@ impl UpstreamTaskSupport {
     }
 
     /// Reads `ServerCapabilities` of any version: many servers declare the same in all.
-    #[must_use]
     pub fn declared(capabilities: &Payload) -> Self {
         let tasks = Object::of(capabilities).and_then(|capabilities| capabilities.get_object("tasks"));
         let Some(tasks) = tasks else { return Self::default() };
@@ -67,7 +65,6 @@ pub enum ToolTaskSupport {
 
 impl ToolTaskSupport {
     /// Reads an entry of `tools/list`. An unknown word means none.
-    #[must_use]
     pub fn of(tool: &Object) -> Self {
         let execution = tool.get_object("execution");
         match execution.and_then(|execution| execution.get_string("taskSupport")).as_deref() {
@@ -116,14 +113,12 @@ pub enum TaskCallResult {
 }
 
 /// The params of a call that asks for a task with this `ttl`, the longest run time of the call; without one the upstream chooses.
-#[must_use]
 pub fn augmented(params: &Object, ttl: Option<Duration>) -> Payload {
     let wish = ttl.iter().fold(ObjectWriter::new(), |wish, ttl| wish.number("ttl", millis(*ttl)));
     params.edit().set("task", wish.finish()).finish()
 }
 
 /// Reads the result of a call that asked for a task.
-#[must_use]
 pub fn created(result: &Payload) -> TaskCallResult {
     let Some(object) = Object::of(result).filter(|object| !object.contains("content")) else {
         return TaskCallResult::Plain;
@@ -140,7 +135,6 @@ pub fn created(result: &Payload) -> TaskCallResult {
 }
 
 /// Reads the result of `tasks/get` or `tasks/cancel`; `None` if it describes no task.
-#[must_use]
 pub fn polled(result: &Payload) -> Option<UpstreamTask> {
     described(&Object::of(result)?)
 }
@@ -186,13 +180,11 @@ fn span(task: &Object, key: &str) -> Option<Duration> {
 }
 
 /// The params of every request about a task. None has a related task (UPC-03, T-34).
-#[must_use]
 pub fn params_of(task: &str) -> Payload {
     ObjectWriter::new().text("taskId", task).finish()
 }
 
 /// The task of a status notification. Its other members are not read (UPC-02).
-#[must_use]
 pub fn changed(params: &Object) -> Option<String> {
     params.get_string("taskId")
 }
@@ -207,7 +199,6 @@ pub enum MessageConcern {
     Unsure,
 }
 
-#[must_use]
 pub fn concern(message: &Message) -> MessageConcern {
     let (name, params) = match message {
         Message::Request(request) => (request.method.as_str(), &request.params),
@@ -224,7 +215,6 @@ pub fn concern(message: &Message) -> MessageConcern {
 }
 
 /// Whether a text that is no message refers to a task: `FastMCP` puts `_meta` beside `params`.
-#[must_use]
 pub fn concerns_a_task(text: &Bytes) -> bool {
     let object = Payload::parse(text, ScanLimits::UPSTREAM).ok().as_ref().and_then(Object::of);
     object.is_some_and(|object| {
@@ -233,19 +223,16 @@ pub fn concerns_a_task(text: &Bytes) -> bool {
     })
 }
 
-#[must_use]
 pub fn related_task(params: &Object) -> Option<String> {
     params.get_object(META)?.get_object(RELATED_TASK)?.get_string("taskId")
 }
 
 /// Whether an error means that the task is unknown, or not in the right state (L25-37, L25-41).
-#[must_use]
 pub const fn is_about_the_task(error: &RpcError) -> bool {
     error.code == rpc_error::INVALID_PARAMS
 }
 
 /// Adds the related task to an answer to its question (UPC-08). Errors have no member for it.
-#[must_use]
 pub fn related(answer: Answer, task: &str) -> Answer {
     match answer {
         Answer::Result(result) => match Object::of(&result) {
@@ -264,7 +251,6 @@ pub fn related(answer: Answer, task: &str) -> Answer {
 }
 
 /// Removes the upstream's task id from a message's params: it belongs to this hop (T-67).
-#[must_use]
 pub fn unrelated(params: &Object) -> Payload {
     let Some(meta) = params.get_object(META).filter(|meta| meta.contains(RELATED_TASK)) else {
         return params.payload().clone();

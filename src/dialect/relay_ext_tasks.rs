@@ -80,7 +80,6 @@ pub struct ExtensionQuestion {
 }
 
 /// Classifies a result: only a `tools/call` may get a task, and only some methods questions.
-#[must_use]
 pub fn answered(request: &str, result: &Payload) -> StatelessResult {
     let Some(object) = Object::of(result) else { return StatelessResult::Malformed };
     if !object.contains("resultType") {
@@ -110,7 +109,6 @@ fn handle(object: &Object) -> Option<ExtensionTaskHandle> {
 }
 
 /// Reads the result of `tasks/get`; `None` if it describes no task.
-#[must_use]
 pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
     let object = Object::of(result)?;
     let task = described(&object);
@@ -148,7 +146,6 @@ fn poll_interval(object: &Object) -> Option<Duration> {
 }
 
 /// Reads an entry of `inputRequests` under its key; `None` if it is no question.
-#[must_use]
 pub fn question(key: &str, entry: &Payload) -> Option<ExtensionQuestion> {
     let entry = Object::of(entry)?;
     let is_question = |name: &String| [method::ELICIT, method::SAMPLE, method::ROOTS].contains(&name.as_str());
@@ -181,7 +178,6 @@ pub fn response(question: &str, answer: Answer) -> Result<Payload, RpcError> {
 }
 
 /// `inputResponses` from these answers by the upstream's keys; `None` without answers.
-#[must_use]
 pub fn responses<'a>(mut answered: impl Iterator<Item = (&'a str, &'a Payload)>) -> Option<Payload> {
     let (first_key, first) = answered.next()?;
     let writer = ObjectWriter::new().member(first_key, first);
@@ -189,7 +185,6 @@ pub fn responses<'a>(mut answered: impl Iterator<Item = (&'a str, &'a Payload)>)
 }
 
 /// The params of a repeated request, with the input that its [`InputRound`] asked for (UPC-14).
-#[must_use]
 pub fn repeated(params: Option<&Payload>, responses: Option<Payload>, state: Option<Payload>) -> Option<Payload> {
     let params = params.cloned().unwrap_or_else(Payload::empty_object);
     let params = Object::of(&params)?;
@@ -203,18 +198,15 @@ pub fn repeated(params: Option<&Payload>, responses: Option<Payload>, state: Opt
     Some(edit.finish())
 }
 
-#[must_use]
 pub fn params_of(task: &str) -> Payload {
     ObjectWriter::new().text("taskId", task).finish()
 }
 
-#[must_use]
 pub fn update_of(task: &str, responses: &Payload) -> Payload {
     ObjectWriter::new().text("taskId", task).member("inputResponses", responses).finish()
 }
 
 /// Whether an error means that the upstream does not know the task: its outcome is then lost.
-#[must_use]
 pub const fn is_of_an_unknown_task(error: &RpcError) -> bool {
     error.code == rpc_error::INVALID_PARAMS
 }

@@ -12,7 +12,6 @@ use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion
 pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
 /// The result of `initialize`, for a server that has no handshake.
-#[must_use]
 pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
     let writer = ObjectWriter::new()
         .text("protocolVersion", version.as_str())
@@ -38,7 +37,6 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
 }
 
 /// A stateless server's result for session clients: no newer members (LEG-17), structured content an object (T-77).
-#[must_use]
 pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
     let Some(object) = Object::of(result) else { return result.clone().into() };
     let mut edit = object.edit().remove("resultType").remove("ttlMs").remove("cacheScope");
@@ -84,7 +82,6 @@ fn session_tool(tool: &Payload) -> Payload {
 }
 
 /// A stateless server's error for session clients. `uri` is the requested resource.
-#[must_use]
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     match error.code {
         // These errors are about the gateway's own request, which its client does not know.
@@ -99,7 +96,6 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
 }
 
 /// Why a question was not sent to a session client (GW-23). `needed` are the capabilities that it did not declare.
-#[must_use]
 pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
     let because = match (takes_stream, needed) {
         (false, _) => "it takes no event stream as the answer to this request".to_owned(),
@@ -110,7 +106,6 @@ pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
 }
 
 /// The result of a tool that failed, with the reason as its only text (T-51).
-#[must_use]
 pub fn failed_result(why: &str) -> Payload {
     let block = ObjectWriter::new().text("type", "text").text("text", why).finish();
     let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
@@ -118,7 +113,6 @@ pub fn failed_result(why: &str) -> Payload {
 }
 
 /// A session client's capabilities for a stateless request: the ones of its version (GW-05, LEG-16), no session features.
-#[must_use]
 pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
     let mut edit = object.edit().remove("tasks");
@@ -141,7 +135,6 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
 }
 
 /// A question (`{method, params}`) for a client of this version: its method and params. Only 2025-11-25 uses `id`.
-#[must_use]
 pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
     let question = Object::of(question)?;
     let name = question.get_string("method")?;

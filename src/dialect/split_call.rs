@@ -22,7 +22,6 @@ pub struct SplitCall {
     elements: Vec<Payload>,
 }
 
-#[must_use]
 pub fn elements_in(rule: &SplitRule, params: &Object) -> Option<usize> {
     let list = params.get_object(ARGUMENTS)?.get(&rule.argument)?;
     list.as_str().starts_with('[').then(|| list.items().count())
@@ -30,7 +29,6 @@ pub fn elements_in(rule: &SplitRule, params: &Object) -> Option<usize> {
 
 impl SplitCall {
     /// Reads the params of a `tools/call`. `None` for a plain call: the list is missing, empty, no array, or too long.
-    #[must_use]
     pub fn read(rule: &SplitRule, params: &Object) -> Option<Self> {
         let arguments = params.get_object(ARGUMENTS)?;
         let list = arguments.get(&rule.argument).filter(|list| list.as_str().starts_with('['))?;
@@ -39,25 +37,21 @@ impl SplitCall {
         is_split.then(|| Self { argument: Arc::clone(&rule.argument), params: params.clone(), arguments, elements })
     }
 
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.elements.len()
     }
 
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.elements.is_empty()
     }
 
     /// The params of one call: the original params, with one element in the list.
-    #[must_use]
     pub fn part(&self, index: usize) -> Option<Payload> {
         let element = self.elements.get(index)?;
         let arguments = self.arguments.edit().set(&self.argument, Payload::of(&[element])).finish();
         Some(self.params.edit().set(ARGUMENTS, arguments).finish())
     }
 
-    #[must_use]
     pub const fn argument(&self) -> &Arc<str> {
         &self.argument
     }
@@ -77,7 +71,6 @@ pub struct CombinedResult {
 }
 
 impl CombinedResult {
-    #[must_use]
     pub fn new(argument: &Arc<str>) -> Self {
         let (mut contents, mut structured) = (ObjectWriter::new(), ObjectWriter::new());
         contents.begin_array(CONTENT);
@@ -122,12 +115,10 @@ impl CombinedResult {
     }
 
     /// The bytes that are in memory twice when the result is finished.
-    #[must_use]
     pub const fn structured_bytes(&self) -> usize {
         self.structured.written_bytes()
     }
 
-    #[must_use]
     pub fn finish(self) -> Payload {
         let Self { mut contents, mut structured, has_structured, have_failed, .. } = self;
         contents.end_array();
@@ -154,7 +145,6 @@ pub enum SplitResult {
 }
 
 /// The name of one call's question among the questions of all calls.
-#[must_use]
 pub fn question_of(index: usize, ask: &Payload) -> Payload {
     #[derive(Serialize)]
     struct QuestionName<'a>(usize, &'a Payload);
@@ -162,7 +152,6 @@ pub fn question_of(index: usize, ask: &Payload) -> Payload {
 }
 
 /// The index of a question's call, and the question's name there.
-#[must_use]
 pub fn question_named(name: &Payload) -> Option<(usize, Payload)> {
     let mut items = name.items();
     let index = items.next()?.read().ok()?;

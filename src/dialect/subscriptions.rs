@@ -41,7 +41,6 @@ impl ListKind {
         }
     }
 
-    #[must_use]
     pub const fn notification(self) -> &'static str {
         match self {
             Self::Tools => method::TOOLS_CHANGED,
@@ -62,7 +61,6 @@ pub struct SubscriptionFilter {
 
 impl SubscriptionFilter {
     /// Whether `params` name tasks, so that the request must declare the extension (EXT-47).
-    #[must_use]
     pub fn speak_of_tasks(params: &Object) -> bool {
         params.get_object("notifications").is_some_and(|wanted| wanted.contains("taskIds"))
     }
@@ -101,13 +99,11 @@ impl SubscriptionFilter {
     }
 
     /// The part of it that is requested from an upstream: all but tasks, which are the gateway's own.
-    #[must_use]
     pub fn of_the_upstream(&self) -> Self {
         Self { tasks: None, ..self.clone() }
     }
 
     /// The upstream's part that both name. If one does not name resources, neither does the result.
-    #[must_use]
     pub fn in_common(&self, other: &Self) -> Self {
         let resources = self.resources.as_ref().zip(other.resources.as_ref());
         Self {
@@ -118,7 +114,6 @@ impl SubscriptionFilter {
     }
 
     /// Whether it contains the upstream's part of `other`.
-    #[must_use]
     pub fn cover(&self, other: &Self) -> bool {
         let has = |uri| self.resources.as_ref().is_some_and(|uris| uris.contains(uri));
         other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
@@ -132,7 +127,6 @@ impl SubscriptionFilter {
     }
 
     /// The member `notifications` of a request to an upstream, or of an acknowledgement.
-    #[must_use]
     pub fn written(&self) -> Payload {
         let yes = Payload::of(&true);
         let mut writer = self.lists.iter().fold(ObjectWriter::new(), |writer, list| writer.member(list.member(), &yes));
@@ -147,7 +141,6 @@ impl SubscriptionFilter {
     }
 
     /// The part of it that an upstream's acknowledgement grants. Additional or unreadable grants are ignored.
-    #[must_use]
     pub fn granted_by(&self, acknowledgement: &Object) -> Self {
         let granted = acknowledgement.get_object("notifications");
         let is_granted = |list: &ListKind| {
@@ -162,7 +155,6 @@ impl SubscriptionFilter {
         }
     }
 
-    #[must_use]
     pub fn want(&self, name: &str, params: Option<&Object>) -> bool {
         if name == method::RESOURCE_UPDATED {
             return params.and_then(|params| params.get_string("uri")).is_some_and(|uri| self.want_updates_of(&uri));
@@ -177,13 +169,11 @@ impl SubscriptionFilter {
         lists.chain(uris)
     }
 
-    #[must_use]
     pub fn concern_the_upstream(&self) -> bool {
         !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
     }
 
     /// Whether an update of this resource is wanted: of a named one, or of a part of it.
-    #[must_use]
     pub fn want_updates_of(&self, uri: &str) -> bool {
         let is_part = |whole: &String| {
             let rest = uri.strip_prefix(whole.as_str());
@@ -209,7 +199,6 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
 }
 
 /// The params of an upstream's notification without the gateway's own subscription id, and that id.
-#[must_use]
 pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
     let Some(params) = params else { return (None, None) };
     let meta = params.get_object(META).filter(|meta| meta.contains(SUBSCRIPTION_ID));
@@ -223,7 +212,6 @@ pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
 }
 
 /// A notification for a session client, without a subscription id.
-#[must_use]
 pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
     let params = uri.map(|uri| ObjectWriter::new().text("uri", uri).finish());
     envelope::notification(name, params.as_ref())
@@ -244,18 +232,15 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    #[must_use]
     pub const fn new(id: RequestId) -> Self {
         Self { id }
     }
 
-    #[must_use]
     pub fn acknowledged(&self, granted: &SubscriptionFilter) -> Bytes {
         let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &granted.written());
         envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
     }
 
-    #[must_use]
     pub fn passed_on(&self, granted: &SubscriptionFilter, name: &str, params: Option<&Payload>) -> Option<Bytes> {
         let params = params.and_then(Object::of);
         let is_wanted = granted.want(name, params.as_ref());
@@ -272,14 +257,12 @@ impl Subscription {
     }
 
     /// A task's state, from the result of `tasks/get` at that moment (EXT-50).
-    #[must_use]
     pub fn task(&self, snapshot: &Payload) -> Option<Bytes> {
         let params = Object::of(snapshot)?.edit().remove("resultType").set(META, self.tag(None)).finish();
         Some(envelope::notification(method::TASKS_CHANGED, Some(&params)))
     }
 
     /// The last message (MOD-25, T-52).
-    #[must_use]
     pub fn ended(&self, server_info: &Payload) -> Bytes {
         let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, self.id.payload()).member(SERVER_INFO, server_info);
         let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta.finish()).finish();

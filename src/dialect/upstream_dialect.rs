@@ -47,7 +47,6 @@ pub enum QuestionRefusal {
 pub const TOO_MANY_QUESTIONS: &str = "too many questions: one call may have 32 open, and ask 1,000 in all";
 
 /// The method of a question from [`UpstreamDialect::decode_question`]; empty if it is none.
-#[must_use]
 pub fn question_method(request: &Payload) -> Arc<str> {
     let method = Object::of(request).and_then(|request| request.get_string("method"));
     Arc::from(method.unwrap_or_default())

@@ -48,7 +48,6 @@ impl AdmissionState {
 }
 
 impl TaskAdmission {
-    #[must_use]
     pub fn new(tasks_max: usize, principals: SharedLimits) -> Self {
         let taken = AdmissionState { tasks_max, closed: false, ..AdmissionState::default() };
         Self { taken: Mutex::new(taken), principals }
@@ -114,7 +113,6 @@ impl TaskAdmission {
     }
 
     /// Whether a principal's stored bytes may change from `before` to `after`; a decrease always may.
-    #[must_use]
     pub(super) fn has_room(&self, owner: &Principal, before: usize, after: usize) -> bool {
         let own_max = self.principals.of(owner).stored_bytes_max;
         let fits = after <= before || after <= own_max;
@@ -125,7 +123,6 @@ impl TaskAdmission {
         fits
     }
 
-    #[must_use]
     pub fn refusal(&self) -> Reason {
         if self.taken.lock().closed { Reason::Draining } else { Reason::TooManyTasks }
     }
@@ -139,7 +136,6 @@ impl TaskAdmission {
         self.taken.lock().closed = true;
     }
 
-    #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.lock().counts.all()
     }
@@ -149,7 +145,6 @@ impl TaskAdmission {
         self.taken.lock().used_by(owner, stored)
     }
 
-    #[must_use]
     pub fn taken_by(&self, owner: &Principal) -> usize {
         self.taken.lock().counts.of(owner)
     }
@@ -157,6 +152,7 @@ impl TaskAdmission {
 
 /// Permits for unsettled tasks; released when dropped.
 #[derive(Debug)]
+#[must_use]
 pub struct TaskPermit {
     admission: Arc<TaskAdmission>,
     owner: Principal,

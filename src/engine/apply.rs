@@ -41,7 +41,6 @@ pub enum TaskError {
 }
 
 impl TaskError {
-    #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
             Self::Store(StoreError::Full { .. } | StoreError::NoRoom) => Reason::StoreFull,

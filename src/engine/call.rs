@@ -112,7 +112,6 @@ debug_members!(CallSpec, |spec| tool: spec.tool, plan: spec.plan);
 /// Decides whether a client supports a question, as the peer dialect has parsed it.
 pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
-#[must_use]
 pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     let is_declared = declared_by(capabilities);
     Arc::new(move |question| match is_declared(question) {
@@ -130,7 +129,6 @@ pub enum RoundSupport {
 }
 
 impl RoundSupport {
-    #[must_use]
     pub fn of(name: &str) -> Self {
         if method::may_ask(name) { Self::Allowed } else { Self::Unknown }
     }

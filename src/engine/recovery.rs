@@ -46,7 +46,6 @@ const RESUMED_MAX: usize = 1_000;
 pub struct CallTargets(Arc<RwLock<HashMap<Arc<str>, CallTarget>>>);
 
 impl CallTargets {
-    #[must_use]
     pub fn new(all: impl IntoIterator<Item = CallTarget>) -> Self {
         let targets = Self::default();
         targets.replace(all);

@@ -10,19 +10,16 @@ pub struct RetryDelays {
 }
 
 impl RetryDelays {
-    #[must_use]
     pub const fn new(first: Duration, last: Duration) -> Self {
         Self { next: first, last }
     }
 
     /// For reads of tasks: soon, since a store that reopens its file needs a moment, then every few seconds.
-    #[must_use]
     pub const fn of_readers() -> Self {
         Self::new(Duration::from_millis(200), Duration::from_secs(5))
     }
 
     /// For writes that must succeed, as long as the store fails.
-    #[must_use]
     pub const fn of_writers() -> Self {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }

@@ -127,7 +127,6 @@ impl Engine {
         if call.plan == Plan::Direct { share } else { share.until_deadline() }
     }
 
-    #[must_use]
     pub const fn limits(&self) -> &SharedLimits {
         &self.results.limits
     }

@@ -52,7 +52,6 @@ pub struct CallMaker {
 impl CallTarget {
     /// A request by the gateway, which stays plain: no task, no rounds, no progress and no log messages. `tool` names
     /// the tool and policy of a `tools/call`; other methods need no permit.
-    #[must_use]
     pub fn plain_call(
         self,
         maker: CallMaker,
@@ -96,7 +95,6 @@ impl CallTarget {
 debug_members!(CallMaker, |maker| kind: maker.kind);
 
 /// A client's request as a server receives it: without the fields that only the gateway's clients use.
-#[must_use]
 pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
     UpstreamRequest { method: Arc::from(method), params: params.map(|params| PlainUpstream.encode_params(params)) }
 }

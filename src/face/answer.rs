@@ -41,7 +41,6 @@ pub struct Addressee {
 }
 
 impl Addressee {
-    #[must_use]
     pub fn result(&self, result: impl Into<JsonPieces>) -> FaceResponse {
         let Some(id) = &self.id else { return accepted() };
         let result = result.into();
@@ -60,7 +59,6 @@ impl Addressee {
         self.message(StatusCode::OK, envelope::result(id, &result))
     }
 
-    #[must_use]
     pub fn complaint(&self, complaint: &RequestError) -> FaceResponse {
         let status = match complaint {
             RequestError::NotJson(_)
@@ -83,7 +81,6 @@ impl Addressee {
     }
 
     /// A fault of the gateway. Intermediaries retry by themselves only if nothing was sent upstream (GW-38).
-    #[must_use]
     pub fn fault(&self, fault: &GatewayFault) -> FaceResponse {
         self.fault_in_words(fault, &gateway_error(fault))
     }
@@ -108,7 +105,6 @@ impl Addressee {
         response
     }
 
-    #[must_use]
     pub(super) fn too_often(&self, refusal: &RateRefusal) -> FaceResponse {
         let mut response = self.error(StatusCode::TOO_MANY_REQUESTS, &rate_error(refusal));
         response.headers_mut().insert(RETRY_AFTER, retry_after(Some(refusal.wait)));
@@ -116,14 +112,12 @@ impl Addressee {
     }
 
     /// 403 for an operation for which the token lacks a scope: lists all scopes that the operation needs.
-    #[must_use]
     pub fn insufficient_scope(&self, needed: &[Arc<str>]) -> FaceResponse {
         let mut response = self.error(StatusCode::FORBIDDEN, &insufficient_scope_error());
         response.extensions_mut().insert(ScopesNeeded(needed.to_vec()));
         response
     }
 
-    #[must_use]
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
         response.extensions_mut().insert(ErrorAnswerMarker);
@@ -158,13 +152,11 @@ fn may_pass(fault: &GatewayFault) -> bool {
     )
 }
 
-#[must_use]
 pub(super) fn mark(response: FaceResponse, complaint: &RequestError) -> FaceResponse {
     if *complaint == RequestError::UnknownTask { missed(response) } else { response }
 }
 
 /// Marks a response that does not show by itself that its task is missing.
-#[must_use]
 pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
     response.extensions_mut().insert(UnknownTaskMarker);
     response
@@ -176,14 +168,12 @@ fn retry_after(wait: Option<Duration>) -> HeaderValue {
     HeaderValue::from(seconds.max(1))
 }
 
-#[must_use]
 pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
     response.headers_mut().insert(RETRY_AFTER, retry_after(fault.retry_after));
     response
 }
 
-#[must_use]
 pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
     Addressee { id: None, version: ProtocolVersion::NEWEST_SESSION, accepted: AcceptedTypes::Json }.too_often(refusal)
 }
@@ -195,7 +185,6 @@ pub(super) fn json(body: ResponseBody) -> FaceResponse {
 }
 
 /// An event stream is never buffered, never cached.
-#[must_use]
 pub fn event_stream(body: ResponseBody) -> FaceResponse {
     let mut response = FaceResponse::new(body);
     let headers = response.headers_mut();
@@ -205,12 +194,10 @@ pub fn event_stream(body: ResponseBody) -> FaceResponse {
     response
 }
 
-#[must_use]
 pub fn accepted() -> FaceResponse {
     bare(StatusCode::ACCEPTED)
 }
 
-#[must_use]
 pub fn bare(status: StatusCode) -> FaceResponse {
     let mut response = FaceResponse::new(empty_body());
     *response.status_mut() = status;
@@ -218,7 +205,6 @@ pub fn bare(status: StatusCode) -> FaceResponse {
 }
 
 /// A refusal with one sentence for people: an error without id, since no request was read. Contains no text from the client.
-#[must_use]
 pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     let mut response = json(full_body(envelope::error(None, &RpcError::new(code, sentence))));
     *response.status_mut() = status;
@@ -231,7 +217,6 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
 pub struct ScopesNeeded(pub Vec<Arc<str>>);
 
 /// 403 without an id, for a request whose body was not read.
-#[must_use]
 pub fn insufficient_scope(sentence: &str) -> FaceResponse {
     let error = RpcError { message: sentence.to_owned(), ..insufficient_scope_error() };
     let mut response = json(full_body(envelope::error(None, &error)));
@@ -240,7 +225,6 @@ pub fn insufficient_scope(sentence: &str) -> FaceResponse {
 }
 
 /// 405 for a path that accepts only POST (MOD-01, B53).
-#[must_use]
 pub fn only_post() -> FaceResponse {
     const SENTENCE: &str = "This address is for MCP clients, which send POST requests; browsers see nothing here";
     let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, rpc_error::INVALID_REQUEST, SENTENCE);

@@ -32,7 +32,6 @@ enum ArrivalState {
 }
 
 impl Arrival {
-    #[must_use]
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let state = match *method {
             Method::POST if !headers.contains_key(idempotency_key::HEADER) => ArrivalState::Unread,
@@ -44,7 +43,6 @@ impl Arrival {
     }
 
     /// Records the messages of a request. Returns whether to process it.
-    #[must_use]
     pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>) -> bool {
         let state = &mut *self.0.lock();
         match state {
@@ -62,7 +60,6 @@ impl Arrival {
         matches!(*self.0.lock(), ArrivalState::HasKey)
     }
 
-    #[must_use]
     pub fn has_left(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::Left)
     }
@@ -73,7 +70,6 @@ impl Arrival {
     }
 
     /// Records the disconnect. Returns whether the request continues.
-    #[must_use]
     pub fn leave(&self) -> bool {
         let state = &mut *self.0.lock();
         match state {

@@ -133,12 +133,10 @@ pub struct Silence {
 }
 
 impl Silence {
-    #[must_use]
     pub fn begin() -> Self {
         Self::since(Instant::now())
     }
 
-    #[must_use]
     pub const fn since(since: Instant) -> Self {
         Self { since }
     }
@@ -147,7 +145,6 @@ impl Silence {
         self.since = Instant::now();
     }
 
-    #[must_use]
     pub fn ends_at(self) -> Instant {
         self.since + LIFE_SIGN
     }

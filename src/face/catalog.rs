@@ -98,18 +98,15 @@ static UNLISTED: ListedTool =
 
 impl ToolList {
     /// The result of `tools/list`, with all pages in one.
-    #[must_use]
     pub fn result(&self) -> &Payload {
         &self.published.result
     }
 
-    #[must_use]
     pub fn tool(&self, name: &str) -> Option<&ListedTool> {
         self.published.tools.get(name)
     }
 
     /// An unlisted tool is left to the server, unless it could be a hidden tool in another spelling.
-    #[must_use]
     pub fn tool_to_call(&self, name: &str, hides_some: bool) -> Option<&ListedTool> {
         self.tool(name).or_else(|| (!hides_some).then_some(&UNLISTED))
     }
@@ -141,7 +138,6 @@ pub enum CatalogError {
 }
 
 impl Catalog {
-    #[must_use]
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
         let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
@@ -390,7 +386,6 @@ impl CatalogError {
 }
 
 /// A list always has one page, so the gateway issues no cursors.
-#[must_use]
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
     crate::dialect::RequestError::Params(Cow::Borrowed("cursor is unknown: this list has one page"))
 }

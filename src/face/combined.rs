@@ -130,7 +130,6 @@ struct CombinedUpstreams {
 
 impl CombinedEndpoint {
     /// `members`: at least one, in the order of the settings. `sessions` may come from an earlier endpoint of the path.
-    #[must_use]
     pub fn new(
         settings: CombinedSettings,
         members: Vec<EndpointMember>,
@@ -162,7 +161,6 @@ impl CombinedEndpoint {
         }))
     }
 
-    #[must_use]
     pub fn is_made_of(&self, settings: &CombinedSettings, members: &[EndpointMember]) -> bool {
         let known = &self.0.members;
         let is_same = |(known, other): (&KnownMember, &EndpointMember)| Arc::ptr_eq(&known.endpoint, &other.endpoint);
@@ -170,12 +168,10 @@ impl CombinedEndpoint {
     }
 
     /// The `Served` for clients of the 2024-11-05 transport.
-    #[must_use]
     pub fn any_served(&self) -> &Arc<Served> {
         &self.0.members[0].served
     }
 
-    #[must_use]
     pub fn result_bytes_max(&self) -> usize {
         self.0.result_bytes_max
     }

@@ -39,7 +39,6 @@ pub struct UpstreamEndpoint {
 }
 
 impl UpstreamEndpoint {
-    #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
         let outcomes = RequestOutcomes::of(served.upstream.name());
@@ -51,7 +50,6 @@ impl UpstreamEndpoint {
         Self { login, ..self }
     }
 
-    #[must_use]
     pub const fn login(&self) -> Option<&ClientLogin> {
         self.login.as_ref()
     }
@@ -202,7 +200,6 @@ impl PathFaces for UpstreamEndpoint {
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
 
 impl ClosingEndpoint {
-    #[must_use]
     pub const fn new(endpoint: Arc<UpstreamEndpoint>) -> Self {
         Self(endpoint)
     }

@@ -69,7 +69,6 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
     }
 }
 
-#[must_use]
 pub fn naming_member(method: &str) -> Option<&'static str> {
     match method {
         method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
@@ -80,7 +79,6 @@ pub fn naming_member(method: &str) -> Option<&'static str> {
 }
 
 /// A value without `=?base64?…?=` is literal. `None` unless the content is canonical Base64 of UTF-8 (B114).
-#[must_use]
 pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     let Some(inside) = value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) else {
         return Some(Cow::Borrowed(value));
@@ -133,12 +131,10 @@ pub enum Face {
 
 /// A version in `_meta` makes a request stateless; else the header decides. A proxy that strips a header never changes
 /// the era (T-16).
-#[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
     if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
 }
 
-#[must_use]
 pub fn header_is_stateless(all: &HeaderMap) -> bool {
     single(all, &PROTOCOL_VERSION)
         .ok()

@@ -31,7 +31,6 @@ pub enum IdempotencyScope {
 }
 
 impl IdempotencyScope {
-    #[must_use]
     pub fn of(principal: &Principal, session: Option<u128>) -> Self {
         match session {
             _ if principal.is_identified() => Self::Principals,

@@ -29,7 +29,6 @@ pub struct ListenPermits {
 
 impl ListenPermits {
     /// Cancelling `ending` ends every stream with its result, and prevents new ones.
-    #[must_use]
     pub fn new(ending: CancellationToken, limits: SharedLimits) -> Arc<Self> {
         Arc::new(Self { taken: Mutex::default(), limits, ending })
     }
@@ -66,6 +65,7 @@ impl ListenPermits {
 }
 
 #[derive(Debug)]
+#[must_use]
 pub(in crate::face) struct ListenPermit {
     listeners: Arc<ListenPermits>,
     owner: Principal,

@@ -139,7 +139,6 @@ pub struct Operators {
 pub struct UnopenedOperators(Box<dyn Fn() -> Vec<&'static str> + Send + Sync>);
 
 impl UnopenedOperators {
-    #[must_use]
     pub fn new(reasons: Box<dyn Fn() -> Vec<&'static str> + Send + Sync>) -> Self {
         Self(reasons)
     }
@@ -272,7 +271,6 @@ fn position(text: &str) -> Option<NewestCursor> {
 }
 
 impl Operators {
-    #[must_use]
     pub fn new(engine: Arc<Engine>, status: StatusSource) -> Self {
         Self { engine, status, shared: None }
     }

@@ -197,7 +197,6 @@ debug_members!(Rates, |rates| principals: rates.principals.lock().all.len());
 
 impl Rates {
     /// The metrics recorder must be installed before. Replaced limits apply from the next request on.
-    #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
         let clock = TokioClock(Instant::now());

@@ -26,7 +26,6 @@ pub struct ClientInitialize {
 
 impl ClientInitialize {
     /// `None` if the params are no object with the required members.
-    #[must_use]
     pub fn read(request: &Request) -> Option<Self> {
         let params = request.params.object()?;
         let version = session_version(&params.get_string("protocolVersion")?);
@@ -38,7 +37,6 @@ impl ClientInitialize {
 
     /// The client's message with another version, and without capabilities that the gateway handles. Unchanged bytes if
     /// both agree.
-    #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let requested = self.params.get_string("protocolVersion");
         let capabilities = capabilities_in(version, &self.capabilities);
@@ -58,7 +56,6 @@ impl ClientInitialize {
 }
 
 /// For an unknown or stateless version, the newest with sessions (LEG-02).
-#[must_use]
 pub fn session_version(requested: &str) -> ProtocolVersion {
     ProtocolVersion::parse(requested)
         .filter(|version| !version.is_stateless())
@@ -66,7 +63,6 @@ pub fn session_version(requested: &str) -> ProtocolVersion {
 }
 
 /// A server's name for each result: without icons, which may be large. The response of `server/discover` has them.
-#[must_use]
 pub fn short_identity(info: &Payload) -> Payload {
     match Object::of(info) {
         Some(object) if object.contains("icons") => object.edit().remove("icons").finish(),
@@ -75,7 +71,6 @@ pub fn short_identity(info: &Payload) -> Payload {
 }
 
 /// The gateway's tasks replace the server's (GW-12).
-#[must_use]
 pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
     let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
     match result.get_object("capabilities") {
@@ -103,7 +98,6 @@ fn without_tasks(capabilities: &Object) -> Payload {
 }
 
 /// Sets each tool's task support; without `support` there is none (GW-13). `None` if nothing changes.
-#[must_use]
 pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Bytes> {
     // Most lists have no tasks, and need not be parsed without additions.
     if support.is_none() {
@@ -114,7 +108,6 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
     tools(&result, support).map(|edited| envelope::result(id, &edited))
 }
 
-#[must_use]
 pub fn tools(result: &Object, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Payload> {
     let mut changed = false;
     let tools: Vec<Payload> = result
@@ -143,7 +136,6 @@ fn with_support(tool: &Object, support: &str) -> Payload {
 
 /// A stateless server's description: the gateway's extension replaces tasks of either flavour, and unsupported versions
 /// are not offered (GW-12). Cache settings are kept.
-#[must_use]
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
     let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
@@ -165,7 +157,6 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
 /// other. `None` if it has none.
 ///
 /// With SEP-1686, its key is removed, too: else a server with the draft creates a task that the gateway does not serve.
-#[must_use]
 pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     let params = request.params.object()?;
     let meta = if drafts.has(Draft::Sep1686) { params.get_object(META) } else { None };

@@ -40,7 +40,6 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    #[must_use]
     pub fn new(keys: SealingKeys) -> Self {
         let ring = keys.into_keys();
         Self { keys: ring.iter().map(aes).collect(), salted: SaltedKeys::new(&ring) }

@@ -49,19 +49,16 @@ pub struct Served {
 
 impl Served {
     /// This replica, if there are several: the owner of a session that begins now.
-    #[must_use]
     pub fn own_replica(&self) -> Option<Incarnation> {
         self.owners.as_ref().map(|owners| owners.own())
     }
 
     /// Seals the id of an object in this process's memory: requests with the id reach this replica.
-    #[must_use]
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);
         self.sealer.seal(&id, None, &[]).expect("an id without a payload has one length")
     }
 
-    #[must_use]
     pub fn target(&self) -> CallTarget {
         CallTarget {
             upstream: Arc::clone(&self.upstream),

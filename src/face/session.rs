@@ -101,7 +101,6 @@ pub(super) enum SessionLookupError {
 }
 
 impl SessionFace {
-    #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let meter = PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings);

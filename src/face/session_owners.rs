@@ -93,7 +93,6 @@ pub struct SessionOwners {
 
 impl SessionOwners {
     /// `clock` must be the one that all replicas share: a seal is valid for a short time by it.
-    #[must_use]
     pub fn new(
         directory: ReplicaDirectory,
         sealer: Arc<Sealer>,
@@ -112,19 +111,16 @@ impl SessionOwners {
     }
 
     /// The owner of new sessions here: this replica.
-    #[must_use]
     pub fn own(&self) -> Incarnation {
         self.directory.load().own()
     }
 
     /// Opens the seal of a forwarded request, if a key of this replica made it.
-    #[must_use]
     pub fn open(&self, sealed: &str) -> Option<ForwardToken> {
         self.sealer.open_forward(sealed)
     }
 
     /// The clock by which a seal is valid for a short time.
-    #[must_use]
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
     }

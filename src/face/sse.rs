@@ -47,7 +47,6 @@ const STREAM: &str = "session_id";
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 impl SseStreams {
-    #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self(Arc::new(SseStreamTable::new(limits)))
     }
@@ -78,7 +77,6 @@ impl fmt::Debug for SseEndpoint {
 }
 
 impl SseEndpoint {
-    #[must_use]
     pub const fn new(sse: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
         Self { sse, endpoint }
     }

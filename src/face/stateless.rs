@@ -127,7 +127,6 @@ pub struct MessageContext<'a> {
 }
 
 impl StatelessFace {
-    #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
         let catalog = catalog.compared_with(&served.unmatched_rules);

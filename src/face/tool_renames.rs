@@ -59,7 +59,6 @@ enum RenamedCall {
 
 impl ToolRenamer {
     /// `None` if every tool is listed unchanged.
-    #[must_use]
     pub fn new(names: ToolNames, rules: &ToolRules, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
         let is_needed = !names.are_kept() || rules.any_is_split();
         is_needed.then(|| {
@@ -70,7 +69,6 @@ impl ToolRenamer {
     }
 
     /// The upstream as clients see it.
-    #[must_use]
     pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match namer {
             Some(namer) => Arc::new(RenamingUpstream { inner, namer: Arc::clone(namer) }),
@@ -79,7 +77,6 @@ impl ToolRenamer {
     }
 
     /// The channel for forwarded messages as clients see it.
-    #[must_use]
     pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
             Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),

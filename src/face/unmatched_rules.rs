@@ -27,7 +27,6 @@ pub struct UnmatchedRules {
 
 impl UnmatchedRules {
     /// Patterns are compared with the names in the lists.
-    #[must_use]
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
         let is_told = AtomicBool::new(patterns.is_empty());
@@ -35,7 +34,6 @@ impl UnmatchedRules {
     }
 
     /// For an upstream without rules, or with lists that another instance compares.
-    #[must_use]
     pub fn none(upstream: &Arc<str>) -> Self {
         Self::new(upstream, std::iter::empty())
     }

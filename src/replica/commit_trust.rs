@@ -74,7 +74,6 @@ pub enum UnknownCommitCause {
     TimedOut,
 }
 
-#[must_use]
 pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
     match end {
         CommitEnd::Acknowledged { notices, .. } if notices.iter().any(voids_acknowledgement) => {
@@ -97,7 +96,6 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
 
 /// A commit with a cancelled wait for its standby is acknowledged with a warning of class 01, one in a terminated
 /// session with a warning of class 57. No harmless warning on a commit is known.
-#[must_use]
 pub fn voids_acknowledgement(notice: &SqlNotice<'_>) -> bool {
     notice.severity == "WARNING" || matches!(notice.sqlstate.get(..2), Some("01" | "57") | None)
 }

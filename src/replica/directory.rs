@@ -41,13 +41,11 @@ pub enum OwnerRequest {
 }
 
 impl ReplicaDirectory {
-    #[must_use]
     pub fn alone(own: Incarnation) -> Self {
         Self::new(own, [])
     }
 
     /// The view of `own`; `living` may include it.
-    #[must_use]
     pub fn new(own: Incarnation, living: impl IntoIterator<Item = ReplicaMember>) -> Self {
         let mut members: Vec<_> = living.into_iter().collect();
         members.sort_by_key(|member| member.peer.incarnation);
@@ -56,25 +54,21 @@ impl ReplicaDirectory {
     }
 
     /// An invalid address counts as none.
-    #[must_use]
     pub fn of_rows<'a>(own: Incarnation, rows: impl IntoIterator<Item = &'a ReplicaRow>) -> Self {
         let living = rows.into_iter().filter(|row| !row.is_dead);
         Self::new(own, living.filter_map(ReplicaMember::of_row))
     }
 
-    #[must_use]
     pub const fn own(&self) -> Incarnation {
         self.own
     }
 
-    #[must_use]
     pub fn peer(&self, incarnation: Incarnation) -> Option<ReplicaPeer> {
         if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
     /// Returns the replica at `opened_by`. If it is gone or unknown, a living one takes over: replicas with the same
     /// directory choose the same one for a `nonce`, and a departing replica moves only its own sessions.
-    #[must_use]
     pub fn owner(&self, opened_by: Option<Incarnation>, nonce: u128, request: OwnerRequest) -> OwnerReplica {
         match opened_by {
             Some(at) if at == self.own => OwnerReplica::Here,
@@ -88,7 +82,6 @@ impl ReplicaDirectory {
 
     /// The only replica with requests in progress for a session. `None` if there may be several: successors change as
     /// replicas come and go.
-    #[must_use]
     pub fn only_owner(&self, opened_by: Option<Incarnation>) -> Option<OwnerReplica> {
         let at = opened_by?;
         match self.member(at) {

@@ -29,20 +29,17 @@ pub enum WriteVerdict {
 }
 
 impl GuardedWrite {
-    #[must_use]
     pub const fn by_holder(holder: Incarnation, expected_revision: u64) -> Self {
         Self { expected_revision, writer: Some(holder) }
     }
 
     /// A client's command (a cancel, an answer), which any replica executes: checks the revision, and keeps the holder.
-    #[must_use]
     pub const fn by_command(expected_revision: u64) -> Self {
         Self { expected_revision, writer: None }
     }
 
     /// Any *other* holder fences a holder's write, at any revision. A row without a holder has settled, so the runner
     /// has to read it: a conflict.
-    #[must_use]
     pub fn judge(self, found: Option<GuardedRow>) -> WriteVerdict {
         let Some(row) = found else { return WriteVerdict::Conflict };
         if let (Some(writer), Some(holder)) = (self.writer, row.holder)
@@ -60,13 +57,11 @@ impl GuardedWrite {
 /// The claim is a write at the row's revision, so only one claimant succeeds. A claimant that still has an older, fenced runner
 /// for this row stops that runner first: once the row names this replica again, the runner's writes would succeed, and it
 /// might send again what the other replica has sent.
-#[must_use]
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))
 }
 
 /// The higher revision invalidates the old holder's reads.
-#[must_use]
 pub const fn claimed(row: GuardedRow, claimant: Incarnation) -> GuardedRow {
     GuardedRow { revision: row.revision + 1, holder: Some(claimant) }
 }

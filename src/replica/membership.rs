@@ -36,35 +36,29 @@ impl LeaseTerms {
     pub const LEASE_MAX: Duration = Duration::from_secs(60);
 
     /// `None` if the lease is out of range. `alone_max` is how long calls continue without the store.
-    #[must_use]
     pub fn new(lease: Duration, alone_max: Duration) -> Option<Self> {
         (Self::LEASE_MIN..=Self::LEASE_MAX).contains(&lease).then_some(Self { lease, alone_max })
     }
 
-    #[must_use]
     pub const fn lease(self) -> Duration {
         self.lease
     }
 
-    #[must_use]
     pub fn heartbeat_interval(self) -> Duration {
         (self.lease / 4).min(BEAT_EVERY_MAX)
     }
 
     /// A longer gap between an observer's own acknowledged heartbeats is an outage of the store.
-    #[must_use]
     pub fn gap_max(self) -> Duration {
         self.lease / 2
     }
 
     /// Maximum age of the last acknowledged heartbeat for inserting rows. After that, others would soon claim them.
-    #[must_use]
     pub fn begin_max(self) -> Duration {
         self.lease * 7 / 8
     }
 
     /// The same for continuing calls.
-    #[must_use]
     pub const fn alone_max(self) -> Duration {
         self.alone_max
     }
@@ -183,7 +177,6 @@ struct WatchedReplica {
 
 impl Membership {
     /// A replica with a row that was acknowledged at heartbeat 0, by a write sent and answered at these instants.
-    #[must_use]
     pub const fn registered(
         terms: LeaseTerms,
         own: Incarnation,
@@ -205,7 +198,6 @@ impl Membership {
         }
     }
 
-    #[must_use]
     pub const fn acknowledged_heartbeat(&self) -> u64 {
         self.acknowledged.heartbeat
     }
@@ -302,7 +294,6 @@ impl Membership {
         now.since(self.acknowledged.sent)
     }
 
-    #[must_use]
     pub fn standing(&self, now: BootTime) -> OwnStanding {
         match self.end {
             Some(end) => end,
@@ -311,7 +302,6 @@ impl Membership {
         }
     }
 
-    #[must_use]
     pub fn heartbeat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
         self.others.get(&incarnation).map(|other| other.since)
     }
@@ -330,7 +320,6 @@ impl Membership {
     }
 
     /// The highest time of another living replica, for [`TaskClock::steer`](crate::replica::TaskClock::steer).
-    #[must_use]
     pub fn highest_now(&self) -> Option<Timestamp> {
         self.living_others().map(|row| row.now).max()
     }

@@ -53,7 +53,6 @@ struct BarrierProof {
 impl ReadTrust {
     /// `age_max` is the maximum age of the last barrier when a read is used; with zero every read needs a later
     /// barrier.
-    #[must_use]
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
         Self { age_max, distrusted: at, proof: None, settling: None }
     }
@@ -90,14 +89,12 @@ impl ReadTrust {
 
     /// Whether a read sent now to this server may resolve a write: a [`Self::lane_write_passed`] there since the last
     /// unknown outcome.
-    #[must_use]
     pub fn may_settle(&self, server: ServerMark) -> bool {
         self.settling.is_some_and(|proof| proof.server == server)
     }
 
     /// A barrier sent after the read proves it for good. An earlier one leaves a gap: commits cancelled since, or on a
     /// server replaced since, may be rolled back, so it counts for `age_max` only.
-    #[must_use]
     pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
         let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
         match self.proof {
@@ -107,7 +104,6 @@ impl ReadTrust {
     }
 
     /// For reads that must never be rolled back: requires a barrier sent after the read was received.
-    #[must_use]
     pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadBelief {
         match self.proof {
             Some(proof) if proof.server == server && proof.sent >= received => ReadBelief::Believed,

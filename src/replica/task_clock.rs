@@ -23,7 +23,6 @@ pub struct ClockStart {
 }
 
 impl ClockStart {
-    #[must_use]
     pub fn begin(self) -> Timestamp {
         self.living.unwrap_or_else(|| self.stored.map_or(self.server, |stored| stored.max(self.server)))
     }
@@ -44,13 +43,11 @@ fn micros(span: Duration) -> u64 {
 }
 
 impl TaskClock {
-    #[must_use]
     pub const fn new(begin: Timestamp, at: BootTime) -> Self {
         Self { micros: begin.as_millis().saturating_mul(1_000), at, behind: 0 }
     }
 
     /// The time at an instant. It stands still before the latest [`Self::steer`].
-    #[must_use]
     pub fn now(&self, at: BootTime) -> Timestamp {
         Timestamp::from_millis(self.micros_at(at) / 1_000)
     }

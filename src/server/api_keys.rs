@@ -47,7 +47,6 @@ pub enum ApiKeyError {
 
 impl ApiKeyError {
     /// The explanation for operators; it follows the name of the setting or file.
-    #[must_use]
     pub const fn explanation(&self) -> &'static str {
         match self {
             Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
@@ -72,7 +71,6 @@ impl fmt::Debug for ApiKey {
 impl ApiKey {
     /// Generates a key for the principal `id`. Returns its full text, which is not stored, and its record. Panics if
     /// the operating system provides no randomness.
-    #[must_use]
     pub fn mint(id: &str) -> (String, Self) {
         // During a rotation a principal has two keys: their IDs must differ.
         let whose: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_LEN_MAX - 8).collect();
@@ -83,7 +81,6 @@ impl ApiKey {
     }
 
     /// `ID:SHA256`, which [`ApiKey::read_digest`] reads. It is no secret.
-    #[must_use]
     pub fn known_as(&self) -> String {
         format!("{}:{}", self.id, hex(&self.digest))
     }
@@ -112,7 +109,6 @@ impl ApiKey {
     }
 
     /// The public ID, which may be logged.
-    #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -178,7 +174,6 @@ pub enum AuthSettings {
 }
 
 impl AuthSettings {
-    #[must_use]
     pub fn keys(&self) -> &[ApiKeySettings] {
         match self {
             Self::Everyone(_) | Self::Certificates(_, None) => &[],
@@ -187,7 +182,6 @@ impl AuthSettings {
         }
     }
 
-    #[must_use]
     pub const fn tokens(&self) -> Option<&Arc<TokenSettings>> {
         match self {
             Self::Everyone(_) | Self::ApiKeys(_) | Self::Certificates(_, None) => None,
@@ -196,7 +190,6 @@ impl AuthSettings {
         }
     }
 
-    #[must_use]
     pub fn certificates(&self) -> &[CertificateBlock] {
         match self {
             Self::Everyone(_) | Self::ApiKeys(_) | Self::Tokens(..) => &[],
@@ -276,12 +269,10 @@ impl ApiKeys {
         Ok(())
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -321,7 +312,6 @@ pub struct ApiKeyRing {
 }
 
 impl ApiKeyRing {
-    #[must_use]
     pub fn new(keys: ApiKeys) -> Self {
         Self { keys: Arc::new(keys), clock: Arc::new(SystemClock) }
     }

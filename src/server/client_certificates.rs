@@ -166,7 +166,6 @@ impl NameKind {
 
 impl CertificatePattern {
     /// Reads a name with at most one `*`. Its form says which kind of name it is for.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let kind = if text.contains("://") {
             NameKind::Uri
@@ -179,7 +178,6 @@ impl CertificatePattern {
         Some(Self { kind, text })
     }
 
-    #[must_use]
     pub const fn has_star(&self) -> bool {
         self.text.has_star()
     }
@@ -190,7 +188,6 @@ impl CertificatePattern {
 }
 
 /// The block of the certificate with this name, for `taskgate check`.
-#[must_use]
 pub fn block_of<'s>(all: &'s [CertificateBlock], name: &str) -> Option<&'s CertificateBlock> {
     let kinds = [NameKind::Uri, NameKind::Email, NameKind::Host].into_iter();
     let names: Vec<_> =
@@ -199,7 +196,6 @@ pub fn block_of<'s>(all: &'s [CertificateBlock], name: &str) -> Option<&'s Certi
 }
 
 impl CertificateRing {
-    #[must_use]
     pub fn new(blocks: Vec<CertificateBlock>) -> Self {
         Self { blocks: Arc::new(blocks), grant: Grant::default() }
     }

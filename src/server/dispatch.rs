@@ -33,7 +33,6 @@ pub struct Routes {
 }
 
 impl Routes {
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -55,7 +54,6 @@ impl Routes {
     }
 
     /// Adds an endpoint beside each path that serves clients, as `beside` makes it for the path.
-    #[must_use]
     pub fn with_beside(self, beside: impl Fn(&str) -> (String, Arc<dyn Endpoint>)) -> Self {
         let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
         let paths: Vec<String> =

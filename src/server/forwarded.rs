@@ -48,7 +48,6 @@ impl AddressRange {
     }
 
     /// Whether it covers every IPv4 or every IPv6 address.
-    #[must_use]
     pub const fn is_everything(&self) -> bool {
         self.length == 0
     }

@@ -74,20 +74,17 @@ pub struct RunningListener {
 
 impl RunningListener {
     /// The bound address, with the port that the system chose where the settings have none.
-    #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
     /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or descriptors ran
     /// out.
-    #[must_use]
     pub fn socket(&self) -> Option<std::net::TcpListener> {
         self.socket.upgrade()?.try_clone().ok()
     }
 
     /// `http`, or `https` where the listener speaks TLS.
-    #[must_use]
     pub const fn scheme(&self) -> &'static str {
         self.scheme
     }
@@ -112,7 +109,6 @@ impl RunningListener {
         self.shared.layers.load().notices.record_refusals(audit);
     }
 
-    #[must_use]
     pub fn connections(&self) -> usize {
         self.connections_max - self.permits.all.available_permits()
     }
@@ -363,6 +359,7 @@ struct ConnectionPermit {
 }
 
 #[derive(Debug)]
+#[must_use]
 struct AddressPermit {
     permits: Arc<ConnectionPermits>,
     peer: IpAddr,
@@ -394,7 +391,6 @@ pub struct DrainPlan {
 }
 
 impl DrainPlan {
-    #[must_use]
     pub fn at_once() -> Self {
         let plan = Self::default();
         plan.over.cancel();

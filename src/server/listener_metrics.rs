@@ -74,6 +74,7 @@ impl ListenerMetrics {
 debug_members!(ListenerMetrics, |metrics| listener: metrics.listener);
 
 #[derive(Debug)]
+#[must_use]
 pub(super) struct GaugeGuard(Gauge);
 
 impl GaugeGuard {

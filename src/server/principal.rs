@@ -284,7 +284,6 @@ impl Authenticator {
         }
     }
 
-    #[must_use]
     pub const fn tokens(&self) -> Option<&TokenVerifier> {
         match self.token_holders() {
             Some(holders) => Some(&holders.tokens),
@@ -293,7 +292,6 @@ impl Authenticator {
     }
 
     /// The same with another verifier of tokens, if it has one.
-    #[must_use]
     pub fn with_tokens(mut self, change: impl FnOnce(&TokenVerifier) -> TokenVerifier) -> Self {
         let mut inner = &mut self;
         while let Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) = inner {
@@ -308,7 +306,6 @@ impl Authenticator {
 
 impl LocalUser {
     /// Reads the listener's settings. Names other than loopback's indicate several people, and so do trusted proxies.
-    #[must_use]
     pub fn new(settings: &ListenSettings) -> Self {
         let is_named = settings.allowed_hosts.iter().any(|name| !is_loopback(name));
         Self { is_shared: is_named || !settings.trusted_proxies.is_empty(), is_logged: Arc::default() }
@@ -640,7 +637,6 @@ struct ForwardedCallersState {
 }
 
 impl ForwardedCallers {
-    #[must_use]
     pub fn new(owners: Arc<SessionOwners>) -> Self {
         Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default(), claims: SharedClaims::default() }))
     }

@@ -73,7 +73,6 @@ enum ConnectError {
 impl Http2ReplicaLink {
     /// Uses the certificates of `tls` on both sides; without them only replicas on loopback are reachable. `limits` gives a
     /// principal's share of a replica's permits.
-    #[must_use]
     pub fn new(tls: Option<ReplicaTls>, scope: TaskScope, limits: SharedLimits) -> Self {
         Self { tls, scope, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }
@@ -238,6 +237,7 @@ impl LinkPermits {
 }
 
 #[derive(Debug)]
+#[must_use]
 struct LinkPermit {
     permits: Arc<LinkPermits>,
     owner: Principal,

@@ -138,7 +138,6 @@ impl fmt::Debug for TokenVerifier {
 
 impl TokenVerifier {
     /// Fetches nothing: see [`TokenVerifier::refresh`].
-    #[must_use]
     pub fn new(settings: TokenSettings) -> Self {
         let issuers = settings.issuers.iter().map(|settings| TrustedIssuer {
             settings: Arc::clone(settings),
@@ -191,7 +190,6 @@ impl TokenVerifier {
         }
     }
 
-    #[must_use]
     pub fn settings(&self) -> &TokenSettings {
         &self.0.settings
     }

@@ -128,7 +128,6 @@ pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     schema::examine(&schema::file_in(&settings.folder))
 }
 
-#[must_use]
 pub fn is_open_elsewhere(folder: &Path) -> bool {
     folder::is_locked(folder)
 }
@@ -139,30 +138,25 @@ impl DiskStore {
         Self::open_with(settings, FaultHooks::default()).await
     }
 
-    #[must_use]
     pub fn health(&self) -> StoreHealth {
         self.monitor.now()
     }
 
     /// Follows the store's health, for readiness.
-    #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }
 
     /// The waiting time of the oldest unfinished write: high if the disk stalls or is overloaded.
-    #[must_use]
     pub fn waited(&self) -> Duration {
         self.monitor.waited()
     }
 
     /// The latest time used by this process or an earlier one. A clock that shows less was set back.
-    #[must_use]
     pub fn last_seen(&self) -> Timestamp {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
-    #[must_use]
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }

@@ -33,7 +33,6 @@ pub struct MemoryStore {
 
 impl MemoryStore {
     /// Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
-    #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
         Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)), Reach::Process)
     }
@@ -44,7 +43,6 @@ impl MemoryStore {
     }
 
     /// Opens the same rows as another incarnation in the same process. For tests only.
-    #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)
     }

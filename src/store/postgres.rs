@@ -179,13 +179,11 @@ impl PostgresStore {
     }
 
     /// The clock of all tasks, shared by all replicas.
-    #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
     /// Describes this incarnation for the next process of this replica.
-    #[must_use]
     pub fn as_prior(&self) -> PriorIncarnation {
         PriorIncarnation {
             generation: self.generation,
@@ -194,12 +192,10 @@ impl PostgresStore {
         }
     }
 
-    #[must_use]
     pub fn health(&self) -> PostgresHealth {
         self.state.health()
     }
 
-    #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
     }

@@ -46,7 +46,6 @@ pub enum RecordError {
     OtherVersion(u16),
 }
 
-#[must_use]
 pub fn encode(task: &Task) -> Vec<u8> {
     // Large enough for a row's other fields too: a buffer that grows doubles.
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes() + ROW_BYTES_MIN);
@@ -59,7 +58,6 @@ pub fn encode(task: &Task) -> Vec<u8> {
 }
 
 /// As [`encode`], in pieces: payloads from `piece_min` bytes on are not copied.
-#[must_use]
 pub fn encode_in_pieces(task: &Task, piece_min: usize) -> Vec<Bytes> {
     let mut out = RecordWriter::in_pieces(piece_min);
     put_task(&mut out, task);

@@ -65,7 +65,6 @@ pub(super) fn written_over(
 }
 
 /// Whether a task needs a holder: until it is settled and its effects are performed.
-#[must_use]
 pub fn needs_holder(task: &Task) -> bool {
     !task.is_settled() || !task.recovery.pending_effects.is_empty()
 }
@@ -82,7 +81,6 @@ pub enum Reach {
 }
 
 impl Reach {
-    #[must_use]
     pub const fn outlives_process(self) -> bool {
         matches!(self, Self::Machine | Self::Shared)
     }

@@ -128,7 +128,6 @@ enum CallerFit {
 
 impl AccessRules {
     /// Chooses a caller's rules at one upstream.
-    #[must_use]
     pub fn for_caller(&self, caller: &Caller, upstream: &str) -> CallerRules {
         let groups = self.groups_of(caller);
         let mut chosen = Vec::new();
@@ -148,7 +147,6 @@ impl AccessRules {
     }
 
     /// Whether these rules and others decide alike, even if they are written at other lines.
-    #[must_use]
     pub fn decide_like(&self, other: &Self) -> bool {
         let is_same = |(one, other): (&AccessRule, &AccessRule)| {
             AccessRule { line: Arc::clone(&other.line), ..one.clone() } == *other
@@ -198,17 +196,14 @@ fn denied(helpful: BTreeSet<Arc<str>>) -> AccessVerdict {
 
 impl CallerRules {
     /// Whether a caller may use anything at the upstream.
-    #[must_use]
     pub fn upstream(&self, rules: &AccessRules) -> RuleDecision {
         rules.decide(&self.0, |rule| rule.allow || rule.is_final())
     }
 
-    #[must_use]
     pub fn reads_arguments(&self, rules: &AccessRules) -> bool {
         self.0.iter().any(|candidate| !rules.rules[candidate.rule].arguments.is_empty())
     }
 
-    #[must_use]
     pub fn about(&self, rules: &AccessRules, item: AccessItem<'_>) -> ItemRules {
         let mut chosen = Vec::new();
         for candidate in &self.0 {
@@ -223,19 +218,16 @@ impl CallerRules {
         ItemRules(chosen)
     }
 
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl ItemRules {
-    #[must_use]
     pub fn decide(&self, rules: &AccessRules, arguments: DecisionArguments<'_>) -> RuleDecision {
         let arguments = match arguments {
             DecisionArguments::Any => return rules.decide(&self.0, |rule| rule.allow || rule.arguments.is_empty()),
@@ -255,12 +247,10 @@ impl ItemRules {
         })
     }
 
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -289,7 +279,6 @@ impl AccessRule {
     }
 
     /// Whether `later` never decides behind this rule, as far as the texts show it.
-    #[must_use]
     pub fn precludes(&self, later: &Self) -> bool {
         let items = |wide: &Option<ItemPatterns>, narrow: &Option<ItemPatterns>| match (wide, narrow) {
             (_, None) => true,

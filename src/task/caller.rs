@@ -30,7 +30,6 @@ pub struct Claims {
 
 impl Claims {
     /// The memory behind the fields, about.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         // A node of a set holds 11 names at most, and 5 at least unless it is the only one.
         const NODE_BYTES: usize = 192;
@@ -45,24 +44,20 @@ impl Claims {
 
 impl Caller {
     /// A caller whose credential says nothing beside its principal.
-    #[must_use]
     pub const fn of(principal: Principal) -> Self {
         Self { principal, claims: None, until: None }
     }
 
     /// The key of a task that it owns, if it exists.
-    #[must_use]
     pub fn task(&self, id: TaskId) -> TaskKey {
         TaskKey { owner: self.principal.clone(), id }
     }
 
     /// Whether it came with a credential that can be withdrawn or end.
-    #[must_use]
     pub fn has_credential(&self) -> bool {
         self.claims.is_some() || self.until.is_some() || self.principal.key_id().is_some()
     }
 
-    #[must_use]
     pub fn has_scope(&self, scope: &str) -> bool {
         self.claims.as_ref().is_some_and(|claims| claims.scopes.contains(scope))
     }

@@ -4,7 +4,6 @@ use aws_lc_rs::digest::{self, SHA256};
 use smallvec::SmallVec;
 
 /// SHA-256 over the parts with their lengths, so that different lists of parts have different digests.
-#[must_use]
 pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
     // In one buffer: for short texts, the usual case, an incremental digest costs twice as much.
     let mut text = SmallVec::<[u8; 128]>::new();
@@ -18,7 +17,6 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
 }
 
 /// The hex digits of some bytes. One allocation, since this runs for every request of a session.
-#[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     let nibbles = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()

@@ -14,7 +14,6 @@ impl Draft {
     pub const ALL: [Self; 3] = [Self::Sep1686, Self::Sep2268, Self::Sep1904];
 
     /// Its name in the configuration.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sep1686 => "sep-1686",
@@ -30,7 +29,6 @@ pub struct Drafts {
 }
 
 impl Drafts {
-    #[must_use]
     pub fn has(self, draft: Draft) -> bool {
         self.on[draft as usize]
     }

@@ -34,7 +34,6 @@ impl Task {
     }
 
     /// Whether the task holds only the memory that it counts (see [`Task::stored_bytes`]), which stores require.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         let in_phase = match &self.phase {
             Phase::Queued | Phase::Working => true,
@@ -61,7 +60,6 @@ impl Outcome {
     }
 
     /// The size of a server's texts in it.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::Returned { result, .. } => result.len(),
@@ -73,7 +71,6 @@ impl Outcome {
     }
 
     /// Whether it holds only the memory that it counts.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         match self {
             Self::Returned { result, .. } => result.is_exact(),

@@ -12,13 +12,11 @@ use super::digest::{Digest, digest};
 pub struct TaskId(Uuid);
 
 impl TaskId {
-    #[must_use]
     pub const fn from_bits(bits: u128) -> Self {
         Self(Uuid::from_u128(bits))
     }
 
     /// The id of a server's subtask. Deterministic, and unpredictable without the id of the tree's top task.
-    #[must_use]
     pub fn of_subtask(top: Self, name: &str) -> Self {
         let Digest(bytes) = digest([b"subtask id", &top.bits().to_be_bytes(), name.as_bytes()]);
         let (bits, _) = bytes.split_first_chunk().expect("a digest is longer than an id");
@@ -26,13 +24,11 @@ impl TaskId {
     }
 
     /// Parses the spelling that [`fmt::Display`] writes; any other text names no task (B119, B123).
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let canonical = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         canonical.then(|| Uuid::try_parse(text).ok().map(Self)).flatten()
     }
 
-    #[must_use]
     pub const fn bits(self) -> u128 {
         self.0.as_u128()
     }

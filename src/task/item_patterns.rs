@@ -17,20 +17,17 @@ pub struct ItemPatterns {
 }
 
 impl ItemPatterns {
-    #[must_use]
     pub fn new(texts: BTreeSet<Arc<str>>) -> Self {
         let patterns = texts.iter().map(|text| WildMatch::new(text)).collect();
         Self { texts, patterns }
     }
 
     /// Patterns for URIs that are denied: servers read schemes and hosts in any case.
-    #[must_use]
     pub fn in_any_case(texts: BTreeSet<Arc<str>>) -> Self {
         let patterns = texts.iter().map(|text| WildMatch::new_case_insensitive(text)).collect();
         Self { texts, patterns }
     }
 
-    #[must_use]
     pub fn fit(&self, name: &str) -> bool {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }
@@ -56,7 +53,6 @@ impl ItemPatterns {
     }
 
     /// Whether every name that `other` fits is fitted here, as far as the texts show it.
-    #[must_use]
     pub fn cover(&self, other: &Self) -> bool {
         let covers = |wide: &Arc<str>, narrow: &str| {
             let is_exact = !wide.contains('?') || !narrow.contains('*');

@@ -21,12 +21,10 @@ pub struct TimeRange {
 impl TimeRange {
     pub const ALL: Self = Self { from: Timestamp::from_millis(0), until: Timestamp::from_millis(u64::MAX) };
 
-    #[must_use]
     pub fn contains(&self, time: Timestamp) -> bool {
         self.from <= time && time < self.until
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.until <= self.from
     }
@@ -77,12 +75,10 @@ impl Default for ListFilter {
 
 impl ListFilter {
     /// All tasks of a scope in order of creation, as in unfiltered lists.
-    #[must_use]
     pub fn of_scope(scope: Option<SessionScope>) -> Self {
         Self { scope, by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..Self::default() }
     }
 
-    #[must_use]
     pub fn fits(&self, task: &Summary) -> bool {
         task.shown.is_listed()
             && task.chosen.as_ref().map(|chosen| chosen.session) == self.scope
@@ -93,7 +89,6 @@ impl ListFilter {
     }
 
     /// Whether no task can match.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         let no_ids = self.ids.as_ref().is_some_and(BTreeSet::is_empty);
         let no_times = [self.created, self.updated, self.sorted_times()].iter().any(TimeRange::is_empty);
@@ -101,7 +96,6 @@ impl ListFilter {
     }
 
     /// The positions after `after` that matching tasks can have. The end precedes the start if there are none.
-    #[must_use]
     pub fn positions(&self, after: Option<ListPosition>) -> Range<ListPosition> {
         let times = self.sorted_times();
         let first = |time| (time, TaskId::from_bits(0));
@@ -122,7 +116,6 @@ impl ListFilter {
         }
     }
 
-    #[must_use]
     pub const fn position(&self, task: &Summary) -> ListPosition {
         match self.by {
             OrderedBy::Creation => (task.created_at, task.key.id),
@@ -130,7 +123,6 @@ impl ListFilter {
         }
     }
 
-    #[must_use]
     pub fn compare(&self, one: &ListPosition, other: &ListPosition) -> Ordering {
         match self.direction {
             ListDirection::OldestFirst => one.cmp(other),
@@ -139,7 +131,6 @@ impl ListFilter {
     }
 
     /// Identifies this filter and order in cursors (FIL-11).
-    #[must_use]
     pub fn digest(&self) -> Digest {
         let phases: Vec<u8> = self.phases.iter().map(|phase| phase.number()).collect();
         let ids: Option<Vec<u8>> =
@@ -153,7 +144,6 @@ impl ListFilter {
 }
 
 impl TaskVisibility {
-    #[must_use]
     pub const fn is_listed(self) -> bool {
         matches!(self, Self::Handle)
     }

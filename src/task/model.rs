@@ -53,7 +53,6 @@ pub struct TaskTimes {
 
 impl Task {
     /// A new task: not sent, without idempotency key, relatives, or recovery state.
-    #[must_use]
     pub fn queued(key: TaskKey, shown: TaskVisibility, origin: CallOrigin, made: Timestamp, times: TaskTimes) -> Self {
         Self {
             key,
@@ -90,7 +89,6 @@ pub struct ChosenId {
 impl ChosenId {
     /// Deterministic, and unpredictable without the session's number, which only the gateway reads from the session's
     /// id.
-    #[must_use]
     pub fn task_id(&self) -> TaskId {
         let Digest(bytes) = digest([b"chosen task id", &self.session.0.to_be_bytes(), self.text.as_bytes()]);
         let (bits, _) = bytes.split_first_chunk().expect("a digest is longer than an id");
@@ -109,7 +107,6 @@ pub struct TreeLinks {
 
 impl TreeLinks {
     /// Its size in memory, besides the struct.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.children)
     }
@@ -183,7 +180,6 @@ pub struct StoredCall {
 }
 
 impl StoredCall {
-    #[must_use]
     pub fn can_be_sent(&self) -> bool {
         self.params.as_str() != Payload::empty_object().as_str()
     }
@@ -206,31 +202,26 @@ pub struct Idempotency {
 
 impl Task {
     /// When the task expires.
-    #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
     }
 
     /// When its call was first sent, which may be before it became a task.
-    #[must_use]
     pub fn began_at(&self) -> Timestamp {
         self.recovery.dispatched_at.map_or(self.created_at, |sent| sent.min(self.created_at))
     }
 
-    #[must_use]
     pub const fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Settled(_))
     }
 
     /// Whether the task ended without its call: it then holds no idempotency key, and a repeated call runs.
-    #[must_use]
     pub const fn certainly_did_not_run(&self) -> bool {
         let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &self.phase else { return false };
         matches!(fault.executed, Executed::No)
     }
 
     /// The call's outcome, if it ended.
-    #[must_use]
     pub const fn outcome(&self) -> Option<&Outcome> {
         match &self.phase {
             Phase::Settled(outcome) => Some(outcome),
@@ -238,7 +229,6 @@ impl Task {
         }
     }
 
-    #[must_use]
     pub fn stored_bytes(&self) -> usize {
         let payload = match &self.phase {
             Phase::Queued | Phase::Working => 0,
@@ -263,7 +253,6 @@ pub enum TaskVisibility {
 
 impl TaskVisibility {
     /// Whether the call continues without its client, since the owner has its handle or its parent's.
-    #[must_use]
     pub const fn outlives_client(self) -> bool {
         match self {
             Self::Handle | Self::Part => true,
@@ -342,7 +331,6 @@ pub enum Outcome {
 
 impl Outcome {
     /// The end of a call that has no result because of the gateway.
-    #[must_use]
     pub const fn lost(fault: GatewayFault) -> Self {
         Self::Faulted(Failure::Gateway(fault))
     }
@@ -385,7 +373,6 @@ impl std::fmt::Display for ProcessExit {
 }
 
 impl GatewayFault {
-    #[must_use]
     pub const fn new(reason: Reason, executed: Executed) -> Self {
         Self { reason, executed, http_status: None, retry_after: None, exit: None, process: None }
     }
@@ -402,7 +389,6 @@ pub enum Executed {
 
 impl Reason {
     /// Whether a call ended with the gateway that ran it.
-    #[must_use]
     pub const fn is_end_of_gateway(self) -> bool {
         matches!(self, Self::GatewayRestart | Self::ReplicaLost | Self::StoreLost)
     }

@@ -14,7 +14,6 @@ pub struct NamePattern {
 
 impl NamePattern {
     /// `None` for a text with two stars or with a `?`, where the carried-over part would be ambiguous.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (head, tail) = match text.split_once('*') {
             Some((head, tail)) => (head, Some(tail)),
@@ -24,19 +23,16 @@ impl NamePattern {
         (!is_odd).then(|| Self { head: head.into(), tail: tail.map(Box::from) })
     }
 
-    #[must_use]
     pub const fn has_star(&self) -> bool {
         self.tail.is_some()
     }
 
     /// Whether it is a single star.
-    #[must_use]
     pub fn is_any(&self) -> bool {
         self.head.is_empty() && self.tail.as_deref() == Some("")
     }
 
     /// Whether some name matches both.
-    #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         match (&self.tail, &other.tail) {
             (None, _) => other.held(&self.head).is_some(),
@@ -49,7 +45,6 @@ impl NamePattern {
     }
 
     /// The text that the star matches in `name`.
-    #[must_use]
     pub fn held<'n>(&self, name: &'n str) -> Option<&'n str> {
         match &self.tail {
             Some(tail) => name.strip_prefix(&*self.head)?.strip_suffix(&**tail),
@@ -58,7 +53,6 @@ impl NamePattern {
     }
 
     /// The pattern with this text in place of the star.
-    #[must_use]
     pub fn filled(&self, held: &str) -> String {
         [&self.head, held, self.tail.as_deref().unwrap_or_default()].concat()
     }
@@ -91,7 +85,6 @@ pub struct ToolNames {
 
 impl ToolNames {
     /// Drops rules if all of them keep the names.
-    #[must_use]
     pub fn new(rules: Vec<(WildMatch, NameRule)>) -> Self {
         match rules.iter().all(|(_, naming)| *naming == NameRule::Kept) {
             true => Self::default(),
@@ -100,7 +93,6 @@ impl ToolNames {
     }
 
     /// Whether every tool keeps its own name, and none is hidden.
-    #[must_use]
     pub const fn are_kept(&self) -> bool {
         self.rules.is_empty()
     }
@@ -109,12 +101,10 @@ impl ToolNames {
         self.rules.iter().map(|(pattern, _)| pattern)
     }
 
-    #[must_use]
     pub fn hide_some(&self) -> bool {
         self.rules.iter().any(|(_, naming)| *naming == NameRule::Hidden)
     }
 
-    #[must_use]
     pub fn shown<'n>(&self, own: &'n str) -> PublishedName<'n> {
         match self.named(own) {
             None => PublishedName::Nothing,
@@ -125,7 +115,6 @@ impl ToolNames {
 
     /// The upstream's own name of the tool that clients see as `shown`. The first rule that gives or keeps a name
     /// decides.
-    #[must_use]
     pub fn own<'n>(&self, shown: &'n str) -> Option<Cow<'n, str>> {
         let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);
         for (pattern, naming) in &self.rules {

@@ -32,7 +32,6 @@ pub enum AfterCrash {
 
 impl AfterCrash {
     /// `is_repeatable` is the tool's annotation, a hint that counts only if the operator allows it (GW-39).
-    #[must_use]
     pub const fn may_rerun(self, is_repeatable: bool) -> bool {
         match self {
             Self::Fail => false,
@@ -117,7 +116,6 @@ impl ToolPolicy {
     }
 
     /// Whether a client without task support may get a result that points to the task tools.
-    #[must_use]
     pub fn falls_back_to_tools(&self) -> bool {
         self.fallback == FallbackPolicy::Tools && self.mode != TaskMode::Never
     }
@@ -152,7 +150,6 @@ impl Plan {
 
 impl TaskMode {
     /// `takes_tasks`: whether this request may be answered with a handle, and the answer may wait for a grace period.
-    #[must_use]
     pub const fn plan(self, takes_tasks: HandleSupport, grace: Duration) -> Plan {
         match (self, takes_tasks) {
             (Self::Never, _) | (Self::Auto | Self::Always, HandleSupport::No) => Plan::Direct,
@@ -185,51 +182,42 @@ pub struct ToolRules {
 }
 
 impl ToolRules {
-    #[must_use]
     pub fn mode_of(&self, tool: &str) -> TaskMode {
         self.rule(tool).mode
     }
 
-    #[must_use]
     pub fn limits_of(&self, tool: &str) -> CallLimits {
         self.rule(tool).limits
     }
 
     /// Whether a call of this tool may get a result that points to the task tools; by its client-visible name.
-    #[must_use]
     pub fn falls_back_to_tools(&self, tool: &str) -> bool {
         self.rule(tool).falls_back_to_tools()
     }
 
-    #[must_use]
     pub fn any_falls_back_to_tools(&self) -> bool {
         self.default.falls_back_to_tools() || self.patterns.iter().any(|(_, policy)| policy.falls_back_to_tools())
     }
 
     /// How a tool's calls are split, by its client-visible name.
-    #[must_use]
     pub fn split_of(&self, tool: &str) -> Option<&Arc<SplitRule>> {
         self.rule(tool).split.as_ref()
     }
 
-    #[must_use]
     pub fn any_is_split(&self) -> bool {
         self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
     /// Whether any call's arguments have a limit beside the message's.
-    #[must_use]
     pub fn any_bounds_arguments(&self) -> bool {
         let bounds = |policy: &ToolPolicy| policy.split.is_some() || policy.limits.arguments_bytes_max.is_some();
         bounds(&self.default) || self.patterns.iter().any(|(_, policy)| bounds(policy))
     }
 
-    #[must_use]
     pub fn rule(&self, tool: &str) -> &ToolPolicy {
         self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)
     }
 
-    #[must_use]
     pub fn policy_of(&self, tool: &str) -> ToolPolicy {
         self.rule(tool).clone()
     }

@@ -36,21 +36,18 @@ pub struct Principal(Arc<str>);
 
 impl Principal {
     /// The single user of a loopback listener without authentication (T-22).
-    #[must_use]
     pub fn local() -> Self {
         static LOCAL: LazyLock<Principal> = LazyLock::new(|| Principal::new("local"));
         LOCAL.clone()
     }
 
     /// An unidentified client: the task id is then a bearer secret.
-    #[must_use]
     pub fn anonymous() -> Self {
         Self::new(ANONYMOUS)
     }
 
     /// A client with a credential for the upstream, unchecked and kept as a digest. Equal credentials are one
     /// principal.
-    #[must_use]
     pub fn bearing(credential: &[u8]) -> Self {
         let mut text = String::from(UNCHECKED);
         for byte in digest([b"credential", credential]).0 {
@@ -59,31 +56,26 @@ impl Principal {
         Self::new(&text)
     }
 
-    #[must_use]
     pub fn holding(id: &str) -> Self {
         Self::new(&format!("{KEY}{id}"))
     }
 
     /// The holder of a certificate with this name. URIs, e-mail addresses and host names differ in form.
-    #[must_use]
     pub fn of_certificate(name: &str) -> Self {
         Self::new(&format!("{CERTIFICATE}{name}"))
     }
 
     /// The subject of an issuer's tokens, or the client where there is no person. One subject of two issuers is two
     /// principals (B156).
-    #[must_use]
     pub fn of_subject(issuer: &str, subject: &str) -> Self {
         Self::new(&format!("{TOKEN}{}:{subject}", Self::issuer_digits(issuer)))
     }
 
     /// All subjects of an issuer with one value of a claim. No subject is such a principal, as no digest has a `/`.
-    #[must_use]
     pub fn of_claim(issuer: &str, claim: &str, value: &str) -> Self {
         Self::new(&format!("{TOKEN}{}/{claim}:{value}", Self::issuer_digits(issuer)))
     }
 
-    #[must_use]
     pub fn operator(may: OperatorRight) -> Self {
         Self::new(match may {
             OperatorRight::Read => READER,
@@ -92,26 +84,22 @@ impl Principal {
     }
 
     /// Whether an operator may make changes. Without operator tokens, all may.
-    #[must_use]
     pub fn may_act(&self) -> bool {
         &*self.0 != READER
     }
 
     /// Whether several people may be this principal, as they share the value of a claim.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         let rest = self.0.strip_prefix(TOKEN).and_then(|rest| rest.get(ISSUER_DIGITS..));
         rest.is_some_and(|rest| rest.starts_with('/'))
     }
 
     /// An identity in its written form, with a scheme prefix (`key:…`, `jwt:…`).
-    #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Arc::from(text))
     }
 
     /// The principal that requests are counted for: anonymous ones are counted by address. It owns no tasks.
-    #[must_use]
     pub fn counted_at(&self, address: Option<impl fmt::Display>) -> Self {
         match address {
             Some(address) if !self.is_identified() => Self::new(&format!("{AT_ADDRESS}{address}")),
@@ -119,30 +107,25 @@ impl Principal {
         }
     }
 
-    #[must_use]
     pub fn key_id(&self) -> Option<&str> {
         self.0.strip_prefix(KEY)
     }
 
-    #[must_use]
     pub fn certificate_name(&self) -> Option<&str> {
         self.0.strip_prefix(CERTIFICATE)
     }
 
     /// The address by which anonymous requests are counted.
-    #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.0.strip_prefix(AT_ADDRESS)
     }
 
     /// Whether it is an unchecked credential or an address: one client can have any number of them.
-    #[must_use]
     pub fn is_unchecked(&self) -> bool {
         self.0.starts_with(UNCHECKED) || self.0.starts_with(AT_ADDRESS)
     }
 
     /// The digits of an issuer in the principals of its tokens.
-    #[must_use]
     pub fn issuer_digits(issuer: &str) -> String {
         let mut digits = hex(aws_lc_rs::digest::digest(&SHA256, issuer.as_bytes()).as_ref());
         digits.truncate(ISSUER_DIGITS);
@@ -150,13 +133,11 @@ impl Principal {
     }
 
     /// The digits of its token's issuer.
-    #[must_use]
     pub fn issuer(&self) -> Option<&str> {
         self.0.strip_prefix(TOKEN)?.get(..ISSUER_DIGITS)
     }
 
     /// How it was identified, in one word.
-    #[must_use]
     pub fn scheme(&self) -> &'static str {
         match &*self.0 {
             text if text.starts_with(KEY) => "api_key",
@@ -170,12 +151,10 @@ impl Principal {
     }
 
     /// Whether it identifies a client, so that its task list is private (T-22, T-43).
-    #[must_use]
     pub fn is_identified(&self) -> bool {
         &*self.0 != ANONYMOUS
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

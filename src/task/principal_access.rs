@@ -38,7 +38,6 @@ impl ToolLists {
 }
 
 impl PrincipalAccess {
-    #[must_use]
     pub fn has_lists_of(&self, other: &Self) -> bool {
         Self { line: Arc::clone(&other.line), ..self.clone() } == *other
     }
@@ -81,7 +80,6 @@ pub enum DecidedBy {
 }
 
 impl DecidedBy {
-    #[must_use]
     pub fn line(&self) -> Option<&str> {
         match self {
             Self::Rule(line) | Self::Key(line) | Self::ToolScopes(line) => Some(line),
@@ -117,7 +115,6 @@ pub struct ToolAccess {
 }
 
 impl PrincipalAccessTable {
-    #[must_use]
     pub fn new(
         own: HashMap<Principal, PrincipalAccess>,
         rules: AccessRules,
@@ -133,7 +130,6 @@ impl PrincipalAccessTable {
         }
     }
 
-    #[must_use]
     pub fn rules(&self) -> &AccessRules {
         &self.rules
     }
@@ -145,13 +141,11 @@ impl PrincipalAccessTable {
         of_tools.chain(of_rules)
     }
 
-    #[must_use]
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
         self.upstream(caller, upstream).verdict == AccessVerdict::Allowed
     }
 
     /// Decides whether a caller may use anything at an upstream.
-    #[must_use]
     pub fn upstream(&self, caller: &Caller, upstream: &str) -> AccessDecision {
         if let Some(own) = self.own.get(&caller.principal).filter(|own| !own.has_upstream(upstream)) {
             return AccessDecision { verdict: AccessVerdict::Denied, by: DecidedBy::Key(Arc::clone(&own.line)) };
@@ -162,7 +156,6 @@ impl PrincipalAccessTable {
         }
     }
 
-    #[must_use]
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
         let own = self.own.get(&caller.principal).cloned();
         ToolAccess {
@@ -175,7 +168,6 @@ impl PrincipalAccessTable {
     }
 
     /// Whether a caller may still use the upstream and tool of its task.
-    #[must_use]
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
         let any = DecisionArguments::Any;
         self.has_upstream(caller, upstream)
@@ -183,7 +175,6 @@ impl PrincipalAccessTable {
     }
 
     /// Decides about an item, and about its upstream.
-    #[must_use]
     pub fn decision(
         &self,
         caller: &Caller,
@@ -215,7 +206,6 @@ impl AccessDecision {
 
 impl ToolAccess {
     /// Whether some tools are withheld, or require scopes: only listed names may then reach the server.
-    #[must_use]
     pub fn is_narrowed(&self) -> bool {
         self.rules.is_some()
             || self.scopes.is_some()
@@ -223,19 +213,16 @@ impl ToolAccess {
     }
 
     /// Whether some prompts or resources are withheld.
-    #[must_use]
     pub const fn narrows_others(&self) -> bool {
         self.rules.is_some()
     }
 
     /// Whether a decision may depend on the arguments of a call.
-    #[must_use]
     pub fn reads_arguments(&self) -> bool {
         self.rules.as_ref().is_some_and(|rules| rules.reads_arguments())
     }
 
     /// Whether a tool is listed: with some arguments, or with another token that has the tool's scopes.
-    #[must_use]
     pub fn has(&self, tool: &str) -> bool {
         let decision = self.decision(AccessItem::Tool(tool), DecisionArguments::Any);
         match decision.verdict {
@@ -245,18 +232,15 @@ impl ToolAccess {
         }
     }
 
-    #[must_use]
     pub fn has_prompt(&self, name: &str) -> bool {
         self.decision(AccessItem::Prompt(name), DecisionArguments::Any).verdict == AccessVerdict::Allowed
     }
 
-    #[must_use]
     pub fn has_resource(&self, uri: &str) -> bool {
         self.decision(AccessItem::Resource(uri), DecisionArguments::Any).verdict == AccessVerdict::Allowed
     }
 
     /// Decides about an item of an upstream that the caller may use.
-    #[must_use]
     pub fn decision(&self, item: AccessItem<'_>, arguments: DecisionArguments<'_>) -> AccessDecision {
         if let (AccessItem::Tool(tool), Some(own)) = (item, &self.own)
             && !own.has_tool(&self.upstream, tool)

@@ -14,12 +14,10 @@ pub struct PrincipalCounts {
 }
 
 impl PrincipalCounts {
-    #[must_use]
     pub const fn all(&self) -> usize {
         self.all
     }
 
-    #[must_use]
     pub fn of(&self, owner: &Principal) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
@@ -48,7 +46,6 @@ impl PrincipalCounts {
         }
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.by_owner.is_empty()
     }

@@ -64,7 +64,6 @@ impl PermitShare {
     pub const WHOLE: Self = Self(100);
 
     /// `None` unless it is from 1 to 100.
-    #[must_use]
     pub const fn percent(number: u8) -> Option<Self> {
         match number {
             1..=100 => Some(Self(number)),
@@ -73,7 +72,6 @@ impl PermitShare {
     }
 
     /// The share of `max`, rounded up: it is at least one, and of fewer than four it is all.
-    #[must_use]
     pub fn of(self, max: usize) -> usize {
         let rest = max / 100 * usize::from(100 - self.0) + max % 100 * usize::from(100 - self.0) / 100;
         (max - rest).max(1)
@@ -96,7 +94,6 @@ impl Default for PrincipalLimitTable {
 
 impl PrincipalLimitTable {
     /// The single user of a loopback listener shares permits with no other principal.
-    #[must_use]
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         match self.own.get(principal) {
             Some(own) => *own,

@@ -51,7 +51,6 @@ pub struct RateRefusal {
 }
 
 impl RateRefusal {
-    #[must_use]
     pub const fn fault(&self) -> GatewayFault {
         GatewayFault { retry_after: Some(self.wait), ..GatewayFault::new(Reason::RateLimited, Executed::No) }
     }

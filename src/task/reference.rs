@@ -17,7 +17,6 @@ const OF_LOCAL: &str = "e39b801c66c8";
 pub struct ShortReference(pub [u8; SHORT / 2]);
 
 impl ShortReference {
-    #[must_use]
     pub fn of(key: &TaskKey) -> Self {
         let id = key.id.bits().to_be_bytes();
         let digest = digest([b"task", key.owner.as_str().as_bytes(), &id]);
@@ -26,7 +25,6 @@ impl ShortReference {
         Self(first)
     }
 
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digit = |byte: u8| match byte {
             b'0'..=b'9' => Some(byte - b'0'),
@@ -68,7 +66,6 @@ impl fmt::Display for LoggedTask<'_> {
 
 /// A principal's name for operators: its key's id, which is no secret; an anonymous client's address; or [`SHORT`]
 /// digits.
-#[must_use]
 pub fn principal_reference(principal: &Principal) -> String {
     if let Some(shown) = principal.key_id().or_else(|| principal.address()) {
         return shown.to_owned();

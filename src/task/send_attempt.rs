@@ -12,7 +12,6 @@ pub enum SendAttempt {
 }
 
 impl SendAttempt {
-    #[must_use]
     pub const fn number(self, current: Attempt) -> Attempt {
         match self {
             Self::First => current,
@@ -22,7 +21,6 @@ impl SendAttempt {
 
     /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no
     /// effect.
-    #[must_use]
     pub fn events(self, current: Attempt, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
         match self {
             Self::First => vec![Event::Dispatched { attempt: current, call: call() }],
@@ -33,7 +31,6 @@ impl SendAttempt {
         }
     }
 
-    #[must_use]
     pub fn is_stored(self, current: Attempt, task: &Task) -> bool {
         matches!(task.phase, Phase::Working) && task.attempt == self.number(current)
     }

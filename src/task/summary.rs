@@ -67,7 +67,6 @@ impl PhaseKind {
     ];
 
     /// The number that stores keep; numbers are never reused.
-    #[must_use]
     pub const fn number(self) -> u8 {
         match self {
             Self::Queued => 0,
@@ -81,14 +80,12 @@ impl PhaseKind {
         }
     }
 
-    #[must_use]
     pub const fn is_settled(self) -> bool {
         !matches!(self, Self::Queued | Self::Working | Self::AwaitingInput)
     }
 }
 
 impl SummaryPhase {
-    #[must_use]
     pub const fn kind(self) -> PhaseKind {
         match self {
             Self::Queued => PhaseKind::Queued,
@@ -102,7 +99,6 @@ impl SummaryPhase {
         }
     }
 
-    #[must_use]
     pub const fn of(phase: &Phase) -> Self {
         match phase {
             Phase::Queued => Self::Queued,
@@ -115,14 +111,12 @@ impl SummaryPhase {
         }
     }
 
-    #[must_use]
     pub const fn is_settled(self) -> bool {
         self.kind().is_settled()
     }
 }
 
 /// A failed outcome's text. Takes time in proportion to a failed outcome, and none for others.
-#[must_use]
 pub fn failure_line(task: &Task) -> Option<Arc<str>> {
     match &task.phase {
         Phase::Settled(Outcome::Returned { result, is_error: true }) => status_text(&first_text(result)?),
@@ -138,12 +132,10 @@ pub fn failure_line(task: &Task) -> Option<Arc<str>> {
 
 impl Summary {
     /// Summarizes a task. Takes time in proportion to a failed outcome (see [`failure_line`]).
-    #[must_use]
     pub fn of(task: &Task) -> Self {
         Self::with_failure(task, failure_line(task))
     }
 
-    #[must_use]
     pub fn with_failure(task: &Task, failure: Option<Arc<str>>) -> Self {
         Self {
             key: task.key.clone(),
@@ -161,22 +153,18 @@ impl Summary {
         }
     }
 
-    #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
     }
 
-    #[must_use]
     pub const fn is_settled(&self) -> bool {
         self.phase.is_settled()
     }
 
-    #[must_use]
     pub fn is_gone(&self, now: Timestamp) -> bool {
         self.is_settled() && self.expires_at() <= now
     }
 
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.upstream.len() + self.origin.tool.len();

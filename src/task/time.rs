@@ -9,12 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
     }
 
-    #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0
     }
@@ -32,7 +30,6 @@ impl Timestamp {
     }
 
     /// The time since `earlier`; zero if that is later.
-    #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
@@ -49,7 +46,6 @@ impl fmt::Display for Timestamp {
 }
 
 /// A duration in whole milliseconds; saturates.
-#[must_use]
 pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
@@ -80,7 +76,6 @@ pub struct SteadyClock<E> {
 
 impl<E: Fn() -> Duration + Send + Sync> SteadyClock<E> {
     /// `elapsed` is the time since `begin`, on a clock that is never set.
-    #[must_use]
     pub const fn new(begin: Timestamp, elapsed: E) -> Self {
         Self { begin, elapsed }
     }
@@ -102,7 +97,6 @@ impl<E: Fn() -> Duration + Send + Sync> Clock for SteadyClock<E> {
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    #[must_use]
     pub const fn at(start: Timestamp) -> Self {
         Self(AtomicU64::new(start.0))
     }

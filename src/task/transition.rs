@@ -114,7 +114,6 @@ pub enum Effect {
 /// Applies one event. Pure and total. An event that does not apply (a settled task, another attempt, a question that is
 /// not open) changes nothing and has no effects. In a settled task only the notification of its upstream is still
 /// recorded.
-#[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
     if (task.is_settled() && !matches!(event, Event::Notified)) || event.is_stale(task.attempt) {
         return (task, Vec::new());

@@ -121,7 +121,6 @@ impl CredentialRefusal {
     }
 
     /// The challenges, with `metadata` in place of each metadata address. A 401 always has one (RFC 9110, 15.5.2).
-    #[must_use]
     pub fn challenges(&self, metadata: &str) -> Vec<HeaderValue> {
         let named = self.challenges.iter().filter_map(|value| with_metadata(value, metadata)).collect::<Vec<_>>();
         if named.is_empty() && self.status == StatusCode::UNAUTHORIZED {
@@ -130,7 +129,6 @@ impl CredentialRefusal {
         named
     }
 
-    #[must_use]
     pub fn metadata_address(&self) -> Option<String> {
         let texts = self.challenges.iter().filter_map(|value| value.to_str().ok());
         texts.filter_map(metadata_in).flatten().map(|(_, address)| address).next()

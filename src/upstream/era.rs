@@ -54,7 +54,6 @@ pub(super) enum EraAnswer {
 }
 
 /// The era of a server that answers a stateless request so. Every unrecognised error is a session server's.
-#[must_use]
 pub(super) fn era_of_refusal(error: &RpcError) -> Era {
     let is_stateless = match error.code {
         HEADER_MISMATCH | MISSING_CLIENT_CAPABILITY => true,
@@ -65,7 +64,6 @@ pub(super) fn era_of_refusal(error: &RpcError) -> Era {
 }
 
 /// Whether a refusal of a stateless request excludes that era (UPC-22): none of our versions, or no JSON-RPC.
-#[must_use]
 pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
     match error {
         Some(error) if error.code == UNSUPPORTED_VERSION => era_of_refusal(error) == Era::Session,
@@ -224,7 +222,6 @@ impl EraUpstream {
     }
 
     /// The stateless half, for callers that know the server's era.
-    #[must_use]
     pub fn stateless(&self) -> Arc<dyn Upstream> {
         Arc::clone(&self.stateless)
     }

@@ -168,7 +168,6 @@ pub struct CallContext {
 
 impl CallContext {
     /// For a request without progress, log messages, tasks and client headers. `capabilities` is a `ClientCapabilities` object.
-    #[must_use]
     pub fn new(principal: Principal, capabilities: Payload, timeouts: Timeouts, result_bytes_max: usize) -> Self {
         Self {
             principal,
@@ -204,7 +203,6 @@ pub enum UpstreamTaskMode {
 }
 
 impl UpstreamTaskMode {
-    #[must_use]
     pub const fn deadline(self) -> Option<Duration> {
         match self {
             Self::Never | Self::Undeclared | Self::Watched => None,
@@ -212,7 +210,6 @@ impl UpstreamTaskMode {
         }
     }
 
-    #[must_use]
     pub const fn is_wanted(self) -> bool {
         matches!(self, Self::WhereServed { .. } | Self::Watched)
     }
@@ -243,7 +240,6 @@ pub struct ClientFacts {
 }
 
 impl ClientFacts {
-    #[must_use]
     pub fn can_be_asked(&self) -> bool {
         Object::of(&self.capabilities).is_some_and(|declared| negotiate::takes_questions(&declared))
     }
@@ -289,7 +285,6 @@ pub enum ExchangeEvent {
 }
 
 impl ExchangeEvent {
-    #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))
     }
@@ -331,7 +326,6 @@ pub struct Progress {
 
 impl Progress {
     /// Its status line: the message, else progress and total (GW-24).
-    #[must_use]
     pub fn status(&self) -> Option<Arc<str>> {
         match (&self.message, &self.total) {
             (Some(message), _) => status_text(message),

@@ -40,7 +40,6 @@ const NEVER: [&str; 24] = [
 ];
 const NEVER_BEGUN_WITH: [&str; 4] = ["mcp-", "proxy-", "sec-", "access-control-"];
 
-#[must_use]
 pub fn may_be_forwarded(name: &HeaderName) -> bool {
     let name = name.as_str();
     !NEVER.contains(&name) && !NEVER_BEGUN_WITH.iter().any(|begin| name.starts_with(begin))
@@ -55,7 +54,6 @@ pub struct ForwardingRules {
 
 impl ForwardingRules {
     /// `authorization` declares gateway and server one resource, so that a credential for one is for the other.
-    #[must_use]
     pub fn new(mut names: Vec<HeaderName>, authorization: bool) -> Self {
         names.retain(may_be_forwarded);
         if authorization {
@@ -73,18 +71,15 @@ impl ForwardingRules {
     }
 
     /// Whether each client has a credential of its own at the server: forwarded, or in exchange for its token.
-    #[must_use]
     pub fn is_per_client(&self) -> bool {
         self.subjects.is_some() || self.has(&AUTHORIZATION)
     }
 
-    #[must_use]
     pub fn has(&self, name: &HeaderName) -> bool {
         self.names.contains(name)
     }
 
     /// The forwarded headers of a client's request. One for each request: it records the server's refusal of that request.
-    #[must_use]
     pub fn of(&self, all: &HeaderMap, caller: &Caller) -> ForwardedHeaders {
         let mut picked = HeaderMap::new();
         for name in &*self.names {
@@ -170,7 +165,6 @@ impl ForwardedHeaders {
     }
 
     /// The upstream's refusal of the client's credential, if that was its last response to this request.
-    #[must_use]
     pub fn refusal(&self) -> Option<CredentialRefusal> {
         self.0.as_ref().and_then(|request| request.refusal.lock().clone())
     }

@@ -47,7 +47,6 @@ pub enum HeaderAnnotations {
 }
 
 /// Reads the annotations of an input schema, in one walk. Only a schema that may contain one is parsed.
-#[must_use]
 pub fn read(schema: &Payload) -> HeaderAnnotations {
     let text = schema.as_str();
     // A name may be written with escapes.
@@ -200,7 +199,6 @@ impl SchemaReader<'_> {
 }
 
 /// The headers that mirror a call's arguments, except absent and `null` ones (UPC-15).
-#[must_use]
 pub fn headers_of(mirrored: &[HeaderArgument], arguments: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for one in mirrored {
@@ -217,7 +215,6 @@ pub fn headers_of(mirrored: &[HeaderArgument], arguments: Option<&Object>) -> He
 }
 
 /// A text as a header value: verbatim if it is read back unchanged, else wrapped (UPC-27).
-#[must_use]
 pub fn encode(text: &str) -> Option<HeaderValue> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
         && text.trim_matches(' ').len() == text.len()
@@ -231,13 +228,11 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
 }
 
 impl HeaderArgument {
-    #[must_use]
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
         self.kind.agree(header, argument)
     }
 
     /// The argument's value; `null` counts as absent.
-    #[must_use]
     pub fn argument(&self, arguments: Option<&Object>) -> Option<Payload> {
         let (last, outer) = self.path.split_last()?;
         let mut object = arguments?.clone();

@@ -77,7 +77,6 @@ pub struct HttpUpstreamSettings {
 
 impl HttpUpstreamSettings {
     /// Without a credential, and without a proxy.
-    #[must_use]
     pub fn new(name: Arc<str>, url: url::Url) -> Self {
         Self {
             name,
@@ -185,31 +184,26 @@ impl SessionUpstream {
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
-    #[must_use]
     pub const fn metadata(&self) -> Option<&Arc<ResourceMetadata>> {
         self.metadata.as_ref()
     }
 
-    #[must_use]
     pub fn health(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.link.health)
     }
 
     /// A program with MCP over standard input and output, not started yet. Must be called within a tokio runtime.
-    #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, scope: TaskScope) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
         Self::of_program(settings, scope, processes, None)
     }
 
     /// As [`Self::stdio`], with permits that may be shared.
-    #[must_use]
     pub fn stdio_within(settings: StdioUpstreamSettings, scope: TaskScope, processes: CallPermits) -> Self {
         Self::of_program(settings, scope, processes, None)
     }
 
     /// As [`Self::stdio`]; `output` keeps the program's standard error for display.
-    #[must_use]
     pub fn stdio_with_output(settings: StdioUpstreamSettings, scope: TaskScope, output: Arc<LastLines>) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
         Self::of_program(settings, scope, processes, Some(output))
@@ -253,7 +247,6 @@ impl SessionUpstream {
     }
 
     /// The same server for stateless clients, in their era if the server supports it.
-    #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
         let eras =
             if self.link.transport.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
@@ -263,7 +256,6 @@ impl SessionUpstream {
     }
 
     /// Raw access, in clients' own sessions or without one.
-    #[must_use]
     pub fn channel(&self) -> Arc<dyn OwnSessionChannel> {
         Arc::new(Arc::clone(&self.link))
     }

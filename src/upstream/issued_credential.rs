@@ -92,7 +92,6 @@ impl IssuedCredentialSettings {
     }
 
     /// The clients' tokens, if they are exchanged.
-    #[must_use]
     pub fn subjects(&self) -> Option<&SubjectTokens> {
         match self {
             Self::Exchange(exchange) => Some(&exchange.subjects),

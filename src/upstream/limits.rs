@@ -68,19 +68,16 @@ pub struct CallPermitsByName {
 
 impl CallPermitsByName {
     /// No permits yet. With several principals, each has at most the share that `limits` give it.
-    #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self { all: Mutex::default(), limits }
     }
 
     /// The existing permits with their limits until [`CallPermits::rebound`], else new ones.
-    #[must_use]
     pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings, self.limits.clone()))
     }
 
     /// As [`Self::of`], for permits of something other than calls, which no metric counts.
-    #[must_use]
     pub fn unmetered_of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         self.shared(upstream, || CallPermits::unmetered(settings, self.limits.clone()))
     }
@@ -94,7 +91,6 @@ impl CallPermitsByName {
         }
     }
 
-    #[must_use]
     pub fn in_progress(&self) -> Vec<(Arc<str>, CallCounts)> {
         let all = self.all.lock();
         let living = all.iter().filter_map(|(name, permits)| Some((Arc::clone(name), permits.upgrade()?)));
@@ -103,7 +99,6 @@ impl CallPermitsByName {
     }
 
     /// The held calls, each with its upstream, oldest first.
-    #[must_use]
     pub fn held_calls(&self) -> Vec<(Arc<str>, HeldCallEntry)> {
         let all: Vec<_> =
             self.all.lock().iter().filter_map(|(name, permits)| Some((Arc::clone(name), permits.upgrade()?))).collect();
@@ -128,7 +123,6 @@ impl CallPermitsByName {
 
 impl CallPermits {
     /// The metrics recorder must be installed before.
-    #[must_use]
     pub fn new(upstream: Arc<str>, settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
             state: Mutex::new(settings.state(PlaceDivision::Divided, limits)),
@@ -237,7 +231,6 @@ impl CallPermits {
         GatewayFault::new(reason, Executed::No)
     }
 
-    #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.state.lock().waiting()
     }
@@ -281,6 +274,7 @@ impl PermitTurn {
 }
 
 #[derive(Debug)]
+#[must_use]
 pub struct QueueGuard {
     shared: Arc<CallPermitsInner>,
     owner: Principal,
@@ -294,7 +288,7 @@ impl Drop for QueueGuard {
     }
 }
 
-#[must_use = "dropping the slot frees the place"]
+#[must_use]
 pub struct CallPermit {
     shared: Arc<CallPermitsInner>,
     owner: Principal,

@@ -14,7 +14,6 @@ pub(crate) fn command(_: &ProgramLimits, _: &str, _: &[String]) -> io::Result<Co
     Err(io::Error::new(io::ErrorKind::Unsupported, REFUSED))
 }
 
-#[must_use]
 pub fn run(_: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     None
 }

@@ -49,7 +49,6 @@ struct SubjectTokenParts {
 
 impl SubjectToken {
     /// The token of a request, if its caller came with one.
-    #[must_use]
     pub fn of(headers: &HeaderMap, caller: &Caller) -> Option<Self> {
         // An API key has no issuer.
         let claims = caller.claims.as_ref().filter(|claims| claims.issuer.is_some())?;

@@ -62,7 +62,6 @@ fn arguments(limits: &ProgramLimits) -> [String; 3] {
 }
 
 /// Supervises a program to its end, if `arguments` (the program's name first) ask for it. Blocks.
-#[must_use]
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut arguments = arguments.into_iter().skip(1);
     if arguments.next()? != NAME {

@@ -56,13 +56,11 @@ impl fmt::Debug for ClientSecret {
 }
 
 /// Whether a text can be a client's password: one line.
-#[must_use]
 pub fn is_client_secret(text: &str) -> bool {
     (1..=SECRET_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 impl TokenClientSettings {
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         match &self.secret {
             ClientSecret::Known(_) => None,

@@ -123,7 +123,6 @@ pub struct LastFailure {
 }
 
 impl HealthReport {
-    #[must_use]
     pub fn is_failing(&self) -> bool {
         ["failing", "refused"].contains(&self.state)
     }
@@ -239,12 +238,10 @@ impl UpstreamHealth {
         self.refuses.set(0);
     }
 
-    #[must_use]
     pub fn last(&self) -> Option<UpstreamFailure> {
         self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
     }
 
-    #[must_use]
     pub fn look(&self) -> HealthReport {
         let state = self.state.lock();
         let last_failure = state.last.as_ref().map(|(trouble, at)| LastFailure {
@@ -271,7 +268,6 @@ impl UpstreamHealthList {
         *self.0.write() = all;
     }
 
-    #[must_use]
     pub fn looks(&self) -> Vec<HealthReport> {
         self.0.read().iter().map(|health| health.look()).collect()
     }

@@ -45,14 +45,12 @@ pub struct Notification {
 
 impl Notification {
     /// The cancelled request's id, if this is `notifications/cancelled`.
-    #[must_use]
     pub fn cancelled(&self) -> Option<RequestId> {
         let params = self.params.object().filter(|_| self.method == method::CANCELLED)?;
         RequestId::from_payload(&params.get("requestId")?)
     }
 
     /// Whether it refers to a request in progress, and so means nothing to a session without that request.
-    #[must_use]
     pub fn is_about_a_request(&self) -> bool {
         matches!(&*self.method, method::CANCELLED | method::PROGRESS)
     }
@@ -67,7 +65,6 @@ pub enum Params {
 }
 
 impl Params {
-    #[must_use]
     pub const fn object(&self) -> Option<&Object> {
         match self {
             Self::Object(object) => Some(object),
@@ -249,17 +246,14 @@ impl<'t> EnvelopeParts<'t> {
     }
 }
 
-#[must_use]
 pub fn request(id: &RequestId, method: &str, params: Option<&Payload>) -> Bytes {
     call(Some(id), method, params)
 }
 
-#[must_use]
 pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
     call(None, method, params)
 }
 
-#[must_use]
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());
     put(&mut out, "result", result.bytes());
@@ -274,7 +268,6 @@ pub fn result_of_pieces(id: &RequestId, result: Vec<Bytes>) -> impl Iterator<Ite
 }
 
 /// As [`result`], in two pieces. The second is the result's own text if its buffer is not shared.
-#[must_use]
 pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
     let mut head = open(Some(id), 0);
     put(&mut head, "result", b"");
@@ -284,7 +277,6 @@ pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
 }
 
 /// Writes an error response; without an id the member is left out (MCP has no null id).
-#[must_use]
 pub fn error(id: Option<&RequestId>, error: &RpcError) -> Bytes {
     let mut out = open(id, error.message.len() + error.data.as_ref().map_or(0, Payload::len) + 48);
     put(&mut out, "error", b"{\"code\":");
@@ -345,7 +337,6 @@ pub fn read_batch(
 }
 
 /// Whether a text can only be a batch.
-#[must_use]
 pub fn is_batch(text: &Bytes) -> bool {
     text.trim_ascii_start().starts_with(b"[")
 }
@@ -374,12 +365,10 @@ pub struct MessageText {
 }
 
 impl MessageText {
-    #[must_use]
     pub const fn with_message(text: Bytes, message: Arc<Message>) -> Self {
         Self { text, message: Some(message) }
     }
 
-    #[must_use]
     pub fn message(&self) -> Option<&Message> {
         self.message.as_deref()
     }
@@ -405,12 +394,10 @@ impl MessageText {
     }
 
     /// The text in another buffer, unparsed: the parsed parts refer to the old buffer.
-    #[must_use]
     pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
         attach(self.text).into()
     }
 
-    #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.text
     }

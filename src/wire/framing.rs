@@ -30,7 +30,6 @@ pub enum FramingError {
 }
 
 /// Writes the first event of an HTTP+SSE stream: the address for its messages (LEG-15). `address` has no line ends.
-#[must_use]
 pub fn sse_endpoint(address: &str) -> Bytes {
     format!("event: endpoint\ndata: {address}\n\n").into()
 }
@@ -45,7 +44,6 @@ pub struct LineDecoder {
 }
 
 impl LineDecoder {
-    #[must_use]
     pub const fn new(line_bytes_max: usize) -> Self {
         Self { line_bytes_max, partial: Vec::new(), failed: false }
     }
@@ -84,7 +82,6 @@ impl LineDecoder {
         Ok(lines)
     }
 
-    #[must_use]
     pub const fn held(&self) -> usize {
         self.partial.len()
     }

@@ -16,7 +16,6 @@ pub struct RequestId(Payload);
 impl RequestId {
     /// Accepts a string without null characters or lone surrogates (B81), or an `i64` integer written as one (not
     /// `1.0`).
-    #[must_use]
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();
         if raw.len() > ID_BYTES_MAX {
@@ -29,18 +28,15 @@ impl RequestId {
         is_id.then(|| Self(text.detached()))
     }
 
-    #[must_use]
     pub fn text(text: &str) -> Self {
         Self(Payload::text(text))
     }
 
-    #[must_use]
     pub fn number(number: i64) -> Self {
         Self(Payload::of(&number))
     }
 
     /// Whether two ids are equal once unescaped: servers write back the decoded id.
-    #[must_use]
     pub fn says(&self, other: &Self) -> bool {
         // Different texts without escapes are different ids.
         let is_escaped = |id: &Self| memchr::memchr(b'\\', id.0.bytes()).is_some();
@@ -50,17 +46,14 @@ impl RequestId {
                 && text(self).is_some_and(|own| text(other).as_ref() == Some(&own)))
     }
 
-    #[must_use]
     pub fn as_json(&self) -> &str {
         self.0.as_str()
     }
 
-    #[must_use]
     pub fn as_text(&self) -> Option<Cow<'_, str>> {
         scan::decode_string(self.0.bytes())
     }
 
-    #[must_use]
     pub const fn payload(&self) -> &Payload {
         &self.0
     }

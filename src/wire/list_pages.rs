@@ -20,12 +20,10 @@ pub enum PagedList {
 impl PagedList {
     const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
-    #[must_use]
     pub fn of_offers(name: &str) -> Option<Self> {
         Self::OFFERS.into_iter().find(|list| list.method() == name)
     }
 
-    #[must_use]
     pub const fn method(self) -> &'static str {
         match self {
             Self::Tools => method::TOOLS_LIST,
@@ -36,7 +34,6 @@ impl PagedList {
         }
     }
 
-    #[must_use]
     pub const fn items(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -47,7 +44,6 @@ impl PagedList {
         }
     }
 
-    #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
             Self::Tools | Self::Prompts => "name",
@@ -59,7 +55,6 @@ impl PagedList {
 }
 
 /// The cursor of the next page, if the server names one.
-#[must_use]
 pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
@@ -81,19 +76,16 @@ pub enum ListEnd {
 }
 
 impl ListPages {
-    #[must_use]
     pub fn new(list: PagedList, pages_max: usize) -> Self {
         Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
     }
 
-    #[must_use]
     pub fn params(&self) -> Option<Payload> {
         let cursor = self.cursor()?;
         Some(ObjectWriter::new().member("cursor", cursor).finish())
     }
 
     /// The cursor of the next page; none before the first one.
-    #[must_use]
     pub fn cursor(&self) -> Option<&Payload> {
         self.cursors.last()
     }
@@ -126,7 +118,6 @@ impl ListPages {
         !is_repeated
     }
 
-    #[must_use]
     pub const fn end(&self) -> Option<ListEnd> {
         self.end
     }

@@ -40,7 +40,6 @@ pub const RESOURCES_CHANGED: &str = "notifications/resources/list_changed";
 pub const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 
 /// Whether the result may hold questions, after which the client repeats its request (MOD-26).
-#[must_use]
 pub fn may_ask(name: &str) -> bool {
     [TOOLS_CALL, PROMPTS_GET, RESOURCES_READ].contains(&name)
 }

@@ -25,7 +25,6 @@ pub struct Object {
 
 impl Object {
     /// Locates the members of a payload; `None` if it is no object. One walk, unless the message's scan located them.
-    #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         let located = match payload.members() {
             Some(located) => located.clone(),
@@ -46,51 +45,42 @@ impl Object {
         Payload::with_members(self.text.bytes().clone(), self.located.clone())
     }
 
-    #[must_use]
     pub const fn payload(&self) -> &Payload {
         &self.text
     }
 
     /// Copies the text out of a larger buffer (see [`Payload::detached`]).
-    #[must_use]
     pub fn detached(&self) -> Self {
         Self { text: self.text.detached(), ..self.clone() }
     }
 
     /// A member's value, verbatim. `null` is a value, not an absence.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<Payload> {
         self.find(key).map(|member| self.value(member))
     }
 
-    #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_some()
     }
 
-    #[must_use]
     pub fn get_string(&self, key: &str) -> Option<String> {
         self.get_str(key).map(Cow::into_owned)
     }
 
     /// A member that is a string, decoded; borrowed unless it has escapes.
-    #[must_use]
     pub fn get_str(&self, key: &str) -> Option<Cow<'_, str>> {
         scan::decode_string(self.raw(self.find(key)?))
     }
 
     /// As [`Self::get_string`], with U+FFFD for each lone surrogate: for text that is only displayed.
-    #[must_use]
     pub fn get_lossy(&self, key: &str) -> Option<String> {
         scan::decode_lossy(self.raw(self.find(key)?)).map(Cow::into_owned)
     }
 
-    #[must_use]
     pub fn has_object(&self, key: &str) -> bool {
         self.find(key).is_some_and(|member| self.raw(member).starts_with(b"{"))
     }
 
-    #[must_use]
     pub fn get_object(&self, key: &str) -> Option<Self> {
         let member = self.find(key)?;
         let text = self.value(member);
@@ -121,7 +111,6 @@ impl Object {
 
     /// The first of `names` from which a member differs in case alone, by Unicode's folding (`paramſ` is `params`):
     /// other parsers might take the member for that name (B85).
-    #[must_use]
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
         if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {
@@ -135,7 +124,6 @@ impl Object {
     }
 
     /// Starts an edit of top-level members; other members are copied byte for byte.
-    #[must_use]
     pub const fn edit(&self) -> ObjectEdit<'_> {
         ObjectEdit::new(self)
     }

@@ -11,7 +11,6 @@ pub const NAME_BYTES_MAX: usize = 128;
 
 /// Makes an upstream's text fit for a status line: without control or bidirectional-override characters, at most
 /// [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
-#[must_use]
 pub fn status_text(words: &str) -> Option<Arc<str>> {
     let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
     for c in words.chars().filter(|c| !is_hidden(*c)) {
@@ -24,7 +23,6 @@ pub fn status_text(words: &str) -> Option<Arc<str>> {
 }
 
 /// As [`status_text`], for a name to be quoted: at most [`NAME_BYTES_MAX`] bytes, and a mark where it was cut.
-#[must_use]
 pub fn name(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(NAME_BYTES_MAX));
     for c in text.chars().filter(|c| !is_hidden(*c)) {
@@ -39,7 +37,6 @@ pub fn name(text: &str) -> String {
 
 /// Makes a peer's text fit for a line on a terminal: blanks in place of control and bidirectional-override characters, at most
 /// `bytes_max` bytes, and a mark where it was cut.
-#[must_use]
 pub fn shown(text: &str, bytes_max: usize) -> String {
     let mut shown = String::with_capacity(text.len().min(bytes_max) + '…'.len_utf8());
     for c in text.chars() {
@@ -53,7 +50,6 @@ pub fn shown(text: &str, bytes_max: usize) -> String {
 }
 
 /// The first text block of a tool's result. Takes time linear to the result's size.
-#[must_use]
 pub fn first_text(result: &Payload) -> Option<String> {
     let content = Object::of(result)?.get("content")?;
     content.items().find_map(|block| {

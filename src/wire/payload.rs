@@ -57,12 +57,10 @@ impl Payload {
 
     /// Restores a stored payload. The caller guarantees that the text is unchanged (the stores have a checksum), and
     /// alone in its buffer but for the rest of its task. Only UTF-8 is checked again.
-    #[must_use]
     pub fn restored(text: Bytes) -> Option<Self> {
         std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true, members: None })
     }
 
-    #[must_use]
     pub const fn empty_object() -> Self {
         Self { text: Bytes::from_static(b"{}"), is_exact: true, members: None }
     }
@@ -74,34 +72,28 @@ impl Payload {
         Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true, members: None }
     }
 
-    #[must_use]
     pub fn text(text: &str) -> Self {
         let mut out = Vec::with_capacity(text.len() + 2);
         write_string(&mut out, text);
         Self { text: Bytes::from(out.into_boxed_slice()), is_exact: true, members: None }
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.text).expect("a payload is UTF-8 by its invariant")
     }
 
-    #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.text
     }
 
-    #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.text
     }
 
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.text.len()
     }
 
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
@@ -118,13 +110,11 @@ impl Payload {
     }
 
     /// Copies the text out of a larger buffer, so that keeping a small payload does not keep a large body alive.
-    #[must_use]
     pub fn detached(&self) -> Self {
         Self { text: Bytes::copy_from_slice(&self.text), is_exact: true, members: None }
     }
 
     /// Whether keeping the text surely keeps nothing else in memory.
-    #[must_use]
     pub const fn is_exact(&self) -> bool {
         self.is_exact
     }
@@ -171,7 +161,6 @@ pub enum JsonPieces {
 impl JsonPieces {
     pub const SHARED_MIN: usize = 64 << 10;
 
-    #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::Whole(payload) => payload.len(),
@@ -179,18 +168,15 @@ impl JsonPieces {
         }
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    #[must_use]
     pub fn is_large(&self) -> bool {
         self.len() >= Self::SHARED_MIN
     }
 
     /// The value in one piece. Copies pieces.
-    #[must_use]
     pub fn whole(self) -> Payload {
         match self {
             Self::Whole(payload) => payload,
@@ -199,12 +185,10 @@ impl JsonPieces {
     }
 
     /// A copy that keeps no other buffer alive; a small value is shared.
-    #[must_use]
     pub fn detached(&self) -> Self {
         if self.is_large() { Self::Whole(self.clone().whole().detached()) } else { self.clone() }
     }
 
-    #[must_use]
     pub fn into_pieces(self) -> Vec<Bytes> {
         match self {
             Self::Whole(payload) => vec![payload.into_bytes()],

@@ -13,7 +13,6 @@ pub struct ProgressView<'a> {
 }
 
 /// Writes the notification with a request's progress token; `related` is its `_meta`.
-#[must_use]
 pub fn notification(token: &Payload, step: ProgressView<'_>, related: Option<&Payload>) -> Bytes {
     let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, token).member("progress", step.progress);
     if let Some(total) = step.total {

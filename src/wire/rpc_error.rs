@@ -37,7 +37,6 @@ impl RpcError {
     }
 
     /// Reads an error object from an upstream; `None` unless it has a whole `code` and a text `message`.
-    #[must_use]
     pub fn from_object(object: &Object) -> Option<Self> {
         Some(Self {
             code: object.get("code")?.as_str().parse().ok()?,

@@ -65,7 +65,6 @@ pub enum ScanError {
 }
 
 impl ScanError {
-    #[must_use]
     pub const fn at(self) -> usize {
         match self {
             Self::Syntax { at }

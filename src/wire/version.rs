@@ -16,7 +16,6 @@ macro_rules! versions {
             /// Every version, oldest first.
             pub const ALL: [Self; [$(Self::$One),+].len()] = [$(Self::$One),+];
 
-            #[must_use]
             pub const fn traits(self) -> &'static VersionTraits {
                 match self { $(Self::$One => &$One,)+ }
             }
@@ -124,24 +123,20 @@ impl ProtocolVersion {
     /// The version for servers without sessions, and in responses to stateless clients of an unknown version.
     pub const STATELESS: Self = Self::V2026_07_28;
 
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
     /// The stateless versions that are advertised to clients and servers (`server/discover`, −32022).
-    #[must_use]
     pub fn advertised_stateless() -> Vec<&'static str> {
         let all = Self::ALL.map(Self::traits).into_iter();
         all.filter(|of| of.is_advertised && of.is_stateless).map(|of| of.text).collect()
     }
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         self.traits().text
     }
 
-    #[must_use]
     pub const fn is_stateless(self) -> bool {
         self.traits().is_stateless
     }

@@ -32,12 +32,10 @@ pub struct ValueWalk<'t> {
 }
 
 impl<'t> ValueWalk<'t> {
-    #[must_use]
     pub fn of(value: &'t Payload) -> Self {
         Self { text: value.as_str(), at: 0 }
     }
 
-    #[must_use]
     pub fn kind(&self) -> WalkedKind {
         match self.text.as_bytes().get(self.at) {
             Some(b'{') => WalkedKind::Object,
@@ -75,7 +73,6 @@ impl<'t> ValueWalk<'t> {
     }
 
     /// The text range to delete so that the member just skipped is gone. Ranges of two members of one object may overlap.
-    #[must_use]
     pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
         let next = scan::skip_whitespace(bytes, self.at);
@@ -104,7 +101,6 @@ impl<'t> ValueWalk<'t> {
 }
 
 /// A value without these ranges (see [`ValueWalk::extent`]), which are in order and do not overlap.
-#[must_use]
 pub fn without(value: &Payload, parts: &[Range<usize>]) -> Payload {
     let text = value.bytes();
     let mut out = Vec::with_capacity(text.len());

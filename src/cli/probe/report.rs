@@ -36,7 +36,6 @@ pub enum ProbedTransport {
 
 impl ProbedTransport {
     /// The configuration's name for it.
-    #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
             Self::StreamableHttp => "streamable-http",
@@ -45,7 +44,6 @@ impl ProbedTransport {
         }
     }
 
-    #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
             Self::StreamableHttp => "streamable HTTP",
@@ -185,7 +183,6 @@ pub enum ProbeExit {
 }
 
 impl ProbeExit {
-    #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -197,7 +194,6 @@ impl ProbeExit {
 }
 
 impl ProbeReport {
-    #[must_use]
     pub fn verdict(&self) -> ProbeExit {
         match &self.called {
             None => ProbeExit::Done,
@@ -210,7 +206,6 @@ impl ProbeReport {
         }
     }
 
-    #[must_use]
     pub fn json(&self) -> Value {
         let versions = self.versions.iter().map(|version| match &version.served {
             VersionSupport::Yes => json!({ "version": version.version.as_str(), "served": true }),
@@ -255,7 +250,6 @@ impl ProbeReport {
     }
 
     /// The report as text, without terminal control characters.
-    #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.write(&mut text).unwrap_or_default();

@@ -110,7 +110,6 @@ impl ElicitationForm {
     }
 
     /// The content of the answer. `None` is a skipped field.
-    #[must_use]
     pub(in crate::cli) fn content(&self, values: Vec<Option<Value>>) -> Value {
         let named = self.fields.iter().zip(values).filter_map(|(field, value)| Some((field.name.clone(), value?)));
         Value::Object(named.collect::<Map<_, _>>())
@@ -143,7 +142,6 @@ impl Field {
     }
 
     /// The field's name and accepted values, on one line.
-    #[must_use]
     pub(in crate::cli) fn prompt(&self) -> String {
         let title = self.title.as_deref().unwrap_or(&self.name);
         let mut hints = vec![self.kind.hint()];
@@ -153,7 +151,6 @@ impl Field {
     }
 
     /// The choices; empty if any value may be typed.
-    #[must_use]
     pub(in crate::cli) fn choices(&self) -> &[Choice] {
         match &self.kind {
             FieldKind::One(choices) | FieldKind::Many { choices, .. } => choices,

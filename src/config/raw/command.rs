@@ -80,7 +80,6 @@ fn each<T>(list: Option<&LocatedValue<Vec<T>>>) -> impl Iterator<Item = &T> {
 }
 
 /// Whether a text is a program with arguments, and not a path with a space.
-#[must_use]
 pub fn is_command_line(text: &str) -> bool {
     let first = text.split_once(char::is_whitespace).map(|(first, _)| first);
     first.is_some_and(|first| !first.contains('/') || text.contains(" -"))

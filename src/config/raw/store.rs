@@ -143,7 +143,6 @@ fn replica_name(text: &str) -> Result<String, ValueError> {
 }
 
 /// Whether a text can name a replica: the name is part of file names, logs and labels.
-#[must_use]
 pub fn is_replica_name(text: &str) -> bool {
     (1..=REPLICA_NAME_LEN_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))

@@ -21,7 +21,6 @@ pub(in crate::config) fn admin_address() -> SocketAddr {
 }
 
 /// The listener with this default address.
-#[must_use]
 pub fn usual_listener_at(url: &Url) -> Option<&'static str> {
     let usual = [("listen", listen_address()), ("admin", admin_address())];
     usual.into_iter().find(|(_, address)| is_at(url, *address)).map(|(name, _)| name)

@@ -57,7 +57,6 @@ fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     }
 }
 
-#[must_use]
 pub fn is_credential_header(name: &str) -> bool {
     credential_header(name).is_ok()
 }

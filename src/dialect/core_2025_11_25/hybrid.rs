@@ -18,7 +18,6 @@ pub struct HybridTasks {
 }
 
 impl HybridTasks {
-    #[must_use]
     pub const fn over(core: CoreTasks) -> Self {
         Self { core }
     }

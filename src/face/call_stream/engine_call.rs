@@ -113,7 +113,6 @@ impl<D: FaceDialect + 'static> CallView<D> {
         respond(EngineCallMessages { view: self, call, next }, addressee).await
     }
 
-    #[must_use]
     pub fn answer(mut self, event: CallEvent) -> FaceResponse {
         match self.show(Some(event)) {
             Some(CallMessage::Answer(answer)) => answer.into_response(&self.addressee),

@@ -33,7 +33,6 @@ pub enum LogFilter {
 
 impl CallNotices {
     /// Progress resets the timeouts of clients; a comment serves proxies.
-    #[must_use]
     pub fn life_sign(&mut self) -> BodyPart {
         match &mut self.progress {
             Some(rising) if self.life_signs => BodyPart::message(rising.life_sign(None)),
@@ -42,7 +41,6 @@ impl CallNotices {
     }
 
     /// Progress under the client's token, strictly increasing (MOD-22, T-73).
-    #[must_use]
     pub fn progress(&mut self, progress: &Progress) -> Option<Bytes> {
         let rising = self.progress.as_mut()?;
         let value = rising.real(&progress.progress, progress.total.as_ref())?;
@@ -50,7 +48,6 @@ impl CallNotices {
     }
 
     /// A log message, unless the client set no level, or a higher one (MOD-23).
-    #[must_use]
     pub fn log(&self, log: &Payload) -> Option<Bytes> {
         let level = || Object::of(log)?.get_string("level").as_deref().and_then(LogLevel::parse);
         let is_wanted = match self.logs {
@@ -76,7 +73,6 @@ pub struct MonotonicProgress {
 
 impl MonotonicProgress {
     /// Writes the token exactly as it is spelt.
-    #[must_use]
     pub const fn new(token: Payload) -> Self {
         Self { token, total: None, real: None, shown: None }
     }
@@ -98,19 +94,16 @@ impl MonotonicProgress {
     }
 
     /// Whether a life sign exceeds the upstream's last value.
-    #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.shown > self.real
     }
 
     /// `related` is the `_meta` that names the task, if the client needs it.
-    #[must_use]
     pub fn life_sign(&mut self, related: Option<&Payload>) -> Bytes {
         let value = self.raise();
         self.notification(&value, None, related)
     }
 
-    #[must_use]
     pub fn notification(&self, value: &Payload, message: Option<&str>, related: Option<&Payload>) -> Bytes {
         let step = ProgressView { progress: value, total: self.total.as_ref(), message };
         progress::notification(&self.token, step, related)

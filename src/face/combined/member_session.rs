@@ -37,7 +37,6 @@ pub struct CombinedSessions {
 }
 
 impl CombinedSessions {
-    #[must_use]
     pub fn new() -> Arc<Self> {
         let (tokens, known) = (ClientSessionCache::new(), KnownSessions::default());
         Arc::new(Self { tokens, known, in_flight: Arc::default() })

@@ -18,7 +18,6 @@ pub enum PrefixPolicy {
 }
 
 /// Whether a prefixed name of one upstream may look like a name of the other.
-#[must_use]
 pub fn prefixes_clash(one: &str, other: &str) -> bool {
     let [one, other] = [prefixed(one, ""), prefixed(other, "")];
     one.starts_with(&other) || other.starts_with(&one)

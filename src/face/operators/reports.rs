@@ -179,7 +179,6 @@ pub(super) struct OperatorReplicaList {
 
 impl OperatorReplica {
     /// All incarnations in the store, in the order in which they began.
-    #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
         Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
     }
@@ -271,7 +270,6 @@ pub struct HeldCallReport {
 }
 
 impl HeldCalls {
-    #[must_use]
     pub fn of(permits: &CallPermitsByName) -> Self {
         let (held, now) = (permits.held_calls(), Instant::now());
         let since = |then: Instant| now.duration_since(then).as_secs();

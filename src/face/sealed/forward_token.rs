@@ -31,13 +31,11 @@ pub struct ForwardToken {
 
 impl Sealer {
     /// `None` if the caller has too many or too long names.
-    #[must_use]
     pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
         let random = (u128::from(token.sender.0) << 64) | u128::from(token.number);
         self.seal(&GatewayId::in_memory(IdKind::Forward, Some(token.target), random), None, &token.payload())
     }
 
-    #[must_use]
     pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
         ForwardToken::read(&self.open(IdKind::Forward, None, sealed)?)
     }
@@ -127,7 +125,6 @@ fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
 }
 
 /// Identifies a request by method, path, query and session id.
-#[must_use]
 pub fn digest_of_request(method: &Method, path: &str, query: Option<&str>, headers: &HeaderMap) -> Digest {
     // A request with several is refused.
     let session = headers.get(headers::SESSION_ID).map_or(&b""[..], |session| session.as_bytes());

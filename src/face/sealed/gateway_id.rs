@@ -53,7 +53,6 @@ impl IdKind {
     }
 
     /// In bytes.
-    #[must_use]
     pub const fn text_len_max(self) -> usize {
         match self {
             Self::Session => 2 << 10,
@@ -87,13 +86,11 @@ pub struct GatewayId {
 
 impl GatewayId {
     /// The id of an object in the memory of `replica`.
-    #[must_use]
     pub const fn in_memory(kind: IdKind, replica: Option<Incarnation>, random: u128) -> Self {
         Self { kind, replica, upstream: String::new(), random }
     }
 
     /// For a task, which all replicas know.
-    #[must_use]
     pub fn of_task(kind: IdKind, task: TaskId) -> Self {
         Self::in_memory(kind, None, task.bits())
     }
@@ -127,7 +124,6 @@ impl OpenedId {
         TokenReader(&self.payload)
     }
 
-    #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
@@ -138,7 +134,6 @@ impl Sealer {
     ///
     /// # Panics
     /// If the operating system provides no randomness: a repeated nonce would reveal the key.
-    #[must_use]
     pub fn seal(&self, id: &GatewayId, owner: Option<&Principal>, payload: &[u8]) -> Option<String> {
         let mut plain = id.encode();
         plain.extend_from_slice(payload);
@@ -154,7 +149,6 @@ impl Sealer {
     }
 
     /// Opens an id. `None` unless it was sealed as this kind for this owner, with a key of the ring.
-    #[must_use]
     pub fn open(&self, kind: IdKind, owner: Option<&Principal>, text: &str) -> Option<OpenedId> {
         if text.len() > kind.text_len_max() {
             return None;
@@ -174,7 +168,6 @@ impl Sealer {
 }
 
 /// The id behind the prefix of the gateway's own requests and the mark of an endpoint of several upstreams.
-#[must_use]
 pub fn sealed_in(text: &str) -> &str {
     text.rsplit(':').next().unwrap_or_default()
 }
@@ -183,13 +176,11 @@ pub fn sealed_in(text: &str) -> &str {
 const NUMBER: char = '.';
 
 /// Names its stream, so that no other stream's event is ever replayed.
-#[must_use]
 pub fn event_id(sealed: &str, number: u64) -> String {
     format!("{sealed}{NUMBER}{number}")
 }
 
 /// The sealed stream of an event's id, with or without the mark of an endpoint, and the event's number.
-#[must_use]
 pub fn read_event_id(text: &str) -> Option<(&str, u64)> {
     let (sealed, number) = sealed_in(text).split_once(NUMBER)?;
     Some((sealed, number.parse().ok()?))

@@ -54,12 +54,10 @@ impl SealingKeys {
     }
 
     /// A ring with one random key for this process: its tokens end with it.
-    #[must_use]
     pub fn ephemeral(random: [u8; KEY_LEN]) -> Self {
         Self(vec![random])
     }
 
-    #[must_use]
     pub fn to_text(&self) -> String {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));
         let line = |key: &[u8; KEY_LEN]| key.iter().flat_map(hex).chain(['\n']).collect::<String>();
@@ -67,7 +65,6 @@ impl SealingKeys {
     }
 
     /// In the order of the keys.
-    #[must_use]
     pub fn prints(&self) -> Vec<KeyPrint> {
         let print = |key: &[u8; KEY_LEN]| {
             let mut digest = Context::new(&SHA256);

@@ -41,7 +41,6 @@ pub struct SessionToken {
 
 impl Sealer {
     /// Leaves out the client's name if the id is too long with it. `None` if the client's capabilities are too long.
-    #[must_use]
     pub fn seal_session(&self, token: &SessionToken) -> Option<String> {
         let (upstream, random) = (token.upstream.clone(), token.nonce);
         let id = GatewayId { kind: IdKind::Session, replica: token.replica, upstream, random };
@@ -50,7 +49,6 @@ impl Sealer {
     }
 
     /// `None` if the id is foreign. The caller checks its upstream.
-    #[must_use]
     pub fn open_session(&self, principal: &Principal, sealed: &str) -> Option<SessionToken> {
         SessionToken::read(&self.open(IdKind::Session, Some(principal), sealed)?, principal)
     }

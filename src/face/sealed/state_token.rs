@@ -30,7 +30,6 @@ pub struct StateScope {
 
 impl StateScope {
     /// Ignores how params are spelled (key order, whitespace, escapes), but compares numbers as text.
-    #[must_use]
     pub fn of(upstream: &str, principal: &Principal, method: &str, params: &Object) -> Self {
         let salient = SALIENT.into_iter().filter_map(|key| Some((key, params.get(key)?)));
         let salient = salient.fold(ObjectWriter::new(), |kept, (key, value)| kept.member(key, &value)).finish();
@@ -61,7 +60,6 @@ pub enum StateContent {
 
 impl Sealer {
     /// `None` if the upstream's own state is too long.
-    #[must_use]
     pub fn seal_state(&self, token: &StateToken) -> Option<String> {
         let (replica, random) = match &token.content {
             StateContent::Upstream(_) => (None, 0),
@@ -73,7 +71,6 @@ impl Sealer {
 
     /// Opens a `requestState` issued for this request of this client, at most `expires_after` ago. The caller does not
     /// learn which check failed (B135).
-    #[must_use]
     pub fn open_state(
         &self,
         sealed: &str,

@@ -76,6 +76,7 @@ impl<I: Clone> SseStreamTable<I> {
 }
 
 /// Dropping it releases the permit and unregisters the stream.
+#[must_use]
 pub(super) struct SseStreamPermit<I> {
     table: Arc<SseStreamTable<I>>,
     key: SseStreamKey,

@@ -50,7 +50,6 @@ pub enum TokenError {
 }
 
 impl TokenError {
-    #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::TooLarge => "token_too_large",
@@ -79,7 +78,6 @@ impl TokenError {
     }
 
     /// The explanation for operators. It names the key of the configuration that decides.
-    #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
             Self::TooLarge => "a token is refused: it is larger than 16 KiB, or its header than 4 KiB",

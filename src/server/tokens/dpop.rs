@@ -42,7 +42,6 @@ pub enum ProofError {
 }
 
 impl ProofError {
-    #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::NotOne => "proof_not_one",
@@ -58,7 +57,6 @@ impl ProofError {
         }
     }
 
-    #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
             Self::NotOne => "a DPoP proof is refused: a request has none, or more than one",

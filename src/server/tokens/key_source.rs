@@ -247,7 +247,6 @@ fn metadata_locations(issuer: &Url) -> Vec<Url> {
 }
 
 /// Whether a document from this address cannot be replaced on its way: by https, or on this machine.
-#[must_use]
 pub fn is_trustworthy(url: &Url) -> bool {
     url.scheme() == "https" || (url.scheme() == "http" && is_loopback(url))
 }

@@ -51,7 +51,6 @@ pub fn key_set(text: &Bytes) -> Result<usize, KeySetError> {
 }
 
 /// The address of the keys in an issuer's metadata.
-#[must_use]
 pub fn metadata(text: &Bytes, issuer: &str) -> Option<Url> {
     keys_in(text, issuer)
 }

@@ -15,7 +15,6 @@ pub const NO_TYPE: &str = "none";
 
 /// The name of a signature algorithm that issuers may use: none with a shared secret, as everyone who checks a token could
 /// make one.
-#[must_use]
 pub fn signature_algorithm(name: &str) -> Option<Algorithm> {
     use Algorithm as A;
     let known = [A::RS256, A::RS384, A::RS512, A::PS256, A::PS384, A::PS512, A::ES256, A::ES384, A::EdDSA];
@@ -79,12 +78,10 @@ pub enum IntrospectedTokens {
 }
 
 impl IntrospectedTokens {
-    #[must_use]
     pub const fn has_opaque(self) -> bool {
         matches!(self, Self::Opaque | Self::All)
     }
 
-    #[must_use]
     pub const fn has_signed(self) -> bool {
         matches!(self, Self::Signed | Self::All)
     }
@@ -92,7 +89,6 @@ impl IntrospectedTokens {
 
 impl IssuerSettings {
     /// Whether the issuer itself checks its signed tokens, so that no key is needed.
-    #[must_use]
     pub fn needs_no_keys(&self) -> bool {
         self.introspection.as_ref().is_some_and(|introspection| introspection.tokens.has_signed())
     }
@@ -108,7 +104,6 @@ pub enum KeyLocation {
 }
 
 impl KeyLocation {
-    #[must_use]
     pub const fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::File(path) => Some(path),
@@ -119,7 +114,6 @@ impl KeyLocation {
 
 /// An address as audiences are compared: scheme and host in lower case, without one slash at the end. Other texts lose only
 /// that slash.
-#[must_use]
 pub fn normal_address(text: &str) -> String {
     let text = text.strip_suffix('/').unwrap_or(text);
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
@@ -129,7 +123,6 @@ pub fn normal_address(text: &str) -> String {
 }
 
 /// The media type of a token as it is compared: `application/at+jwt` and `AT+JWT` are `at+jwt` (RFC 7515, 4.1.9).
-#[must_use]
 pub fn normal_type(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     lower.strip_prefix("application/").filter(|rest| !rest.contains('/')).map_or_else(|| lower.clone(), str::to_owned)

@@ -31,7 +31,6 @@ pub struct DiskSettings {
 }
 
 impl DiskSettings {
-    #[must_use]
     pub const fn new(folder: PathBuf, stored_bytes_max: usize) -> Self {
         let tuning = DiskTuning {
             syncs: true,

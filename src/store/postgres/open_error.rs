@@ -92,7 +92,6 @@ impl PostgresOpenError {
         Self::Unavailable(PostgresHealth::Behind(why.to_owned()))
     }
 
-    #[must_use]
     pub const fn key(&self) -> &'static str {
         match self {
             Self::SchemaName { .. } | Self::Newer { .. } | Self::Older { .. } | Self::Foreign { .. } => "store.schema",
@@ -114,7 +113,6 @@ impl PostgresOpenError {
         }
     }
 
-    #[must_use]
     pub const fn retry(&self) -> Retry {
         match self {
             Self::Unavailable(_) | Self::NameTaken { .. } => Retry::Always,
@@ -141,7 +139,6 @@ impl PostgresOpenError {
     }
 
     /// The health of a store that was open before.
-    #[must_use]
     pub fn health(&self) -> PostgresHealth {
         if let Self::Unavailable(trouble) = self {
             return trouble.clone();

@@ -95,7 +95,6 @@ impl ReplicaView {
     }
 
     /// The number of other replicas that accept new requests, and therefore share the limits with this one.
-    #[must_use]
     pub fn taking_beside(&self, own: Incarnation) -> usize {
         let takes = |one: &&StoredReplica| {
             let ReplicaRow { incarnation, is_dead, is_leaving, .. } = one.row;
@@ -200,12 +199,10 @@ impl SharedReplicaView {
 }
 
 impl PostgresStore {
-    #[must_use]
     pub fn replicas(&self) -> Arc<ReplicaView> {
         self.view.now()
     }
 
-    #[must_use]
     pub fn watch_replicas(&self) -> ReplicaWatch {
         self.view.watch()
     }

@@ -87,7 +87,6 @@ pub struct PostgresSettings {
 const SCHEMA_LEN_MAX: usize = 40;
 
 /// Whether a text is a valid schema name without quoting.
-#[must_use]
 pub fn is_schema_name(text: &str) -> bool {
     let is_begin = |char: char| char.is_ascii_lowercase() || char == '_';
     text.len() <= SCHEMA_LEN_MAX

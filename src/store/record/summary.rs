@@ -16,7 +16,6 @@ use super::{
 };
 use crate::task::{Summary, SummaryPhase, TaskKey};
 
-#[must_use]
 pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Without `..`, so that a new field fails to compile until it is encoded.
     let Summary {

@@ -55,7 +55,6 @@ pub enum StatelessReason {
 }
 
 impl StatelessReason {
-    #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
             Self::DeclaresTasks => "the server declares the tasks extension there",
@@ -95,7 +94,6 @@ impl QuestionEra {
         self.sessions = SessionOffer::Unknown;
     }
 
-    #[must_use]
     pub fn route(&self, now: Instant) -> QuestionRoute {
         match self.sessions {
             _ if self.declares_tasks => QuestionRoute::Stateless(StatelessReason::DeclaresTasks),

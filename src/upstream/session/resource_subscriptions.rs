@@ -46,6 +46,7 @@ enum SubscriptionState {
 }
 
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct SubscriptionLease {
     session: Arc<UpstreamSession>,
     uris: Vec<Arc<str>>,

@@ -55,7 +55,6 @@ pub enum CredentialError {
 }
 
 /// `None` for an invalid text. Surrounding whitespace is removed.
-#[must_use]
 pub fn secret_value(text: &str) -> Option<HeaderValue> {
     let text = text.trim();
     let fits = (1..=CREDENTIAL_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
@@ -65,7 +64,6 @@ pub fn secret_value(text: &str) -> Option<HeaderValue> {
 }
 
 impl Credential {
-    #[must_use]
     pub fn file(&self) -> Option<&Path> {
         match &self.source {
             CredentialSource::Known(_) => None,

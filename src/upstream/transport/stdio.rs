@@ -79,7 +79,6 @@ pub struct StdioUpstreamSettings {
 }
 
 impl StdioUpstreamSettings {
-    #[must_use]
     pub fn process_permits(&self) -> CallPermitSettings {
         let max = usize::try_from(self.processes_max).unwrap_or(usize::MAX);
         CallPermitSettings {

@@ -19,7 +19,6 @@ pub struct MalformedMessage {
 }
 
 /// Reads the members of each outermost object in one pass, as far as possible, in any text: cut off, or two messages.
-#[must_use]
 pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
     let text = text.strip_prefix(MARK).unwrap_or(text);
     let mut found = Vec::new();
@@ -39,7 +38,6 @@ pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
 }
 
 /// The id of the only request in an invalid text, if it can be read.
-#[must_use]
 pub fn asked_in(text: &[u8]) -> Option<RequestId> {
     let mut all = glimpse(text).into_iter();
     let (only, None) = (all.next().filter(|seen| seen.is_call)?, all.next()) else { return None };

@@ -112,12 +112,10 @@ enum GateState {
 }
 
 impl EventGate {
-    #[must_use]
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    #[must_use]
     pub fn new(primers: PrimerPolicy, whole: HoldPolicy, event_bytes_max: usize) -> Self {
         Self {
             primers,
@@ -140,7 +138,6 @@ impl EventGate {
 
     /// Releases a held event once it has `bytes_max` bytes and none match, and forwards it at any size. A result that
     /// may hold questions, or a message that is no response, matches too; if either shows only later, that is an error.
-    #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
         self.sniff = Some(EventFilter { bytes_max, is_of_interest });
         self
@@ -293,7 +290,6 @@ impl EventGate {
     }
 
     /// The held bytes when the stream ends inside an event; they are forwarded as they came.
-    #[must_use]
     pub fn finish(&mut self) -> Option<Bytes> {
         let mark = &BYTE_ORDER_MARK[..self.mark.take().unwrap_or(0)];
         self.held.extend_from_slice(mark);

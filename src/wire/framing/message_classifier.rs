@@ -100,55 +100,46 @@ impl MessageClassifier {
         self.shows()
     }
 
-    #[must_use]
     pub const fn has_method(&self) -> bool {
         self.is_method
     }
 
     /// Whether it is a request or a notification, or readers may take it for one.
-    #[must_use]
     pub const fn may_be_request(&self) -> bool {
         self.is_method || self.is_asking
     }
 
     /// Whether it is a response and nothing else, readable or not.
-    #[must_use]
     pub const fn is_answer_alone(&self) -> bool {
         self.has_outcome && !self.is_method
     }
 
     /// Whether its result may hold questions: a member `inputRequests` in any case, or one with an escaped name.
-    #[must_use]
     pub const fn has_requests(&self) -> bool {
         self.has_requests
     }
 
     /// Whether its result may hold a state to send back: a member `requestState` in any case, or one with an escaped name.
-    #[must_use]
     pub const fn has_state(&self) -> bool {
         self.has_state
     }
 
     /// Its id, once it was read whole; `None` if it has none that may be echoed.
-    #[must_use]
     pub fn id(&self) -> Option<RequestId> {
         let text = Bytes::copy_from_slice(&self.id);
         RequestId::from_payload(&Payload::parse(&text, ScanLimits::CLIENT).ok()?)
     }
 
     /// Whether it answers a request: it has an id that is not `null`, usable or not.
-    #[must_use]
     pub fn names_request(&self) -> bool {
         self.has_id && *self.id != *b"null"
     }
 
     /// Whether readers may differ about its id: it has two, or one spelt in another case.
-    #[must_use]
     pub const fn has_odd_id(&self) -> bool {
         self.has_odd_id
     }
 
-    #[must_use]
     pub const fn shows(&self) -> MessageClass {
         match (self.is_asking, self.is_error && !self.is_other, self.is_answer || self.is_method || self.is_other) {
             (true, ..) => MessageClass::Asking,

@@ -23,7 +23,6 @@ pub struct SseEvent {
 
 impl SseEvent {
     /// Whether it carries messages, by its name.
-    #[must_use]
     pub fn is_message(&self) -> bool {
         self.name.as_deref().is_none_or(|name| name == "message")
     }
@@ -48,7 +47,6 @@ pub struct StreamEvent {
 impl StreamEvent {
     /// A `message` event with one JSON text, without an id: streams of the gateway for stateless clients cannot be
     /// resumed (MOD-21). A text on several lines becomes several `data` lines, which read back as the same JSON.
-    #[must_use]
     pub fn message(text: impl Into<MessageText>) -> Self {
         Self::with_head(Bytes::from_static(MESSAGE_HEAD), SseEvent { data: text.into(), ..SseEvent::default() })
     }
@@ -58,7 +56,6 @@ impl StreamEvent {
         Self::of(SseEvent { id: Some(id), ..self.event })
     }
 
-    #[must_use]
     pub fn of(event: SseEvent) -> Self {
         let mut head = Vec::with_capacity(MESSAGE_HEAD.len());
         if let Some(id) = &event.id {
@@ -104,31 +101,26 @@ impl StreamEvent {
         &self.unwritten[0][..end]
     }
 
-    #[must_use]
     pub const fn event(&self) -> &SseEvent {
         &self.event
     }
 }
 
 impl BodyPart {
-    #[must_use]
     pub fn message(text: impl Into<MessageText>) -> Self {
         Self::Event(StreamEvent::message(text))
     }
 
     /// A comment line that keeps a stream alive.
-    #[must_use]
     pub const fn comment() -> Self {
         Self::Bytes(Bytes::from_static(b":\n\n"))
     }
 
-    #[must_use]
     pub fn is_comment(&self) -> bool {
         matches!(self, Self::Bytes(bytes) if bytes.starts_with(b":"))
     }
 
     /// One whole event with these messages in place of its data, one event each. Only the last has the id.
-    #[must_use]
     pub fn with_data(self, messages: &[MessageText]) -> Vec<Self> {
         let Some((last, before)) = messages.split_last() else { return Vec::new() };
         match self {
@@ -141,18 +133,15 @@ impl BodyPart {
         }
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.remaining()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.has_remaining()
     }
 
     /// A copy that keeps no other buffer alive; a small part is shared.
-    #[must_use]
     pub fn detached(&self) -> Self {
         match self {
             part if part.len() < JsonPieces::SHARED_MIN => part.clone(),
@@ -162,7 +151,6 @@ impl BodyPart {
     }
 
     /// Its bytes on the wire. Copies an event's text.
-    #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes,

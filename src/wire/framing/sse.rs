@@ -40,7 +40,6 @@ struct PartialEvent {
 }
 
 impl SseDecoder {
-    #[must_use]
     pub fn new(event_bytes_max: usize) -> Self {
         Self {
             event_bytes_max,
@@ -57,18 +56,15 @@ impl SseDecoder {
     }
 
     /// A decoder that decodes nothing, and only tracks event boundaries.
-    #[must_use]
     pub fn of_nothing() -> Self {
         Self { failed: true, ..Self::new(0) }
     }
 
-    #[must_use]
     pub const fn is_between_events(&self) -> bool {
         !self.in_event
     }
 
     /// Whether an event seems to have had an id. Known at any size of events.
-    #[must_use]
     pub const fn gave_ids(&self) -> bool {
         self.gave_ids
     }
@@ -137,7 +133,6 @@ impl SseDecoder {
         Ok(event.clone())
     }
 
-    #[must_use]
     pub fn held(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         self.partial.len() + self.block.data.len() + text(&self.block.name) + text(&self.last_id)
@@ -213,7 +208,6 @@ impl SseDecoder {
 
 impl BodyPart {
     /// The one event in these bytes, if there is one.
-    #[must_use]
     pub fn event(&self) -> Option<SseEvent> {
         match self {
             Self::Bytes(bytes) => SseDecoder::new(bytes.len()).feed(bytes).ok()?.pop(),

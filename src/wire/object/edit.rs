@@ -49,7 +49,6 @@ impl<'a> ObjectEdit<'a> {
     }
 
     /// The edited text. An edit that changes nothing returns the original payload, not a copy.
-    #[must_use]
     pub fn finish(self) -> Payload {
         let object = self.object;
         match self.write(usize::MAX) {
@@ -59,7 +58,6 @@ impl<'a> ObjectEdit<'a> {
     }
 
     /// The edited text in consecutive pieces: unchanged parts of at least `large` bytes are not copied.
-    #[must_use]
     pub fn pieces(self, large: usize) -> Vec<Bytes> {
         let object = self.object;
         match self.write(large) {
@@ -71,7 +69,6 @@ impl<'a> ObjectEdit<'a> {
         }
     }
 
-    #[must_use]
     pub fn finish_pieces(self) -> JsonPieces {
         if self.object.payload().len() < JsonPieces::SHARED_MIN {
             return self.finish().into();

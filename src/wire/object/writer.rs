@@ -82,7 +82,6 @@ impl ObjectWriter {
     }
 
     /// The bytes written so far, without shared ones.
-    #[must_use]
     pub const fn written_bytes(&self) -> usize {
         self.text.len()
     }
@@ -133,13 +132,11 @@ impl ObjectWriter {
         self
     }
 
-    #[must_use]
     pub fn finish(self) -> Payload {
         self.finish_pieces().whole()
     }
 
     /// The object, in pieces if a large member is shared.
-    #[must_use]
     pub fn finish_pieces(mut self) -> JsonPieces {
         self.text.push(b'}');
         if self.pieces.is_empty() {

@@ -188,6 +188,7 @@ impl BridgedQuestions {
 }
 
 #[derive(Debug)]
+#[must_use]
 struct BridgedQuestionGuard {
     questions: Arc<BridgedQuestions>,
     id: String,

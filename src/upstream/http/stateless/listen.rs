@@ -83,6 +83,7 @@ struct ListenState {
 
 /// Dropping the last lease ends the stream.
 #[derive(Debug)]
+#[must_use]
 struct ListenLease {
     source: Arc<ListenSource>,
     wishes: SubscriptionFilter,

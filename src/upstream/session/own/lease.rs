@@ -88,6 +88,7 @@ impl SessionLeases {
 }
 
 #[derive(Debug)]
+#[must_use]
 pub struct SessionLease {
     sessions: Arc<OwnSessions>,
     session: OwnSession,

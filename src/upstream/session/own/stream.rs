@@ -136,6 +136,7 @@ impl SessionStreamReaders {
 
 /// A client's stream. While it exists the gateway does not read.
 #[derive(Debug)]
+#[must_use]
 struct ClientReaderGuard {
     sessions: Arc<OwnSessions>,
     session: OwnSession,

@@ -395,6 +395,7 @@ fn lost() -> GatewayFault {
     GatewayFault { http_status: Some(http::StatusCode::NOT_FOUND.as_u16()), ..lost }
 }
 
+#[must_use]
 pub(super) struct ConnectionUseGuard(Arc<AdapterConnection>);
 
 impl Drop for ConnectionUseGuard {
@@ -404,6 +405,7 @@ impl Drop for ConnectionUseGuard {
 }
 
 /// A session that no client knows yet; dropping it ends the session.
+#[must_use]
 pub(super) struct UnopenedConnectionGuard {
     session: Option<Arc<AdapterConnection>>,
     _opener: ConnectionUseGuard,
@@ -427,6 +429,7 @@ impl Drop for UnopenedConnectionGuard {
 }
 
 /// Dropping it removes the unsent request.
+#[must_use]
 struct UnsentRequestGuard<'a> {
     session: &'a AdapterConnection,
     id: Option<&'a RequestId>,

@@ -34,7 +34,6 @@ pub struct DedicatedProcessRules {
 impl Eq for DedicatedProcessRules {}
 
 impl DedicatedProcessRules {
-    #[must_use]
     pub fn new(rules: Vec<(WildMatch, bool)>, names: ToolNames) -> Self {
         match rules.iter().any(|(_, is_apart)| *is_apart) {
             true => Self { rules, names },

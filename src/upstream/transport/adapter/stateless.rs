@@ -179,6 +179,7 @@ impl AdapterConnection {
 }
 
 /// Cancels a request when its response is dropped.
+#[must_use]
 struct PendingAnswerGuard {
     session: Arc<AdapterConnection>,
     id: RequestId,

@@ -127,6 +127,7 @@ impl Http2Connection {
 
 /// One request on an HTTP/2 connection, until its response is complete or dropped.
 #[derive(Debug)]
+#[must_use]
 struct Http2Lease(Arc<Mutex<Http2Usage>>);
 
 impl Http2Lease {

@@ -37,7 +37,6 @@ impl LastLines {
     }
 
     /// Without control characters, and of limited length.
-    #[must_use]
     pub fn all(&self) -> Vec<String> {
         self.0.lock().iter().cloned().collect()
     }

@@ -57,7 +57,6 @@ pub enum ListenerRole {
 }
 
 impl ListenerRole {
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clients => "clients",
@@ -90,6 +89,25 @@ pub struct ListenSettings {
     pub connections_max: NonZeroUsize,
     /// How long a drain waits for held calls.
     pub drain_max: Duration,
+}
+
+impl ListenSettings {
+    /// A listener without TLS and further names, whose drain waits for no call.
+    pub const fn new(address: SocketAddr, body_bytes_max: NonZeroUsize, connections_max: NonZeroUsize) -> Self {
+        Self {
+            address,
+            tls: None,
+            client_certificates: None,
+            plaintext: false,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            public_url: None,
+            trusted_proxies: Vec::new(),
+            body_bytes_max,
+            connections_max,
+            drain_max: Duration::ZERO,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -184,7 +184,6 @@ pub struct ReloadSummary {
 }
 
 impl ReloadSummary {
-    #[must_use]
     pub fn is_none(&self) -> bool {
         self.opened == 0 && self.retired == 0 && !self.others && self.need_restart.is_empty()
     }
@@ -321,7 +320,9 @@ pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> 
         let rates = Arc::clone(&one.served.rates);
         let routes = routes.with(one.config.path.clone(), endpoint).with(one.config.sse_path.clone(), Arc::new(older));
         match login {
-            Some(login) => routes.with(metadata_path(&one.config.path), Arc::new(MetadataEndpoint::new(login, rates))),
+            Some(login) => {
+                routes.with(metadata_path(&one.config.path), Arc::new(MetadataEndpoint::relayed(login, rates)))
+            }
             None => routes,
         }
     })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderValue, StatusCode};
 use parking_lot::RwLock;
 
 use super::answer::{ErrorAnswerMarker, refused, too_often};
@@ -34,7 +34,6 @@ impl PublicAddress {
     }
 }
 
-#[must_use]
 pub fn metadata_path(path: &str) -> String {
     format!("{WELL_KNOWN}{}", if path == "/" { "" } else { path })
 }
@@ -90,18 +89,29 @@ impl ClientLogin {
     }
 }
 
-/// Needs no authentication: its clients have no credential yet.
+/// Serves the metadata that clients read before their login, and so without a credential.
 pub struct MetadataEndpoint {
-    login: ClientLogin,
+    source: MetadataSource,
     rates: Arc<Rates>,
 }
 
-debug_members!(MetadataEndpoint, |endpoint| login: endpoint.login);
+#[derive(Debug)]
+enum MetadataSource {
+    Own(Bytes),
+    Relayed(ClientLogin),
+}
+
+debug_members!(MetadataEndpoint, |endpoint| source: endpoint.source);
 
 impl MetadataEndpoint {
-    #[must_use]
-    pub const fn new(login: ClientLogin, rates: Arc<Rates>) -> Self {
-        Self { login, rates }
+    /// Serves the gateway's own metadata.
+    pub(super) const fn own(text: Bytes, rates: Arc<Rates>) -> Self {
+        Self { source: MetadataSource::Own(text), rates }
+    }
+
+    /// Serves an upstream's metadata.
+    pub const fn relayed(login: ClientLogin, rates: Arc<Rates>) -> Self {
+        Self { source: MetadataSource::Relayed(login), rates }
     }
 }
 
@@ -111,7 +121,11 @@ impl Endpoint for MetadataEndpoint {
         if let Err(refusal) = self.rates.admit(&inbound.counted_as(), 1) {
             return too_often(&refusal);
         }
-        match self.login.shown().await {
+        let login = match &self.source {
+            MetadataSource::Own(text) => return document(text.clone()),
+            MetadataSource::Relayed(login) => login,
+        };
+        match login.shown().await {
             Ok(metadata) => document(metadata.into_bytes()),
             Err(error) => {
                 let is_missing = error == MetadataError::Missing;
@@ -125,16 +139,12 @@ impl Endpoint for MetadataEndpoint {
         true
     }
 
-    fn takes(&self, method: &Method) -> bool {
-        [Method::GET, Method::HEAD].contains(method)
-    }
-
-    fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("GET, HEAD")
+    fn is_page(&self) -> bool {
+        true
     }
 }
 
-pub(super) fn document(text: Bytes) -> FaceResponse {
+fn document(text: Bytes) -> FaceResponse {
     let mut response = FaceResponse::new(full_body(text));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

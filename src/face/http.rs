@@ -28,23 +28,19 @@ pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
 pub type FaceResponse = http::Response<ResponseBody>;
 
-#[must_use]
 pub fn empty_body() -> ResponseBody {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
-#[must_use]
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
     Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-#[must_use]
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
     PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
 /// Avoids a copy of a large text together with short ones.
-#[must_use]
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
 }
@@ -102,7 +98,6 @@ pub struct Inbound {
 
 impl Inbound {
     /// A request over HTTP, without query, headers and body.
-    #[must_use]
     pub fn new(method: Method, path: String, caller: Caller) -> Self {
         Self {
             method,
@@ -123,7 +118,6 @@ impl Inbound {
         }
     }
 
-    #[must_use]
     pub fn counted_as(&self) -> Principal {
         self.caller.principal.counted_at(self.client)
     }
@@ -148,7 +142,6 @@ pub enum AcceptedTypes {
 }
 
 impl AcceptedTypes {
-    #[must_use]
     pub const fn takes_stream(self) -> bool {
         matches!(self, Self::EventStream | Self::Both)
     }
@@ -179,13 +172,23 @@ pub trait Endpoint: Send + Sync {
         false
     }
 
+    /// Whether it is only read, by GET and HEAD.
+    fn is_page(&self) -> bool {
+        false
+    }
+
     fn takes(&self, method: &Method) -> bool {
-        [Method::POST, Method::GET, Method::DELETE].contains(method)
+        let methods = if self.is_page() {
+            &[Method::GET, Method::HEAD][..]
+        } else {
+            &[Method::POST, Method::GET, Method::DELETE]
+        };
+        methods.contains(method)
     }
 
     /// The methods in a 405 that is sent without this endpoint.
     fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("POST")
+        HeaderValue::from_static(if self.is_page() { "GET, HEAD" } else { "POST" })
     }
 }
 

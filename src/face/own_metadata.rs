@@ -6,14 +6,10 @@ use std::collections::BTreeSet;
 use std::ops::Not;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use http::{HeaderValue, Method};
+use http::HeaderValue;
 use serde::Serialize;
 
-use super::answer::too_often;
-use super::client_login::{document, metadata_path};
-use super::http::{Endpoint, FaceResponse, Inbound};
+use super::client_login::{MetadataEndpoint, metadata_path};
 use super::rates::Rates;
 
 /// A scope for refreshing, which concerns the client and its issuer alone.
@@ -54,8 +50,7 @@ struct Metadata<'a> {
 
 impl OwnResource {
     /// The endpoint with the metadata of the endpoint at `path`.
-    #[must_use]
-    pub fn metadata(&self, path: &str, rates: Arc<Rates>) -> OwnMetadataEndpoint {
+    pub fn metadata(&self, path: &str, rates: Arc<Rates>) -> MetadataEndpoint {
         let metadata = Metadata {
             resource: format!("{}{path}", self.public_url),
             authorization_servers: &self.issuers,
@@ -67,7 +62,7 @@ impl OwnResource {
         };
         // Texts and lists of texts: nothing here can fail.
         let text = serde_json::to_vec(&metadata).unwrap_or_default();
-        OwnMetadataEndpoint { text: text.into(), rates }
+        MetadataEndpoint::own(text.into(), rates)
     }
 }
 
@@ -89,7 +84,6 @@ pub enum ChallengeScheme {
 
 /// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). Scopes and addresses
 /// have no quotes; a text that does is left out.
-#[must_use]
 pub fn challenge<'a>(
     public_url: &str,
     path: Option<&str>,
@@ -125,36 +119,6 @@ pub fn challenge<'a>(
     let space = if members.is_empty() { "" } else { " " };
     let text = format!("{name}{space}{}{beside}", members.join(", "));
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("Bearer"))
-}
-
-/// Needs no authentication: its clients have no credential yet.
-pub struct OwnMetadataEndpoint {
-    text: Bytes,
-    rates: Arc<Rates>,
-}
-
-debug_members!(OwnMetadataEndpoint, |endpoint| text: endpoint.text);
-
-#[async_trait]
-impl Endpoint for OwnMetadataEndpoint {
-    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
-        match self.rates.admit(&inbound.counted_as(), 1) {
-            Ok(_) => document(self.text.clone()),
-            Err(refusal) => too_often(&refusal),
-        }
-    }
-
-    fn is_public(&self) -> bool {
-        true
-    }
-
-    fn takes(&self, method: &Method) -> bool {
-        [Method::GET, Method::HEAD].contains(method)
-    }
-
-    fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("GET, HEAD")
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderValue, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
@@ -35,7 +35,6 @@ pub enum ReasonWeight {
 }
 
 impl Readiness {
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -61,12 +60,10 @@ impl Readiness {
     }
 
     /// The reasons that block readiness, in alphabetical order.
-    #[must_use]
     pub fn reasons(&self) -> Vec<&'static str> {
         self.of(ReasonWeight::Blocks)
     }
 
-    #[must_use]
     pub fn limits(&self) -> Vec<&'static str> {
         self.of(ReasonWeight::Limits)
     }
@@ -106,7 +103,6 @@ impl MetricsSource {
     }
 }
 
-#[must_use]
 pub fn site(
     settings: &AdminSettings,
     callers: Authenticator,
@@ -119,7 +115,6 @@ pub fn site(
 }
 
 /// The specification of a listener with metrics and health only, without authentication.
-#[must_use]
 pub fn probes(address: SocketAddr, readiness: Readiness, metrics: MetricsSource) -> ListenerSpec {
     let routes = pages(AdminPage::Readiness(readiness, None), metrics);
     spec(ListenerRole::Probes, address, Authenticator::Everyone(Principal::anonymous()), routes)
@@ -133,19 +128,8 @@ fn pages(readiness: AdminPage, metrics: MetricsSource) -> Routes {
 }
 
 fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes: Routes) -> ListenerSpec {
-    let settings = ListenSettings {
-        address,
-        tls: None,
-        client_certificates: None,
-        plaintext: false,
-        allowed_hosts: Vec::new(),
-        allowed_origins: Vec::new(),
-        public_url: None,
-        trusted_proxies: Vec::new(),
-        body_bytes_max: BODY_BYTES_MAX,
-        connections_max: CONNECTIONS_MAX,
-        drain_max: DRAIN_MAX,
-    };
+    let settings =
+        ListenSettings { drain_max: DRAIN_MAX, ..ListenSettings::new(address, BODY_BYTES_MAX, CONNECTIONS_MAX) };
     ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers: None, audit: None }
 }
 
@@ -176,12 +160,8 @@ impl Endpoint for AdminPage {
         }
     }
 
-    fn takes(&self, method: &Method) -> bool {
-        [Method::GET, Method::HEAD].contains(method)
-    }
-
-    fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("GET, HEAD")
+    fn is_page(&self) -> bool {
+        true
     }
 }
 

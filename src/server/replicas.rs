@@ -50,7 +50,6 @@ impl ReplicaTls {
 
 /// The replica listener at `address`: with TLS, or in the clear on loopback. Routes and body limit are the client
 /// listener's.
-#[must_use]
 pub fn site(
     address: SocketAddr,
     tls: Option<ReplicaTls>,
@@ -62,19 +61,7 @@ pub fn site(
         (identity, ClientCertificateFiles { ca, crl: None, need: CertificateNeed::Required })
     };
     let (identity, peers) = tls.map(files).unzip();
-    let settings = ListenSettings {
-        address,
-        tls: identity,
-        client_certificates: None,
-        plaintext: false,
-        allowed_hosts: Vec::new(),
-        allowed_origins: Vec::new(),
-        public_url: None,
-        trusted_proxies: Vec::new(),
-        body_bytes_max,
-        connections_max: CONNECTIONS_MAX,
-        drain_max: Duration::ZERO,
-    };
+    let settings = ListenSettings { tls: identity, ..ListenSettings::new(address, body_bytes_max, CONNECTIONS_MAX) };
     let (role, callers) = (ListenerRole::Replicas, Authenticator::Replicas(callers));
     ListenerSpec { role, settings, limits: limits(), callers, routes, peers, audit: None }
 }

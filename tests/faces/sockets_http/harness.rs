@@ -109,18 +109,12 @@ pub(crate) struct Gate {
 }
 
 pub(crate) fn settings() -> ListenSettings {
+    let (address, body_bytes_max) = (SocketAddr::from(([127, 0, 0, 1], 0)), NonZeroUsize::new(BODY_MAX).unwrap());
     ListenSettings {
-        address: SocketAddr::from(([127, 0, 0, 1], 0)),
-        tls: None,
-        client_certificates: None,
-        plaintext: false,
         allowed_hosts: vec!["gate.example".to_owned()],
         allowed_origins: vec!["https://app.example:8443".to_owned()],
-        public_url: None,
-        trusted_proxies: Vec::new(),
-        body_bytes_max: NonZeroUsize::new(BODY_MAX).unwrap(),
-        connections_max: NonZeroUsize::new(100).unwrap(),
         drain_max: PATIENCE,
+        ..ListenSettings::new(address, body_bytes_max, NonZeroUsize::new(100).unwrap())
     }
 }
 

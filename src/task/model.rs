@@ -152,7 +152,6 @@ bitflags::bitflags! {
 
 impl Recovery {
     /// Whether the upstream has yet to hear that the result is unwanted.
-    #[must_use]
     pub fn must_notify_upstream(&self) -> bool {
         self.pending_effects.contains(PendingEffects::NOTIFY_UPSTREAM)
     }

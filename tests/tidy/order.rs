@@ -9,7 +9,7 @@ const AGAINST_MAX: usize = 3;
 
 /// The modules in the order of the page.
 fn listed(page: &str) -> Vec<&str> {
-    let list = page.split("\nFiles of `engine` use files before them").nth(1).expect("the page has the order");
+    let list = page.split("\nEach file of `engine` uses only files").nth(1).expect("the page has the order");
     list.split("```").nth(1).unwrap_or_default().split_whitespace().skip(1).collect()
 }
 

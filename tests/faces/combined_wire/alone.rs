@@ -66,7 +66,7 @@ async fn what_the_servers_are_and_have_is_put_together() {
     assert_eq!(hidden.json().await["result"]["contents"][0]["text"], "two");
 }
 
-/// D-2.
+/// As of `initialize`: a client would call what nobody answers.
 #[tokio::test]
 async fn what_is_not_routed_is_not_discovered() {
     let (one, two) = servers().await;

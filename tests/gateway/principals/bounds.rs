@@ -164,7 +164,7 @@ async fn a_principal_that_keeps_too_much_gets_no_further_task() {
         handles += 1;
         assert!(handles < 80, "64KiB are never so much");
         let id = answer.json()["result"]["taskId"].as_str().unwrap().to_owned();
-        assert_eq!(settled(&gate, ADA, &id).await["status"], "completed", "T4: the bound decides on new tasks alone");
+        assert_eq!(settled(&gate, ADA, &id).await["status"], "completed", "the bound decides on new tasks alone");
     };
     check_wait(&refused, "too_much_stored", "429");
     assert!(handles >= 3, "{handles}");

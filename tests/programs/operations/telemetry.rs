@@ -79,13 +79,13 @@ async fn a_task_leaves_one_short_line_that_says_how_it_went() {
     assert_eq!((&fields["upstream"], &fields["tool"]), (&"reports".into(), &"work".into()));
     assert_eq!((&fields["outcome"], &fields["polls"]), (&"returned".into(), &3.into()));
     assert!(fields["bytes"].as_u64() > Some(0), "{line}");
-    assert!(fields["seconds"].as_f64() >= Some(1.0), "W7: counted from the call, not from its handle: {line}");
+    assert!(fields["seconds"].as_f64() >= Some(1.0), "counted from the call, not from its handle: {line}");
     let page = program.get("/metrics").await.body;
     let sum = page.lines().find_map(|line| line.strip_prefix(SETTLED_SECONDS)?.trim().parse::<f64>().ok());
     assert!(sum >= Some(1.0), "{page}");
 }
 
-/// G-18: a terminal obeys such characters; a tool's name has them in the log as escapes.
+/// A terminal obeys such characters; a tool's name has them in the log as escapes.
 #[tokio::test]
 async fn a_control_character_in_a_tools_name_reaches_the_log_as_an_escape() {
     let tools = json!({"tools": [{"name": "w\u{9b}31m", "inputSchema": {"type": "object"}}]});
@@ -111,7 +111,7 @@ async fn a_control_character_in_a_tools_name_reaches_the_log_as_an_escape() {
     assert!(log.contains("w\\u009b31m") && !log.contains('\u{9b}'), "{log}");
 }
 
-/// G-20: a folder in which everybody may write is one in which everybody may replace the store.
+/// A folder in which everybody may write is one in which everybody may replace the store.
 #[tokio::test]
 async fn a_store_that_every_user_may_replace_is_warned_of() {
     let worker = Worker::start().await;

@@ -1,6 +1,6 @@
 //! Encodes tasks of 2025-11-25 for clients.
 //!
-//! Task fields are nested in a handle, flat elsewhere; `tasks/result` returns the outcome. A tool's own failure is `failed` here
+//! A handle has the task's fields in `task`, other results have them at their top; `tasks/result` returns the outcome. A tool's own failure is `failed` here
 //! (L25-44), with its text as the status message. [`super::related_task`] writes the messages between requests.
 
 pub mod hybrid;
@@ -91,7 +91,7 @@ impl CoreTasks {
         }
     }
 
-    /// Reads a call's wish for a task. Fails if the tool's rules exclude it (L25-04, L25-05), or it cannot be read.
+    /// The time to live that a call asks for; `None` if it asks for no task. Fails if the tool's rules exclude it (L25-04, L25-05), or it cannot be read.
     pub fn wish(params: &Object, mode: TaskMode) -> Result<Option<RequestedTtl>, RequestError> {
         match (RequestedTtl::read(params)?, mode) {
             (Some(_), TaskMode::Never) => Err(RequestError::TakesNoTask),
@@ -166,7 +166,7 @@ pub enum ListSupport {
 }
 
 impl FaceDialect for CoreTasks {
-    /// Reads only `taskId` and `cursor`: a related task in `_meta` (L25-29), or a repeated `task`, has no meaning.
+    /// Reads only `taskId` and `cursor`: a related task in `_meta` (L25-29) and a `task` have no meaning in them.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         match method {
             method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
@@ -215,7 +215,7 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
     message.or_else(|| task.status_message.clone())
 }
 
-/// A client's wish for a task (L25-57).
+/// The time to live of the task that a client asks for (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestedTtl {
     Default,

@@ -1,6 +1,8 @@
 //! Runs one connection of the adapter: sends messages over it, and routes incoming ones.
 
 mod inbound;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -256,8 +258,12 @@ impl AdapterConnection {
         tokio::select! {
             biased;
             sent = self.send(outgoing, handed_over) => sent?,
-            // Some servers confirm a request only once it is done.
-            () = begun.heard.notified() => (),
+            // Some servers confirm a request only once it is done. What they say before they have it is about something else, and a
+            // `send` that is dropped then sends nothing.
+            () = async {
+                handed_over.wait().await;
+                begun.heard.notified().await;
+            } => (),
         }
         unless_sent.disarm();
         Ok(events(begun.messages))

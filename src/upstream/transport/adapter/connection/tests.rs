@@ -1,0 +1,126 @@
+//! Requests of a session, over a transport whose messages wait.
+
+use std::num::NonZeroUsize;
+
+use async_trait::async_trait;
+use futures_util::poll;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::shared_limits::SharedLimits;
+use crate::upstream::TaskScope;
+use crate::upstream::outgoing::SESSION_ID;
+use crate::upstream::transport::StreamableAdapter as _;
+use crate::upstream::transport::adapter::{MessageTransport, TransportAdapter};
+use crate::upstream::upstream_health::UpstreamHealth;
+use crate::wire::method;
+
+/// A server that says what it is given, and takes calls once they are released.
+#[derive(Debug)]
+struct SlowTransport {
+    said: Mutex<Option<mpsc::Receiver<Bytes>>>,
+    sender: Arc<SlowSender>,
+}
+
+#[derive(Debug, Default)]
+struct SlowSender {
+    taken: Mutex<Vec<Value>>,
+    takes_calls: CancellationToken,
+}
+
+struct SpeakingReceiver(mpsc::Receiver<Bytes>);
+
+#[async_trait]
+impl MessageTransport for SlowTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let said = self.said.lock().take().unwrap();
+        Ok(ConnectionEnds {
+            sender: Arc::<SlowSender>::clone(&self.sender),
+            receiver: Box::new(SpeakingReceiver(said)),
+        })
+    }
+}
+
+#[async_trait]
+impl MessageSender for SlowSender {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let message: Value = serde_json::from_slice(outgoing.body().unwrap()).unwrap();
+        if message["method"] == method::TOOLS_CALL {
+            self.takes_calls.cancelled().await;
+        }
+        let _ = handed_over.set(());
+        self.taken.lock().push(message);
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl MessageReceiver for SpeakingReceiver {
+    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
+        match self.0.recv().await {
+            Some(text) => Ok(text),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn text(message: &Value) -> Bytes {
+    message.to_string().into()
+}
+
+fn post(session: Option<&HeaderValue>, message: &Value) -> OutgoingRequest {
+    SessionHeaders { session: session.cloned(), ..SessionHeaders::default() }
+        .post(text(message))
+        .on_behalf_of(Principal::new("ada"))
+}
+
+/// A server's log line and its question belong to the only call there is, even if the server has not received that call.
+#[tokio::test]
+async fn what_a_server_says_before_it_has_a_call_does_not_take_the_call_back() {
+    for said_early in [
+        json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": { "level": "info", "data": "up" } }),
+        json!({ "jsonrpc": "2.0", "id": "q", "method": "roots/list" }),
+    ] {
+        let (say, said) = mpsc::channel(8);
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let sender = Arc::new(SlowSender::default());
+        let wire = SlowTransport { said: Mutex::new(Some(said)), sender: Arc::clone(&sender) };
+        let adapter = TransportAdapter::new(
+            Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+            Box::new(wire),
+            NonZeroUsize::new(8).unwrap(),
+            SharedLimits::default(),
+            scope.clone(),
+        );
+        let params = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "c" } });
+        let initialize = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
+        let (initialize, begun) = (post(None, &initialize), HandedOver::default());
+        let mut opening = Box::pin(adapter.send(&initialize, &begun));
+        while sender.taken.lock().is_empty() {
+            assert!(poll!(&mut opening).is_pending());
+            tokio::task::yield_now().await;
+        }
+        say.send(text(&json!({ "jsonrpc": "2.0", "id": 1, "result": { "protocolVersion": "2025-11-25" } })))
+            .await
+            .unwrap();
+        let session = opening.await.unwrap().headers()[SESSION_ID].clone();
+
+        let call = json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": { "name": "t" } });
+        let (post, handed_over) = (post(Some(&session), &call), HandedOver::default());
+        let mut sending = Box::pin(adapter.send(&post, &handed_over));
+        assert!(poll!(&mut sending).is_pending());
+        say.send(text(&said_early)).await.unwrap();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(poll!(&mut sending).is_pending(), "{said_early}");
+        sender.takes_calls.cancel();
+        sending.await.unwrap();
+        assert_eq!(sender.taken.lock().last(), Some(&call), "{said_early}");
+        scope.stop.cancel();
+    }
+}

@@ -128,7 +128,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     }
 
     /// Fails if the source or the gate fails.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
         loop {
             if let Some(part) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(part)));

@@ -12,7 +12,6 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use http::StatusCode;
-use http_body_util::BodyExt as _;
 use tokio::time::{sleep, timeout};
 
 use super::admission::{AnswerScope, ServerVoice};
@@ -27,9 +26,10 @@ use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
+use crate::upstream::reply::EventStream;
 use crate::wire::envelope::Request;
-use crate::wire::framing::{BodyPart, SseDecoder};
-use crate::wire::{Message, MessageText, Object, ScanLimits, method};
+use crate::wire::framing::BodyPart;
+use crate::wire::{Message, Object, ScanLimits, method};
 
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -39,9 +39,7 @@ struct MemberListen {
     at: usize,
     voice: ServerVoice,
     part: SubscriptionFilter,
-    body: ResponseBody,
-    decoder: SseDecoder,
-    ready: VecDeque<Bytes>,
+    events: EventStream<ResponseBody>,
 }
 
 enum ListenNews {
@@ -75,10 +73,10 @@ impl ListenRequest {
             if !is_event_stream(&answer) {
                 return Err(Box::new(answer));
             }
-            let decoder = SseDecoder::new(self.upstreams.members[at].served.settings.result_bytes_max);
-            let (body, ready) = (answer.into_body(), VecDeque::new());
+            let limits = self.upstreams.read_limits(at, self.client.principal());
+            let events = EventStream::new(answer.into_body(), limits);
             let voice = self.client.voice(&self.upstreams, at, AnswerScope::of(&self.request));
-            let mut member = MemberListen { at, voice, part: part.clone(), body, decoder, ready };
+            let mut member = MemberListen { at, voice, part: part.clone(), events };
             loop {
                 let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
                 if let Some(acknowledged) = acknowledged(&text) {
@@ -106,14 +104,11 @@ impl ListenRequest {
 impl MemberListen {
     async fn text(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(text) = self.ready.pop_front() {
-                return Some(text);
+            let event = self.events.next().await.ok()??;
+            let message = Some(event).filter(|event| event.is_message() && !event.data.is_empty());
+            if let Some(admitted) = message.and_then(|event| self.voice.admit(event.data)) {
+                return Some(admitted.into_bytes());
             }
-            let part = self.body.frame().await?.ok()?.into_data().ok()?;
-            let events = self.decoder.take(&part).ok()?;
-            let messages = events.into_iter().filter(|event| event.is_message() && !event.data.is_empty());
-            let admitted = messages.filter_map(|event| self.voice.admit(event.data));
-            self.ready.extend(admitted.map(MessageText::into_bytes));
         }
     }
 

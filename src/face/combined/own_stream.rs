@@ -22,14 +22,19 @@ use super::CombinedUpstreams;
 use super::admission::{AnswerScope, ServerVoice};
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
-use super::messages::{MarkedEvent, RequestMark};
+use super::messages::{GivenRequests as _, MarkedEvent, RequestMark};
+use crate::dialect::faults::gateway_error;
 use crate::dialect::subscriptions::{ListKind, untagged_notification};
 use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
-use crate::task::Reason;
-use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
+use crate::task::{Principal, Reason};
+use crate::upstream::answer_body::BodyBreakError;
+use crate::upstream::body::{GatedBody, GatedPart};
+use crate::upstream::reply::{BodyReadError, EventStream, ReadLimits};
+use crate::wire::envelope;
+use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy, SseDecoder, StreamEvent};
 
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -40,11 +45,12 @@ const RETRY_EVERY: Duration = Duration::from_secs(30);
 pub(super) async fn shown(
     answer: FaceResponse,
     voice: ServerVoice,
-    event_bytes_max: usize,
+    principal: &Principal,
     addressee: &Addressee,
 ) -> FaceResponse {
+    let limits = voice.upstreams.read_limits(voice.at, principal).with_envelope();
     match is_event_stream(&answer) {
-        true => answer.map(|source| ShownEvents::new(source, voice, event_bytes_max).boxed_unsync()),
+        true => answer.map(|source| ShownEvents::new(source, voice, limits).boxed_unsync()),
         false => voice.admit_answer(answer, addressee).await,
     }
 }
@@ -53,21 +59,25 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
     answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Marks event ids and questions with the upstream's name.
+/// Marks event ids and questions with the upstream's name. Holds each event whole, within its principal's bytes of unread
+/// answers: the member's stream may forward it in pieces, which no one counts.
 struct ShownEvents {
-    source: ResponseBody,
+    source: GatedBody<ResponseBody>,
     decoder: SseDecoder,
+    limits: ReadLimits,
     voice: ServerVoice,
     /// Computed at the first event with an id.
     mark: Option<RequestMark>,
     ready: VecDeque<BodyPart>,
+    is_over: bool,
 }
 
 impl ShownEvents {
-    fn new(source: ResponseBody, voice: ServerVoice, event_bytes_max: usize) -> Self {
-        const ENVELOPE_BYTES: usize = 64 << 10;
-        let decoder = SseDecoder::new(event_bytes_max.saturating_add(ENVELOPE_BYTES));
-        Self { source, decoder, voice, mark: None, ready: VecDeque::new() }
+    fn new(source: ResponseBody, voice: ServerVoice, limits: ReadLimits) -> Self {
+        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
+        let source = GatedBody::new(source, gate).within(limits.share.clone());
+        let decoder = SseDecoder::new(limits.bytes_max);
+        Self { source, decoder, limits, voice, mark: None, ready: VecDeque::new(), is_over: false }
     }
 
     fn take(&mut self, part: BodyPart) -> io::Result<()> {
@@ -76,15 +86,24 @@ impl ShownEvents {
             self.ready.push_back(part);
             return Ok(());
         }
+        let is_copied = matches!(part, BodyPart::Bytes(_));
         for mut event in self.decoder.take(&part).map_err(io::Error::other)? {
             event.id = event.id.and_then(|id| self.event_id(&id));
             // Some clients handle an event of any name as a message.
             if !event.data.is_empty() {
                 let Some(data) = self.voice.admit(event.data) else { continue };
-                event.data = data;
+                event.data = if is_copied { data.held_by(|text| self.limits.rehold(text)) } else { data };
             }
             self.ready.push_back(BodyPart::Event(StreamEvent::of(event)));
         }
+        Ok(())
+    }
+
+    /// Ends the stream; a request whose answer finds no room is answered so.
+    fn fail(&mut self, error: io::Error) -> io::Result<()> {
+        self.is_over = true;
+        let (fault, id) = BodyBreakError::known_in(&error).zip(self.voice.asked()).ok_or(error)?;
+        self.ready.push_back(BodyPart::message(envelope::error(Some(id), &gateway_error(&fault))));
         Ok(())
     }
 
@@ -107,16 +126,16 @@ impl Body for ShownEvents {
             if let Some(part) = this.ready.pop_front() {
                 return Poll::Ready(Some(Ok(Frame::data(part))));
             }
-            match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
-                Some(Ok(frame)) => {
-                    if let Ok(part) = frame.into_data()
-                        && let Err(error) = this.take(part)
-                    {
-                        return Poll::Ready(Some(Err(error)));
-                    }
-                }
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            if this.is_over {
+                return Poll::Ready(None);
+            }
+            let taken = match ready!(this.source.poll_next(cx)) {
+                Some(Ok(GatedPart::Through(part) | GatedPart::Event(part))) => this.take(part),
+                Some(Err(error)) => this.fail(error),
                 None => return Poll::Ready(None),
+            };
+            if let Err(error) = taken {
+                return Poll::Ready(Some(Err(error)));
             }
         }
     }
@@ -153,7 +172,7 @@ pub(super) async fn open(
         Some((at, MarkedEvent::Answer(mark, id))) => {
             let answer = reopened(upstreams, &client, at, Some(id)).await;
             let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));
-            shown(answer, voice, upstreams.result_bytes_max, &addressee(None, AcceptedTypes::Both)).await
+            shown(answer, voice, client.principal(), &addressee(None, AcceptedTypes::Both)).await
         }
         Some((at, MarkedEvent::Own(id))) => {
             event_stream(MergedStream::begin(upstreams, client, session, Some((at, id.to_owned()))))
@@ -191,12 +210,11 @@ struct MemberStream {
     /// The upstream's id of the last event.
     last_event: Option<String>,
     pause: Duration,
-    body: ResponseBody,
-    decoder: SseDecoder,
+    events: EventStream<ResponseBody>,
 }
 
 enum MemberNews {
-    Said(Box<MemberStream>, Vec<BodyPart>),
+    Said(Box<MemberStream>, BodyPart),
     /// `pause` is the delay before the stream is reopened, if it can be, after `last_event`.
     Over {
         at: usize,
@@ -274,9 +292,9 @@ impl MergedStream {
             let asked = session.open_member(&upstreams.settings.upstreams[at]);
             let answer = reopened(&upstreams, &client, at, last_event.as_deref()).await;
             if is_event_stream(&answer) {
-                let decoder = SseDecoder::new(upstreams.members[at].served.settings.result_bytes_max);
+                let events = EventStream::new(answer.into_body(), upstreams.read_limits(at, client.principal()));
                 let voice = client.voice(&upstreams, at, AnswerScope::None);
-                let stream = MemberStream { at, voice, last_event, pause, body: answer.into_body(), decoder };
+                let stream = MemberStream { at, voice, last_event, pause, events };
                 return stream.next(&upstreams).await;
             }
             // An unavailable server may have such a stream; one without it never gets one.
@@ -292,8 +310,8 @@ impl MergedStream {
 
     fn receive(&mut self, news: MemberNews) {
         match news {
-            MemberNews::Said(member, parts) => {
-                self.due.extend(parts);
+            MemberNews::Said(member, part) => {
+                self.due.push_back(part);
                 let upstreams = Arc::clone(&self.upstreams);
                 self.waiting.push(async move { member.next(&upstreams).await }.boxed());
             }
@@ -337,31 +355,25 @@ impl MemberStream {
     async fn next(mut self, upstreams: &CombinedUpstreams) -> MemberNews {
         let upstream = &upstreams.settings.upstreams[self.at];
         loop {
-            let Some(Ok(frame)) = self.body.frame().await else {
-                let (at, last_event) = (self.at, self.last_event);
-                return MemberNews::Over { at, last_event, pause: Some(self.pause) };
+            let mut event = match self.events.next().await {
+                Ok(Some(event)) => event,
+                Err(BodyReadError::TooLarge) => {
+                    return MemberNews::Over { at: self.at, last_event: None, pause: Some(PAUSE_MAX) };
+                }
+                Ok(None) | Err(_) => {
+                    let (at, last_event) = (self.at, self.last_event);
+                    return MemberNews::Over { at, last_event, pause: Some(self.pause) };
+                }
             };
-            let Ok(part) = frame.into_data() else { continue };
-            let Ok(events) = self.decoder.take(&part) else {
-                return MemberNews::Over { at: self.at, last_event: None, pause: Some(PAUSE_MAX) };
-            };
-            let mut parts = Vec::with_capacity(events.len());
-            for mut event in events {
-                self.last_event = event.id.clone().or(self.last_event);
-                // A stream with an event is healthy.
-                self.pause = PAUSE_MIN;
-                event.id = event.id.map(|id| MarkedEvent::Own(&id).event_id(upstream));
-                event.retry_ms = None;
-                let Some(data) =
-                    Some(event.data).filter(|data| !data.is_empty()).and_then(|data| self.voice.admit(data))
-                else {
-                    continue;
-                };
+            self.last_event = event.id.clone().or(self.last_event);
+            // A stream with an event is healthy.
+            self.pause = PAUSE_MIN;
+            event.id = event.id.map(|id| MarkedEvent::Own(&id).event_id(upstream));
+            event.retry_ms = None;
+            let data = Some(event.data).filter(|data| !data.is_empty()).and_then(|data| self.voice.admit(data));
+            if let Some(data) = data {
                 event.data = data;
-                parts.push(BodyPart::Event(StreamEvent::of(event)));
-            }
-            if !parts.is_empty() {
-                return MemberNews::Said(Box::new(self), parts);
+                return MemberNews::Said(Box::new(self), BodyPart::Event(StreamEvent::of(event)));
             }
         }
     }

@@ -76,8 +76,9 @@ impl CombinedUpstreams {
             }
             RequestTarget::Member(at, params) => {
                 let voice = client.voice(self, at, AnswerScope::of(&request));
+                let principal = client.principal().clone();
                 let answer = client.pass(self, at, request, text, params).await?;
-                Ok(own_stream::shown(answer, voice, self.result_bytes_max, addressee).await)
+                Ok(own_stream::shown(answer, voice, &principal, addressee).await)
             }
             RequestTarget::OwnTool(tool) => {
                 let words = FallbackTools::for_stateless(0, own_identity());

@@ -91,6 +91,11 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::share`], for the answer to the call itself, which has run.
+    pub async fn share_outcome(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
+        self.share(task).await.map_err(|fault| GatewayFault { executed: Executed::Yes, ..fault })
+    }
+
     async fn share_with_room(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let (key, bytes) = (task.key.clone(), large_result(&task).map_or(0, |large| large.result.len()));
         let shown = Task { phase: Phase::Working, ..Task::clone(&task) };

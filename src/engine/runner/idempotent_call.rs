@@ -21,6 +21,7 @@ use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
+use crate::engine::runner::row::outcome_for_client;
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
@@ -181,9 +182,10 @@ impl Runner {
                     return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(reason))).await;
                 }
             };
-            if let Phase::Settled(outcome) = &task.phase {
+            if task.is_settled() {
                 engine.record_shown(&task);
-                return self.dialog.clients_mut().end(CallEnd::Outcome(outcome.clone())).await;
+                let end = outcome_for_client(&engine, task).await;
+                return self.dialog.clients_mut().end(end).await;
             }
             let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);
             tokio::select! {

@@ -265,11 +265,12 @@ impl Runner {
         RunnerFlow::Stop
     }
 
-    /// Keeps `executed` unknown if an earlier attempt may have been sent.
+    /// Keeps `executed` unknown if the call was sent before.
     fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Faulted(Failure::Gateway(fault))
-                if self.recorder.attempt() > Attempt::FIRST && fault.executed == Executed::No =>
+                if (self.recorder.attempt() > Attempt::FIRST || self.call.repeats() > 0)
+                    && fault.executed == Executed::No =>
             {
                 Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault })
             }
@@ -319,7 +320,7 @@ impl Runner {
         }
         if self.dialog.clients().is_there() {
             let end = match self.engine.held(&key).await {
-                Ok(task) => end_of(&task),
+                Ok(task) => outcome_for_client(&self.engine, task).await,
                 Err(_) => CallEnd::Gone,
             };
             self.dialog.clients_mut().end(end).await;
@@ -427,6 +428,14 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<A
 pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     let executed = if matches!(error, StoreError::UnknownCommit(_)) { Executed::Unknown } else { Executed::No };
     GatewayFault::new(TaskError::from(error).reason(), executed)
+}
+
+/// The end of a call whose outcome is stored, for a client that waits for it.
+pub(super) async fn outcome_for_client(engine: &Arc<Engine>, task: Arc<Task>) -> CallEnd {
+    match engine.share_outcome(task).await {
+        Ok(task) => end_of(&task),
+        Err(fault) => CallEnd::Outcome(Outcome::lost(fault)),
+    }
 }
 
 fn end_of(task: &Task) -> CallEnd {

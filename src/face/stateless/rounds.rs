@@ -107,7 +107,7 @@ impl StatelessFace {
         let key = TaskKey { owner: request.caller.principal.clone(), id };
         let task = self.held(&key).await?;
         let takes_tasks = request.metadata.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
-        if let Some(over) = end_of(&task, takes_tasks)? {
+        if let Some(over) = self.end_of(&task, takes_tasks).await? {
             return Ok(HeldCallResumption::Over(over));
         }
         if let Phase::AwaitingInput(open) = &task.phase {
@@ -124,7 +124,7 @@ impl StatelessFace {
         match self.served.engine.retry(&key, retry) {
             Ok(stream) => Ok(HeldCallResumption::Going(stream)),
             // The call may have ended just now.
-            Err(refusal) => match (end_of(&self.held(&key).await?, takes_tasks)?, refusal) {
+            Err(refusal) => match (self.end_of(&self.held(&key).await?, takes_tasks).await?, refusal) {
                 (Some(over), _) => Ok(HeldCallResumption::Over(over)),
                 // Lost with its process, which is not recorded yet (T-56).
                 (None, RetryRefusal::NotHere) => Err(RequestError::State.into()),
@@ -133,6 +133,16 @@ impl StatelessFace {
                 }
             },
         }
+    }
+
+    /// The last event of a call that is no longer held; `None` if it is.
+    async fn end_of(&self, task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, HeldCallRefusal> {
+        let end = end_of(task, takes_tasks)?;
+        if !matches!(end, Some(CallEvent::Ended(_))) {
+            return Ok(end);
+        }
+        let task = self.served.engine.share_outcome(Arc::clone(task)).await.map_err(HeldCallRefusal::Fault)?;
+        Ok(end_of(&task, takes_tasks)?)
     }
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, HeldCallRefusal> {
@@ -152,7 +162,7 @@ enum HeldCallResumption {
     Over(CallEvent),
 }
 
-/// The last event of a call that is no longer held; `None` if it is.
+/// As [`StatelessFace::end_of`], of a result in any buffer.
 fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, RequestError> {
     match (task.shown, &task.phase) {
         // A repetition of the request that returned the handle.

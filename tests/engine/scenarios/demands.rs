@@ -1,7 +1,8 @@
 //! Errors that demand elicitations, of 2025-11-25 upstreams (T-49).
 
 use serde_json::json;
-use taskgate::task::TaskMode;
+use taskgate::task::{Executed, GatewayFault, Reason, TaskMode};
+use taskgate::upstream::BeginError;
 
 use super::rounds::{EXTENSION, accept, again, answers, check_done, plain, result_of, returns, round};
 use super::script::{Happens, Script};
@@ -58,6 +59,29 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     assert_eq!(answer.status, 400);
     let error = answer.json().await["error"].take();
     assert_eq!(error["data"], json!({ "requiredCapabilities": { "elicitation": { "url": {} } } }));
+    world.is_idle().await;
+}
+
+/// The server had the call before it demanded something, so nobody may say that it did not run.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_away_when_the_call_is_repeated_may_have_run_it() {
+    let demanded = std::sync::atomic::AtomicBool::new(false);
+    let world = World::choosing(Rules::mode(TaskMode::Never), move |_| {
+        match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            false => Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]),
+            true => {
+                let away = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
+                Script { refusal: Some(BeginError::Gateway(away)), ..Script::silent() }
+            }
+        }
+    });
+    let ask = Ask::call().declaring(json!({ "elicitation": { "url": {} } }));
+    let asked = result_of(&world, &ask).await;
+    let retry = again(&ask, &round(&asked), &[]).member("inputResponses", json!({ "r0": accept() }));
+    let answer = world.send(&retry).await;
+    assert_eq!(answer.status, 200);
+    let error = answer.json().await["error"].take();
+    assert_eq!((&error["data"]["reason"], &error["data"]["executed"]), (&json!("upstream_unreachable"), &json!("unknown")));
     world.is_idle().await;
 }
 

@@ -48,8 +48,12 @@ enum Asked {
     PipedRead,
     /// `tools/call` in a session of a client without tasks.
     PipedCall,
+    /// The call of that task again, under its key, by a client without tasks.
+    Repetition,
     /// `tools/list` at an endpoint of two servers.
     List,
+    /// `resources/read` in a session at that endpoint.
+    EndpointRead,
     /// `resources/read` in arrays at an endpoint.
     EndpointArray,
     /// The same at the server's own path.
@@ -186,6 +190,15 @@ impl Bench {
                 let ask = |id| in_session(&headers, rpc(id, "tasks/result", &json!({"taskId": task})).to_string());
                 ("/up/mcp", (0..REQUESTS).map(ask).collect())
             }
+            Asked::Repetition => {
+                self.task().await;
+                let call = || {
+                    let mut call = Call::plain(&json!({"secret": "one"}));
+                    call.headers.push(("idempotency-key", "one".to_owned()));
+                    call
+                };
+                ("/up/mcp", (0..REQUESTS).map(|_| call()).collect())
+            }
             Asked::Read => {
                 let mut call = Call::new("resources/read", &read);
                 call.headers.push(("mcp-name", "a:b".to_owned()));
@@ -198,12 +211,16 @@ impl Bench {
                 let arguments = json!({"items": ["a", "b", "c"]});
                 ("/up/mcp", (0..REQUESTS / 3).map(|_| Call::plain(&arguments)).collect())
             }
-            Asked::PipedRead | Asked::PipedCall => {
-                let headers = self.session("/up/mcp", "2025-06-18").await;
+            Asked::PipedRead | Asked::PipedCall | Asked::EndpointRead => {
+                let path = if asked == Asked::EndpointRead { "/all/mcp" } else { "/up/mcp" };
+                let mut headers = self.session(path, "2025-06-18").await;
+                if asked == Asked::EndpointRead {
+                    headers[1].1 = "application/json, text/event-stream".to_owned();
+                }
                 let call = ("tools/call", json!({"name": "work", "arguments": {}}));
                 let (method, params) = if asked == Asked::PipedCall { call } else { ("resources/read", read) };
                 let ask = |id| in_session(&headers, rpc(id, method, &params).to_string());
-                ("/up/mcp", (0..REQUESTS).map(ask).collect())
+                (path, (0..REQUESTS).map(ask).collect())
             }
             Asked::Array | Asked::EndpointArray => {
                 let path = if asked == Asked::Array { "/up/mcp" } else { "/all/mcp" };
@@ -355,9 +372,11 @@ async fn read_stream(mut body: RecvStream) -> usize {
 /// and answers that are forwarded piece by piece are not counted.
 const fn held_min(asked: Asked, over: Over) -> usize {
     match (asked, over) {
-        (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) => 0,
-        (Asked::Poll | Asked::Result | Asked::EndpointArray | Asked::Array, _) => BIG,
-        (Asked::Read | Asked::PipedRead | Asked::PipedCall | Asked::List | Asked::Split, _) => 4 * BIG,
+        (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) | (Asked::EndpointRead, Over::Json) => 0,
+        (Asked::Poll | Asked::Result | Asked::Repetition | Asked::EndpointArray | Asked::Array, _) => BIG,
+        (Asked::Read | Asked::PipedRead | Asked::PipedCall | Asked::List | Asked::EndpointRead | Asked::Split, _) => {
+            4 * BIG
+        }
     }
 }
 
@@ -417,6 +436,9 @@ rows! {
     bridged_reads_that_nobody_reads_hold_no_more_than_the_budget: Read, Unread, Json, Disk;
     bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, Events, Disk;
     bridged_reads_in_streams_without_window_hold_no_more_than_the_budget: Read, NoWindow, Events, Disk;
+    repetitions_of_a_call_share_its_bytes: Repetition, Unread, Json, Disk;
+    reads_at_an_endpoint_hold_no_more_than_the_budget: EndpointRead, Unread, Events, Disk;
+    reads_at_an_endpoint_in_streams_without_window_hold_no_more_than_the_budget: EndpointRead, NoWindow, Events, Disk;
     lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json, Disk;
     arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json, Disk;
     arrays_at_a_servers_own_path_hold_no_more_than_the_budget: Array, Unread, Json, Disk;
@@ -552,11 +574,14 @@ async fn split_calls_as_tasks_hold_no_more_than_the_budget() {
 #[tokio::test]
 #[ignore = "takes minutes: `make memory` runs it"]
 async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
-    use Asked::{Array, EndpointArray, List, PipedCall, PipedRead, Poll, Read, Result, Split};
+    use Asked::{
+        Array, EndpointArray, EndpointRead, List, PipedCall, PipedRead, Poll, Read, Repetition, Result, Split,
+    };
+    let all = [Poll, Result, Repetition, Read, PipedRead, PipedCall, List, EndpointRead, EndpointArray, Array, Split];
     let mut failures = Vec::new();
     for over in [Over::Json, Over::Events, Over::Stdio, Over::Sse] {
         for reader in [Reader::Unread, Reader::Dripped, Reader::NoWindow] {
-            for asked in [Poll, Result, Read, PipedRead, PipedCall, List, EndpointArray, Array, Split] {
+            for asked in all {
                 for store in [Store::Disk, Store::Memory] {
                     failures.extend(failures_of(asked, reader, over, store).await);
                 }

@@ -56,9 +56,11 @@ impl StatelessCall {
 
     async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
         let mut draft = request.first();
-        let mut silent = 0;
+        let (mut silent, mut is_begun) = (0, false);
         loop {
-            let result = self.line.call(&draft, Some(&self.events), handed_over).await?;
+            let answered = self.line.call(&draft, Some(&self.events), handed_over).await;
+            let result = answered.map_err(|failure| if is_begun { failure.of_begun_call() } else { failure })?;
+            is_begun = true;
             let round = match peer::answered(&request.method, &result) {
                 StatelessResult::Complete => return Ok(result),
                 // The request did not declare the extension (UPC-09).

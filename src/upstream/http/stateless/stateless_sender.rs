@@ -69,6 +69,18 @@ pub(super) enum RequestFailure {
     Lost(GatewayFault),
 }
 
+impl RequestFailure {
+    /// The failure of a later request of a call that the server has begun: the call may have run, even if this was not sent.
+    pub(super) fn of_begun_call(self) -> Self {
+        match self {
+            Self::Lost(fault) if fault.executed == Executed::No => {
+                Self::Lost(GatewayFault { executed: Executed::Unknown, ..fault })
+            }
+            Self::Lost(_) | Self::Faulted(_) => self,
+        }
+    }
+}
+
 impl From<RequestFailure> for ExchangeEvent {
     fn from(ending: RequestFailure) -> Self {
         match ending {

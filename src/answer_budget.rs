@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::metric;
@@ -307,6 +308,19 @@ fn refused(full: FullBound, executed: Executed) -> GatewayFault {
     GatewayFault::new(reason, executed)
 }
 
+/// A response in the queue. Once it no longer waits, those behind it are tried again.
+struct QueuedAnswer<'a> {
+    granted: oneshot::Receiver<AnswerPermit>,
+    budget: &'a AnswerBudget,
+}
+
+impl Drop for QueuedAnswer<'_> {
+    fn drop(&mut self) {
+        self.granted.close();
+        self.budget.grant();
+    }
+}
+
 impl AnswerShare {
     /// The share of one request, for all responses that it holds at once.
     #[must_use]
@@ -355,9 +369,10 @@ impl AnswerShare {
         }
         // Bytes may have been released before it was queued.
         self.budget.grant();
+        let mut queued = QueuedAnswer { granted, budget: &self.budget };
         let granted = match self.wait.max() {
-            Some(max) => tokio::time::timeout(max, granted).await.ok(),
-            None => Some(granted.await),
+            Some(max) => tokio::time::timeout(max, &mut queued.granted).await.ok(),
+            None => Some((&mut queued.granted).await),
         };
         let Some(Ok(permit)) = granted else {
             let counts = self.budget.0.counts.lock();

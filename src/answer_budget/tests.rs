@@ -96,6 +96,22 @@ async fn an_answer_that_leaves_while_it_waits_takes_nothing_along() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_behind_one_that_leaves_is_tried_at_once() {
+    let (budget, ada) = (budget(64 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, 4 * MIB);
+    let (mut within, mut exceeding) = <(AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut within, 3 * MIB).await.unwrap();
+    share.grow(&mut exceeding, 2 * MIB).await.unwrap();
+    drop(within);
+    let (mut third, mut fourth) = <(AnswerPermit, AnswerPermit)>::default();
+    let mut large = Box::pin(share.grow(&mut third, 4 * MIB));
+    let mut small = Box::pin(share.grow(&mut fourth, MIB));
+    assert!(is_pending(large.as_mut()) && is_pending(small.as_mut()));
+    drop(large);
+    assert!(!is_pending(small.as_mut()), "it has room, and nothing else will wake it");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_waits_for_too_long_has_run_and_one_that_is_kept_waits_on() {
     let (budget, ada) = (budget(MIB), Principal::holding("ada"));
     let share = budget.share(&ada, MIB);

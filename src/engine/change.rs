@@ -29,6 +29,11 @@ use crate::task::{
 /// Changes in progress at a time; a further one waits, and has changed nothing if its client disconnects meanwhile.
 const CHANGES_MAX: usize = 1_024;
 
+tokio::task_local! {
+    /// Set within a change.
+    static IN_CHANGE: ();
+}
+
 /// How long a change waits for room in the store before it is refused.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
 const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Duration::from_secs(1));
@@ -80,14 +85,17 @@ impl Engine {
     /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
     /// Cancel safe.
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        let Some(parent) = task.tree.parent else { return Ok(task) };
-        let key = TaskKey { owner: task.key.owner.clone(), id: parent };
-        let parent = Box::pin(self.shown(&key)).await?;
-        if !parent.tree.children.contains(&task.key.id) {
-            return Err(TaskError::Unknown);
-        }
-        let left = parent.expires_at().since(task.created_at);
-        if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
+        let Some(parent) = task.parent_key() else { return Ok(task) };
+        let parent = Box::pin(self.shown(&parent)).await?;
+        listed_by(&parent, task)
+    }
+
+    /// As [`Self::under_parent`], within a change, which must not begin another one.
+    async fn present_under_parent(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let task = visible(self.present(key).await?)?;
+        let Some(parent) = task.parent_key() else { return Ok(task) };
+        let parent = Box::pin(self.present_under_parent(&parent)).await?;
+        listed_by(&parent, task)
     }
 
     /// Returns the state of a call that was held between two rounds of questions, with or without a handle. Only for
@@ -177,7 +185,7 @@ impl Engine {
     ) -> Result<(), TaskError> {
         let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            engine.readable(&caller, engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
+            engine.readable(&caller, engine.present_under_parent(&key).await?)?;
             failpoint::hit("answer-heard");
             let applied = engine.apply_with_room(&key, Event::Answered { answers }).await?;
             if applied.changed {
@@ -209,7 +217,7 @@ impl Engine {
     pub async fn delete(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<DeleteResult, TaskError> {
         let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            let task = engine.readable(&caller, engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
+            let task = engine.readable(&caller, engine.present_under_parent(&key).await?)?;
             if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }
@@ -264,16 +272,17 @@ impl Engine {
     }
 
     /// Completes a change even if its caller is dropped, but changes nothing if that happens while it waits for its
-    /// permit. Must not be called from within a change.
+    /// permit. Must not be called from within a change: changes that wait for a second permit would wait for each other.
     pub(super) async fn finish<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, TaskError>> + Send + 'static,
     ) -> Result<T, TaskError> {
+        debug_assert!(IN_CHANGE.try_with(|()| ()).is_err(), "a change began another one");
         // The semaphore is never closed.
         let permit = Arc::clone(&self.changes.permits).acquire_owned().await.ok();
         let change = async move {
             let _permit = permit;
-            change.await
+            IN_CHANGE.scope((), change).await
         };
         match self.changes.tracker.spawn(change.in_current_span()).await {
             Ok(done) => done,
@@ -317,7 +326,7 @@ impl Engine {
     }
 
     async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
-        self.under_parent(visible(self.present(key).await?)?).await?;
+        self.present_under_parent(key).await?;
         failpoint::hit("cancel-heard");
         self.given_up(key).await
     }
@@ -329,6 +338,15 @@ impl Engine {
         }
         Ok(CancelResult { task: applied.task, was_settled: !applied.changed })
     }
+}
+
+/// The task as its parent lets it be seen.
+fn listed_by(parent: &Task, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+    if !parent.tree.children.contains(&task.key.id) {
+        return Err(TaskError::Unknown);
+    }
+    let left = parent.expires_at().since(task.created_at);
+    if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
 }
 
 fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {

@@ -499,7 +499,7 @@ impl Engine {
         for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {
             let row = self.store.load(&key, self.clock.now()).await?;
             let Some(task) = row.map(|row| row.task).filter(|task| !task.is_settled()) else { continue };
-            let parent = task.tree.parent.map(|id| TaskKey { owner: key.owner.clone(), id });
+            let parent = task.parent_key();
             if !parent.is_some_and(|parent| self.is_run(&parent)) && !self.is_run(&key) {
                 found.insert(key);
             }

@@ -75,6 +75,13 @@ impl Task {
     }
 }
 
+impl Task {
+    /// The key of a subtask's parent, which has the same owner.
+    pub fn parent_key(&self) -> Option<TaskKey> {
+        self.tree.parent.map(|id| TaskKey { owner: self.key.owner.clone(), id })
+    }
+}
+
 /// The session in which a client chose an id. Other sessions may use the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionScope(pub u128);

@@ -44,7 +44,7 @@ use bridged_call::BridgedQuestions;
 use in_flight::InFlight;
 use known_tools::ServerTools;
 use pipe::{OneWayKind, PipedMessage};
-use session_cache::{ClientSession, ClientSessionCache};
+use session_cache::{ClientSession, ClientSessionCache, SessionAsker};
 use session_streams::SessionStreams;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
@@ -312,7 +312,7 @@ pub(super) fn session_of(
     let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
     let sealed = sealed.ok_or(SessionLookupError::Missing)?;
     let open = || sealer.open_session(&inbound.caller.principal, sealed).filter(|token| token.upstream == opened_for);
-    sessions.open(sealed, opened_for, &inbound.caller, open).ok_or(SessionLookupError::Unknown)
+    sessions.open(sealed, opened_for, SessionAsker::of(inbound), open).ok_or(SessionLookupError::Unknown)
 }
 
 /// The refusal of an array in a session of another version than 2025-03-26, and without a session.

@@ -1,38 +1,99 @@
-//! Maps random keys to values, bounded: the least recently used entry is evicted.
+//! Maps random keys to values, bounded: in a full map the principal with most entries loses its least recently used one.
 //!
 //! For lookups by every request: a lookup is one short lock and almost no hashing.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher, RandomState};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-/// Requests with different keys seldom contend for one lock.
+use crate::task::Principal;
+
+/// Requests with different keys seldom contend for one lock. A power of two.
 const SHARDS: usize = 64;
 
-/// At most about `entries_max` values. Keys must be unguessable.
+/// A value of a [`RecentMap`].
+pub(crate) trait RecentValue: Clone {
+    /// Whether it is used outside the map: then its entry makes no room.
+    fn is_in_use(&self) -> bool {
+        false
+    }
+}
+
+impl RecentValue for () {}
+
+impl RecentValue for Instant {}
+
+impl<T: ?Sized> RecentValue for Arc<T> {
+    fn is_in_use(&self) -> bool {
+        Self::strong_count(self) > 1
+    }
+}
+
+/// At most about `entries_max` values, more only while all are in use. Keys must be unguessable.
 #[derive(Debug)]
 pub(crate) struct RecentMap<V> {
     shards: Box<[Mutex<RecentShard<V>>]>,
     shard_entries_max: usize,
+    /// Secret: no principal can choose the number of another one.
+    owners: RandomState,
 }
 
 #[derive(Debug)]
 struct RecentShard<V> {
     entries: HashMap<u128, RecentEntry<V>, BuildHasherDefault<RandomKeyHasher>>,
+    /// The number of each owner's entries.
+    counts: HashMap<u64, usize, BuildHasherDefault<RandomKeyHasher>>,
     uses: u64,
 }
 
 #[derive(Debug)]
 struct RecentEntry<V> {
     value: V,
+    owner: u64,
     last_use: u64,
 }
 
-impl<V: Clone> RecentMap<V> {
+/// A value to insert, with the principal that it counts for.
+#[derive(Debug)]
+pub(crate) struct OwnedValue<V> {
+    pub(crate) owner: Principal,
+    pub(crate) value: V,
+}
+
+/// A value in the map, and the value that made room for it.
+#[derive(Debug)]
+pub(crate) struct EnteredValue<V> {
+    pub(crate) value: V,
+    pub(crate) evicted: Option<V>,
+}
+
+impl<V: RecentValue> RecentMap<V> {
     pub(crate) fn new(entries_max: usize) -> Self {
-        let shard = || Mutex::new(RecentShard { entries: HashMap::default(), uses: 0 });
-        Self { shards: (0..SHARDS).map(|_| shard()).collect(), shard_entries_max: entries_max.div_ceil(SHARDS).max(1) }
+        Self::with_shards(entries_max, SHARDS)
+    }
+
+    fn with_shards(entries_max: usize, shards: usize) -> Self {
+        let shard = || Mutex::new(RecentShard { entries: HashMap::default(), counts: HashMap::default(), uses: 0 });
+        Self {
+            shards: (0..shards).map(|_| shard()).collect(),
+            shard_entries_max: entries_max.div_ceil(shards).max(1),
+            owners: RandomState::new(),
+        }
+    }
+
+    /// With an exact limit, so that tests can reach it.
+    #[cfg(test)]
+    pub(crate) fn of_one_shard(entries_max: usize) -> Self {
+        Self::with_shards(entries_max, 1)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().entries.len()).sum()
     }
 
     pub(crate) fn get(&self, key: u128) -> Option<V> {
@@ -43,39 +104,45 @@ impl<V: Clone> RecentMap<V> {
         self.shard(key).lock().touch(key).is_some()
     }
 
-    pub(crate) fn insert(&self, key: u128, value: V) {
+    pub(crate) fn insert(&self, key: u128, owner: &Principal, value: V) {
+        let owner = self.owners.hash_one(owner);
         let mut shard = self.shard(key).lock();
-        shard.make_room(key, self.shard_entries_max);
-        shard.put(key, value);
+        shard.remove(key);
+        shard.make_room(self.shard_entries_max);
+        shard.put(key, owner, value);
     }
 
     /// The value of `key`, inserted now if there is none.
-    pub(crate) fn get_or_default(&self, key: u128) -> V
+    pub(crate) fn get_or_default(&self, key: u128, owner: &Principal) -> V
     where
         V: Default,
     {
-        let mut shard = self.shard(key).lock();
-        if let Some(value) = shard.touch(key) {
-            return value.clone();
-        }
-        let value = V::default();
-        shard.make_room(key, self.shard_entries_max);
-        shard.put(key, value.clone());
-        value
+        self.get_or_insert_with(key, || OwnedValue { owner: owner.clone(), value: V::default() }).value
     }
 
-    pub(crate) fn remove(&self, key: u128) {
-        self.shard(key).lock().entries.remove(&key);
+    pub(crate) fn get_or_insert_with(&self, key: u128, new: impl FnOnce() -> OwnedValue<V>) -> EnteredValue<V> {
+        let mut shard = self.shard(key).lock();
+        if let Some(value) = shard.touch(key) {
+            return EnteredValue { value: value.clone(), evicted: None };
+        }
+        let OwnedValue { owner, value } = new();
+        let evicted = shard.make_room(self.shard_entries_max);
+        shard.put(key, self.owners.hash_one(&owner), value.clone());
+        EnteredValue { value, evicted }
+    }
+
+    pub(crate) fn remove(&self, key: u128) -> Option<V> {
+        self.shard(key).lock().remove(key)
     }
 
     fn shard(&self, key: u128) -> &Mutex<RecentShard<V>> {
         // Other bits than the first ones that a shard's table uses.
         let mixed = usize::try_from(mix(key) >> 32 & 0xffff).unwrap_or(0);
-        &self.shards[mixed % SHARDS]
+        &self.shards[mixed & (self.shards.len() - 1)]
     }
 }
 
-impl<V> RecentShard<V> {
+impl<V: RecentValue> RecentShard<V> {
     fn touch(&mut self, key: u128) -> Option<&V> {
         let entry = self.entries.get_mut(&key)?;
         self.uses += 1;
@@ -83,20 +150,32 @@ impl<V> RecentShard<V> {
         Some(&entry.value)
     }
 
-    fn put(&mut self, key: u128, value: V) {
+    fn put(&mut self, key: u128, owner: u64, value: V) {
         self.uses += 1;
-        self.entries.insert(key, RecentEntry { value, last_use: self.uses });
+        *self.counts.entry(owner).or_default() += 1;
+        self.entries.insert(key, RecentEntry { value, owner, last_use: self.uses });
     }
 
-    /// Linear in the size of one shard, and only if it is full.
-    fn make_room(&mut self, key: u128, entries_max: usize) {
-        if self.entries.len() < entries_max || self.entries.contains_key(&key) {
-            return;
+    fn remove(&mut self, key: u128) -> Option<V> {
+        let entry = self.entries.remove(&key)?;
+        if let Some(count) = self.counts.get_mut(&entry.owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&entry.owner);
+            }
         }
-        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use).map(|(key, _)| *key);
-        if let Some(oldest) = oldest {
-            self.entries.remove(&oldest);
+        Some(entry.value)
+    }
+
+    /// Returns the value that made room. Linear in the size of one shard, and only if it is full.
+    fn make_room(&mut self, entries_max: usize) -> Option<V> {
+        if self.entries.len() < entries_max {
+            return None;
         }
+        let idle = self.entries.iter().filter(|(_, entry)| !entry.value.is_in_use());
+        let rank = |entry: &RecentEntry<V>| (self.counts.get(&entry.owner).copied(), Reverse(entry.last_use));
+        let evicted = idle.max_by_key(|(_, entry)| rank(entry)).map(|(key, _)| *key)?;
+        self.remove(evicted)
     }
 }
 
@@ -115,6 +194,10 @@ impl Hasher for RandomKeyHasher {
         self.0 = mix(key);
     }
 
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = mix(u128::from(self.0 ^ u64::from(*byte)));
@@ -130,36 +213,76 @@ impl Hasher for RandomKeyHasher {
 mod tests {
     use super::*;
 
-    /// Keys of one shard, so that its limit can be reached.
-    fn keys_of_one_shard(recent: &RecentMap<u32>, count: usize) -> Vec<u128> {
-        let shard = std::ptr::from_ref(recent.shard(0));
-        (0..).filter(|&key| std::ptr::eq(recent.shard(key), shard)).take(count).collect()
+    fn ada() -> Principal {
+        Principal::new("key:ada")
+    }
+
+    fn mallory() -> Principal {
+        Principal::new("key:mallory")
     }
 
     #[test]
     fn what_was_used_longest_ago_makes_room() {
-        let recent = RecentMap::new(SHARDS * 3);
-        let keys = keys_of_one_shard(&recent, 4);
-        for (value, key) in (0..).zip(&keys[..3]) {
-            recent.insert(*key, value);
+        let recent = RecentMap::of_one_shard(3);
+        for key in 0..3 {
+            recent.insert(key, &ada(), Instant::now());
         }
-        assert_eq!(recent.get(keys[0]), Some(0));
-        recent.insert(keys[1], 7);
-        recent.insert(keys[3], 3);
-        assert_eq!([0, 1, 2, 3].map(|at| recent.get(keys[at])), [Some(0), Some(7), None, Some(3)]);
-        assert_eq!(recent.get_or_default(keys[2]), 0);
-        assert!(!recent.contains(keys[0]), "the one used longest ago made room for the default");
-        recent.remove(keys[3]);
-        assert!(!recent.contains(keys[3]));
+        assert!(recent.contains(0));
+        recent.insert(1, &ada(), Instant::now());
+        recent.insert(3, &ada(), Instant::now());
+        assert_eq!([0, 1, 2, 3].map(|key| recent.contains(key)), [true, true, false, true]);
+        recent.get_or_insert_with(4, || OwnedValue { owner: ada(), value: Instant::now() });
+        assert!(!recent.contains(0), "the one used longest ago made room");
+        recent.remove(3);
+        assert!(!recent.contains(3));
     }
 
     #[test]
     fn no_more_is_kept_than_may_be() {
         let recent = RecentMap::new(SHARDS * 2);
         for key in 0..10_000 {
-            recent.insert(key << 64 | key, ());
+            recent.insert(key << 64 | key, &ada(), ());
         }
-        let kept: usize = recent.shards.iter().map(|shard| shard.lock().entries.len()).sum();
-        assert_eq!(kept, SHARDS * 2, "every shard is full, and none is more than that");
+        assert_eq!(recent.len(), SHARDS * 2, "every shard is full, and none is more than that");
+    }
+
+    #[test]
+    fn a_flood_of_one_principal_takes_no_entry_of_another_one() {
+        let recent = RecentMap::new(SHARDS * 4);
+        recent.insert(7 << 64 | 7, &ada(), ());
+        for key in 100..10_000 {
+            recent.insert(key << 64 | key, &mallory(), ());
+        }
+        assert!(recent.contains(7 << 64 | 7));
+        assert_eq!(recent.len(), SHARDS * 4, "hers has a place among the others");
+        for key in 0..10_000 {
+            recent.remove(key << 64 | key);
+        }
+        assert!(recent.shards.iter().all(|shard| shard.lock().counts.is_empty()), "nothing is counted any more");
+    }
+
+    #[test]
+    fn a_key_that_is_inserted_again_counts_for_its_last_owner_alone() {
+        let recent = RecentMap::of_one_shard(3);
+        for _ in 0..5 {
+            recent.insert(1, &ada(), ());
+        }
+        recent.insert(1, &mallory(), ());
+        assert_eq!((recent.len(), recent.shards[0].lock().counts.len()), (1, 1));
+        recent.insert(2, &ada(), ());
+        recent.insert(3, &mallory(), ());
+        recent.insert(4, &ada(), ());
+        assert!(!recent.contains(1) && recent.contains(2), "mallory had most");
+    }
+
+    #[test]
+    fn a_value_in_use_stays_and_all_in_use_exceed_the_limit() {
+        let recent = RecentMap::of_one_shard(2);
+        let busy: Vec<Arc<u8>> = (0..3).map(|key| recent.get_or_default(key, &ada())).collect();
+        assert_eq!(recent.len(), 3, "none of them makes room");
+        recent.get_or_default(3, &mallory());
+        recent.get_or_default(4, &ada());
+        assert!(!recent.contains(3) && recent.contains(0), "the only one out of use made room");
+        drop(busy);
     }
 }

@@ -66,14 +66,21 @@ fn maps_of(source: &Source, keys: &BTreeSet<String>) -> Vec<String> {
     found
 }
 
-/// The maps that the page lists: file and field of each row, all of whose columns say something.
-fn listed(page: &str) -> Vec<String> {
+/// A row of the page's table.
+struct MapRow {
+    /// File and field.
+    map: String,
+    share: String,
+}
+
+/// The maps that the page lists, all of whose columns say something.
+fn listed(page: &str) -> Vec<MapRow> {
     let section = page.split(HEADING).nth(1).unwrap_or_default().split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| {
         let columns: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
         assert!(columns.len() == 4 && columns.iter().all(|column| column.len() > 3), "an empty column: {row}");
-        columns[0].replace('`', "")
+        MapRow { map: columns[0].replace('`', ""), share: columns[2].to_owned() }
     })
     .collect()
 }
@@ -85,11 +92,30 @@ fn every_map_of_sessions_says_whose_identity_it_means_and_what_one_principal_may
     // The map that others are made of.
     let all_but_made_of = all.iter().filter(|source| source.path != "src/upstream/recent_map.rs");
     let mut found: Vec<_> = all_but_made_of.flat_map(|source| maps_of(source, &keys)).collect();
-    let mut listed = listed(&read(PAGE));
+    let rows = listed(&read(PAGE));
+    let mut listed: Vec<_> = rows.iter().map(|row| row.map.clone()).collect();
     assert!(found.len() >= 15, "only {} maps were seen: {found:?}", found.len());
     found.sort();
     listed.sort();
     assert_eq!(found, listed, "left: the sources, right: the table of {PAGE}");
+}
+
+/// A `RecentMap` has a share of each principal by its type.
+#[test]
+fn the_page_names_the_limit_of_each_map_with_shares() {
+    let all = sources();
+    let has_shares = |row: &&MapRow| {
+        let (path, field) = row.map.split_once(' ').unwrap();
+        let source = all.iter().find(|source| source.path == path).unwrap();
+        source.code().lines().any(|line| line.contains(field) && line.contains("RecentMap<"))
+    };
+    let rows = listed(&read(PAGE));
+    let shared: Vec<_> = rows.iter().filter(has_shares).collect();
+    assert!(shared.len() >= 9, "only {} were seen", shared.len());
+    for row in shared {
+        let limit = row.share.strip_prefix("of ").map(|limit| limit.replace(',', ""));
+        assert!(limit.is_some_and(|limit| limit.parse::<u32>().is_ok()), "{}: {}", row.map, row.share);
+    }
 }
 
 #[test]

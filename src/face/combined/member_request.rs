@@ -48,6 +48,11 @@ impl EndpointClient {
         &self.head.caller
     }
 
+    /// The principal that its sessions count for.
+    pub(super) fn counted_as(&self) -> Principal {
+        self.head.counted_as()
+    }
+
     pub(super) const fn principal(&self) -> &Principal {
         &self.head.caller.principal
     }

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use http::{HeaderValue, Method, StatusCode};
 
 use super::admission::AnswerScope;
-use super::known_sessions::{ForgottenSession, SessionOwner};
+use super::known_sessions::{KnownSession, SessionOwner};
 use super::member_answer::MemberRefusal;
 use super::member_request::{EndpointClient, served};
 use super::member_session::CombinedSession;
@@ -63,7 +63,7 @@ impl CombinedUpstreams {
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
-        if let Some(ForgottenSession { session, caller }) = forgotten {
+        if let Some(KnownSession { session, caller }) = forgotten {
             let (shared, scope) = (Arc::clone(self), &self.common().scope);
             let closing = async move {
                 for (upstream, id) in session.open_members() {
@@ -121,17 +121,19 @@ impl CombinedUpstreams {
                     None => unanswered(addressee.accepted).into_response(&addressee),
                 }
             }
-            Message::Notification(notification) if self.is_cancelled_unsent(&token, &notification) => accepted(),
+            Message::Notification(notification) if self.is_cancelled_unsent(&client, &token, &notification) => {
+                accepted()
+            }
             Message::Notification(notification) => self.noted(&client, &session, notification, &text).await,
             Message::Response(response) => self.answered(&client, &session, &response, &text).await,
         }
     }
 
-    fn is_cancelled_unsent(&self, token: &SessionToken, notification: &Notification) -> bool {
+    fn is_cancelled_unsent(&self, client: &EndpointClient, token: &SessionToken, notification: &Notification) -> bool {
         let in_flight = &self.sessions.in_flight;
         notification.cancelled().is_some_and(|id| {
             // A request that begins to wait meanwhile sees this.
-            in_flight.withdraw(token.nonce, &id);
+            in_flight.withdraw(token.nonce, &client.counted_as(), &id);
             in_flight.cancel(token.nonce, &id, RequestStage::Queued)
         })
     }
@@ -422,7 +424,7 @@ impl CombinedUpstreams {
         });
         join_all(ending).await;
         self.sessions.known.remove(token.nonce);
-        self.sessions.tokens.ended(token.nonce);
+        self.sessions.tokens.ended(token.nonce, &inbound.counted_as());
         bare(StatusCode::OK)
     }
 }

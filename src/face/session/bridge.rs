@@ -113,7 +113,7 @@ fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notif
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
         // In this order: a call that begins meanwhile either sees the first or is found by the second.
-        shared.open.in_flight.withdraw(session.token.nonce, &id);
+        shared.open.in_flight.withdraw(session.token.nonce, session.counted_as(), &id);
         shared.open.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::{HeaderValue, StatusCode};
 
 use super::bridge::introduce;
-use super::session_cache::ClientSession;
+use super::session_cache::{ClientSession, SessionAsker};
 use super::{SessionFaceState, not_allowed, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
@@ -128,13 +128,13 @@ impl SessionFaceState {
 
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
         // Before the upstream ends its calls, and before queued messages reach it.
-        self.open.in_flight.take_leave(session.token.nonce);
+        self.open.in_flight.take_leave(session.token.nonce, session.counted_as());
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
             // Tasks may still run in the upstream session; the client's session ends regardless.
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
-        self.sessions.begins_to_end(session.token.nonce);
+        self.sessions.begins_to_end(session);
         let status = self.own.end(&session.own).await.unwrap_or(StatusCode::OK);
         if status == StatusCode::METHOD_NOT_ALLOWED {
             self.sessions.begins_again(session.token.nonce);
@@ -174,7 +174,7 @@ impl SessionFaceState {
     pub(super) fn is_ended(&self, session: &ClientSession) {
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);
-        self.sessions.ended(session.token.nonce);
+        self.sessions.ended(session.token.nonce, session.counted_as());
     }
 }
 
@@ -212,5 +212,5 @@ pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -
         tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,
     };
-    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.caller.clone()))
+    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, SessionAsker::of(inbound)))
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
@@ -138,19 +138,19 @@ impl InFlight {
     }
 
     /// Records the cancellation of a request, registered or not.
-    pub(in crate::face) fn withdraw(&self, nonce: u128, id: &RequestId) {
-        self.unwanted.insert(passed_on(nonce, id), Instant::now());
+    pub(in crate::face) fn withdraw(&self, nonce: u128, counted_as: &Principal, id: &RequestId) {
+        self.unwanted.insert(request_key(nonce, id), counted_as, Instant::now());
     }
 
     /// Records that a client ended its session.
-    pub(super) fn take_leave(&self, nonce: u128) {
-        self.unwanted.insert(nonce, Instant::now());
+    pub(super) fn take_leave(&self, nonce: u128, counted_as: &Principal) {
+        self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
     /// Whether a request that arrived at `since` is wanted. An earlier cancellation was for another one with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
-        !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))
+        !is_unwanted(nonce) && !is_unwanted(request_key(nonce, id))
     }
 
     pub(super) fn knows(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
@@ -172,8 +172,8 @@ impl InFlight {
     }
 }
 
-/// Includes the session's random nonce, so sessions never collide.
-fn passed_on(nonce: u128, id: &RequestId) -> u128 {
+/// The key of a session's request. Includes the session's random nonce, so sessions never collide.
+pub(super) fn request_key(nonce: u128, id: &RequestId) -> u128 {
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);
     nonce ^ u128::from(hasher.finish())
@@ -239,9 +239,9 @@ mod tests {
         let (in_flight, began) = (InFlight::default(), Instant::now());
         let (id, other) = (RequestId::number(1), RequestId::text("1"));
         let is_wanted = |(nonce, id)| in_flight.is_wanted(nonce, id, began);
-        in_flight.withdraw(1, &id);
+        in_flight.withdraw(1, &Principal::local(), &id);
         assert_eq!([(1, &id), (1, &other), (2, &id)].map(is_wanted), [false, true, true]);
-        in_flight.take_leave(2);
+        in_flight.take_leave(2, &Principal::local());
         let wanted = [(1, &other), (2, &id), (2, &other)].map(is_wanted);
         assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
         let later = Instant::now() + Duration::from_millis(1);

@@ -26,7 +26,7 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, RpcError, method};
 
-/// The most sessions; the least recently used is dropped.
+/// The most sessions.
 const SESSIONS_MAX: usize = 1_024;
 const NAMES_MAX: usize = 10_000;
 /// A call's longest wait for the tool list.
@@ -69,7 +69,7 @@ impl SessionFaceState {
     }
 
     fn learn(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
-        let known = self.tools.0.get_or_default(session.token.nonce);
+        let known = self.tools.0.get_or_default(session.token.nonce, session.counted_as());
         let mut known = known.lock();
         for name in names {
             if known.len() >= NAMES_MAX {

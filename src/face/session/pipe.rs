@@ -473,7 +473,7 @@ async fn cancel(
 ) -> StatusCode {
     let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
     // Before the lookups, so that a request that is registered meanwhile sees it, and before the upstream is notified.
-    in_flight.withdraw(nonce, id);
+    in_flight.withdraw(nonce, session.counted_as(), id);
     in_flight.cancel(nonce, id, RequestStage::Held);
     let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
     match is_ours.contains(&true) {

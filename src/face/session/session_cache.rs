@@ -1,9 +1,11 @@
 //! Caches opened and ended session ids. Bounded, and not needed for correctness.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderValue;
 
+use crate::face::http::Inbound;
 use crate::face::idempotency_key::IdempotencyScope;
 use crate::face::sealed::SessionToken;
 use crate::task::{Caller, Principal};
@@ -12,7 +14,7 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
-/// The most sessions of clients that use tasks; the least recently used is dropped.
+/// The most sessions of clients that use tasks.
 const TASK_CLIENTS_MAX: usize = 20_000;
 /// The most ended sessions. A client that uses a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;
@@ -30,19 +32,21 @@ pub(in crate::face) struct ClientSession {
 }
 
 impl ClientSession {
-    pub(super) fn new(token: SessionToken, caller: Caller) -> Self {
+    pub(super) fn new(token: SessionToken, asker: SessionAsker<'_>) -> Self {
+        let (caller, counted_as) = (asker.caller.clone(), asker.counted_as());
         let owner = caller.principal.clone();
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let (version, tasks) = (token.upstream_version, token.tasks);
         let binding = SessionBinding { session, version: Some(version), tasks: tasks.within(version) };
         let (capabilities, client_info) = (token.capabilities.clone(), token.client_info.clone());
-        let opened = OpenedSession { nonce: token.nonce, owner, binding, version, tasks, capabilities, client_info };
+        let nonce = token.nonce;
+        let opened = OpenedSession { nonce, owner, counted_as, binding, version, tasks, capabilities, client_info };
         let own = OwnSession { opened: Arc::new(opened), forwarded: ForwardedHeaders::default() };
         Self { token: Arc::new(token), own, caller, is_for_one_request: false }
     }
 
-    pub(super) fn for_one_request(token: SessionToken, caller: Caller) -> Self {
-        Self { is_for_one_request: true, ..Self::new(token, caller) }
+    pub(super) fn for_one_request(token: SessionToken, asker: SessionAsker<'_>) -> Self {
+        Self { is_for_one_request: true, ..Self::new(token, asker) }
     }
 
     /// The scope of idempotency keys in this session.
@@ -50,9 +54,31 @@ impl ClientSession {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
+    /// The principal that counts for what the session takes of maps.
+    pub(super) fn counted_as(&self) -> &Principal {
+        &self.own.opened.counted_as
+    }
+
     /// The server has no session.
     pub(super) fn is_bridged(&self) -> bool {
         self.token.upstream_version.is_stateless()
+    }
+}
+
+/// The sender of a request with a session id.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::face) struct SessionAsker<'a> {
+    pub(in crate::face) caller: &'a Caller,
+    pub(in crate::face) client: Option<IpAddr>,
+}
+
+impl<'a> SessionAsker<'a> {
+    pub(in crate::face) const fn of(inbound: &'a Inbound) -> Self {
+        Self { caller: &inbound.caller, client: inbound.client }
+    }
+
+    fn counted_as(self) -> Principal {
+        self.caller.principal.counted_at(self.client)
     }
 }
 
@@ -86,7 +112,7 @@ impl ClientSessionCache {
         &self,
         sealed: &str,
         opened_for: &str,
-        caller: &Caller,
+        asker: SessionAsker<'_>,
         open: impl FnOnce() -> Option<SessionToken>,
     ) -> Option<ClientSession> {
         // A text with the same end and another beginning is no valid token.
@@ -96,27 +122,28 @@ impl ClientSessionCache {
             let session = &known.session;
             *known.sealed == *sealed
                 && session.token.upstream == opened_for
-                && session.own.opened.owner == caller.principal
+                && session.own.opened.owner == asker.caller.principal
         };
         let session = match self.opened.get(key).filter(is_same) {
-            Some(known) => ClientSession { caller: caller.clone(), ..known.session.clone() },
+            Some(known) => ClientSession { caller: asker.caller.clone(), ..known.session.clone() },
             None => {
-                let session = ClientSession::new(open()?, caller.clone());
-                self.opened.insert(key, Arc::new(OpenedToken { sealed: sealed.into(), session: session.clone() }));
+                let session = ClientSession::new(open()?, asker);
+                let opened = Arc::new(OpenedToken { sealed: sealed.into(), session: session.clone() });
+                self.opened.insert(key, session.counted_as(), opened);
                 session
             }
         };
         (!self.ended.contains(session.token.nonce)).then_some(session)
     }
 
-    pub(in crate::face) fn ended(&self, nonce: u128) {
-        self.ended.insert(nonce, ());
+    pub(in crate::face) fn ended(&self, nonce: u128, counted_as: &Principal) {
+        self.ended.insert(nonce, counted_as, ());
         self.task_clients.remove(nonce);
     }
 
     /// Marks a session as ended while its server is asked to end it.
-    pub(super) fn begins_to_end(&self, nonce: u128) {
-        self.ended.insert(nonce, ());
+    pub(super) fn begins_to_end(&self, session: &ClientSession) {
+        self.ended.insert(session.token.nonce, session.counted_as(), ());
     }
 
     /// Whether a session has ended, and none was opened under its nonce since.
@@ -130,7 +157,7 @@ impl ClientSessionCache {
     }
 
     pub(super) fn note_tasks(&self, session: &ClientSession) {
-        self.task_clients.insert(session.token.nonce, ());
+        self.task_clients.insert(session.token.nonce, session.counted_as(), ());
     }
 
     /// As far as is known in this process.
@@ -163,34 +190,61 @@ mod tests {
         }
     }
 
+    fn by(caller: &Caller) -> SessionAsker<'_> {
+        SessionAsker { caller, client: None }
+    }
+
+    /// Anonymous clients have a share for each address.
+    #[test]
+    fn a_flood_of_one_clients_sessions_takes_no_mark_of_another_ones() {
+        let (sessions, stranger) = (ClientSessionCache::new(), Caller::of(Principal::anonymous()));
+        let of = |nonce, last: u8| {
+            let client = Some(IpAddr::from([10, 0, 0, last]));
+            ClientSession::new(token(nonce), SessionAsker { caller: &stranger, client })
+        };
+        let (ended, uses_tasks, other) = (of(1 << 64 | 1, 1), of(2 << 64 | 2, 1), of(3, 2));
+        sessions.ended(ended.token.nonce, ended.counted_as());
+        sessions.note_tasks(&uses_tasks);
+        for number in 100..100 + 2 * ENDED_MAX as u128 {
+            let flood = number << 64 | number;
+            sessions.ended.insert(flood, other.counted_as(), ());
+            sessions.task_clients.insert(flood, other.counted_as(), ());
+        }
+        assert!(sessions.has_ended(ended.token.nonce) && sessions.uses_tasks(&uses_tasks));
+    }
+
     const SEALED: &str = "a sealed text, longer than its key";
 
     #[test]
     fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
         let sessions = ClientSessionCache::new();
         let owner = Caller::of(Principal::local());
-        let first = sessions.open(SEALED, "reports", &owner, || Some(token(1))).unwrap();
-        let again = sessions.open(SEALED, "reports", &owner, || panic!("it is known from before")).unwrap();
+        let first = sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).unwrap();
+        let again = sessions.open(SEALED, "reports", by(&owner), || panic!("it is known from before")).unwrap();
         assert!(Arc::ptr_eq(&first.token, &again.token));
         assert_eq!(again.own.opened.binding.session.as_ref().unwrap(), "s-1");
         assert!(
-            sessions.open(SEALED, "reports", &Caller::of(Principal::anonymous()), || None).is_none(),
+            sessions.open(SEALED, "reports", by(&Caller::of(Principal::anonymous())), || None).is_none(),
             "no other client is let in by it"
         );
         let other = format!("another beginning{}", &SEALED[SEALED.len() - 16..]);
         assert!(
-            sessions.open(&other, "reports", &owner, || None).is_none(),
+            sessions.open(&other, "reports", by(&owner), || None).is_none(),
             "the whole text is compared, not its end alone"
         );
-        assert!(sessions.open(SEALED, "files", &owner, || None).is_none(), "it was opened for another path");
-        assert!(sessions.open("short", "reports", &owner, || Some(token(2))).is_none(), "a token is never that short");
+        assert!(sessions.open(SEALED, "files", by(&owner), || None).is_none(), "it was opened for another path");
+        assert!(
+            sessions.open("short", "reports", by(&owner), || Some(token(2))).is_none(),
+            "a token is never that short"
+        );
     }
 
     #[test]
     fn a_stranger_has_idempotency_keys_in_a_session_and_none_in_a_request_without_one() {
         let (nobody, ada) = (Principal::anonymous(), Principal::new("key:ada"));
-        let session = ClientSession::new(token(7), Caller::of(nobody.clone()));
-        let request = ClientSession::for_one_request(token(7), Caller::of(nobody.clone()));
+        let stranger = Caller::of(nobody.clone());
+        let session = ClientSession::new(token(7), by(&stranger));
+        let request = ClientSession::for_one_request(token(7), by(&stranger));
         assert_eq!(session.idempotency_scope(&nobody), IdempotencyScope::Sessions(7));
         assert_eq!(request.idempotency_scope(&nobody), IdempotencyScope::Nobodys);
         assert_eq!(request.idempotency_scope(&ada), IdempotencyScope::Principals);
@@ -199,8 +253,8 @@ mod tests {
     #[test]
     fn an_id_that_has_ended_stands_for_nothing_though_it_was_open_before() {
         let (sessions, owner) = (ClientSessionCache::new(), Caller::of(Principal::local()));
-        let session = sessions.open(SEALED, "reports", &owner, || Some(token(1))).unwrap();
-        sessions.ended(session.token.nonce);
-        assert!(sessions.open(SEALED, "reports", &owner, || Some(token(1))).is_none());
+        let session = sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).unwrap();
+        sessions.ended(session.token.nonce, session.counted_as());
+        assert!(sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).is_none());
     }
 }

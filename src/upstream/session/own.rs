@@ -38,8 +38,8 @@ use memory::{SessionMemory, SessionPreferences};
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
-/// Sessions with remembered state. An evicted one (least recently used) loses its log level and subscriptions, and
-/// needs a new handshake if its upstream session had been renewed.
+/// Sessions with remembered state. An evicted one loses its log level and subscriptions, and needs a new handshake if
+/// its upstream session had been renewed. A session stays while calls run in it.
 const REMEMBERED_MAX: usize = 20_000;
 /// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
@@ -66,6 +66,8 @@ pub(crate) struct OpenedSession {
     /// The session's unique key, also of its remembered state.
     pub(crate) nonce: u128,
     pub(crate) owner: Principal,
+    /// The principal that the session counts for in bounded maps: anonymous clients are distinguished by address.
+    pub(crate) counted_as: Principal,
     pub(crate) binding: SessionBinding,
     pub(crate) version: ProtocolVersion,
     pub(crate) tasks: UpstreamTaskSupport,
@@ -151,7 +153,7 @@ impl OwnSessions {
         if !may_be_about_session(fault) {
             return;
         }
-        let memory = self.remembered.get_or_default(session.opened.nonce);
+        let memory = self.remembered(session);
         let Some(owed) = memory.refusals.count() else { return };
         if owed.settle(self.ping(session).await) {
             tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is notified that its session has ended");

@@ -24,7 +24,7 @@ use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::recent_map::RecentMap;
+use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::upstream::session::own::ResumedStreamKind;
 use crate::wire::{RequestId, envelope};
 
@@ -71,6 +71,8 @@ pub(super) struct EndedCall {
     fault: GatewayFault,
     when: Instant,
 }
+
+impl RecentValue for EndedCall {}
 
 pub(super) enum AwaitedCall {
     Paused(PausedCall),
@@ -140,7 +142,8 @@ impl PausedCalls {
 
     fn keep_end(&self, key: PauseKey, call: &SessionPipeEra, fault: GatewayFault) {
         let (number, id, tool) = (ended_key(&key), call.request.id.clone(), call.request.tool.clone());
-        self.ended.insert(number, EndedCall { event: key.1, id, tool, fault, when: Instant::now() });
+        let ended = EndedCall { event: key.1, id, tool, fault, when: Instant::now() };
+        self.ended.insert(number, call.session.counted_as(), ended);
     }
 }
 

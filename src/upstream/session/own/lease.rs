@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::memory::SessionMemory;
 use super::{OwnSession, OwnSessions};
 use crate::task::GatewayFault;
 use crate::upstream::outgoing::SessionHeaders;
@@ -92,12 +93,14 @@ impl SessionLeases {
 pub struct SessionLease {
     sessions: Arc<OwnSessions>,
     session: OwnSession,
+    /// In use while it is held, so that it makes no room for another session's.
+    memory: Arc<SessionMemory>,
 }
 
 impl SessionLease {
     pub(super) fn new(sessions: &Arc<OwnSessions>, session: &OwnSession) -> Self {
         sessions.leases.enter(session.opened.nonce);
-        Self { sessions: Arc::clone(sessions), session: session.clone() }
+        Self { sessions: Arc::clone(sessions), session: session.clone(), memory: sessions.remembered(session) }
     }
 
     pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {
@@ -110,7 +113,7 @@ impl SessionLease {
     pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
         let SessionBinding { session, version, tasks } = binding;
         let client = self.session.forwarded.credential();
-        let refusals = &self.sessions.remembered.get_or_default(self.session.opened.nonce).refusals;
+        let refusals = &self.memory.refusals;
         let adopted = UpstreamSession::lent(link, SessionHeaders { session, version, client }, tasks, refusals);
         if tasks.calls {
             self.sessions.leases.listen(self.session.opened.nonce, &adopted);

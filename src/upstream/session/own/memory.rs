@@ -86,6 +86,11 @@ impl OwnSessions {
         self.remembered.get(session.opened.nonce)
     }
 
+    /// The memory of a session, made now if there is none.
+    pub(super) fn remembered(&self, session: &OwnSession) -> Arc<SessionMemory> {
+        self.remembered.get_or_default(session.opened.nonce, &session.opened.counted_as)
+    }
+
     /// Whether the server refuses the session in an unknown form: its client must open another one.
     pub(crate) fn is_over(&self, session: &OwnSession) -> bool {
         self.memory(session).is_some_and(|memory| memory.refusals.is_over())
@@ -96,7 +101,7 @@ impl OwnSessions {
     }
 
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
-        self.remembered.get_or_default(session.opened.nonce).facts.lock().preferences.change(change);
+        self.remembered(session).facts.lock().preferences.change(change);
     }
 
     pub(crate) fn forget(&self, nonce: u128) {
@@ -121,7 +126,7 @@ impl OwnSessions {
         lost: &SessionBinding,
         open: impl FnOnce(SessionPreferences) -> BoxFuture<'static, Result<SessionBinding, GatewayFault>>,
     ) -> Result<SessionBinding, GatewayFault> {
-        let memory = self.remembered.get_or_default(session.opened.nonce);
+        let memory = self.remembered(session);
         let renewal = {
             let mut facts = memory.facts.lock();
             if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {

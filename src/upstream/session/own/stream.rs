@@ -41,7 +41,7 @@ const TURN_PAUSE: Duration = Duration::from_millis(50);
 const TURN_TRIES_MIN: usize = 5;
 /// How long a released stream may be the cause of a server's refusal of another one.
 const LET_GO_FOR: Duration = Duration::from_secs(10);
-/// Sessions with recently released streams; the least recently used is evicted.
+/// The most sessions with recently released streams.
 const LET_GO_MAX: usize = 1_024;
 
 #[derive(Debug)]
@@ -85,8 +85,8 @@ impl SessionStreamReaders {
     }
 
     /// Records that a stream, or a request for one, was released.
-    fn let_go(&self, nonce: u128) {
-        self.let_go.insert(nonce, Instant::now());
+    fn let_go(&self, session: &OwnSession) {
+        self.let_go.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
 
     /// Whether the server may still count a released stream.
@@ -147,7 +147,7 @@ struct ClientReaderGuard {
 impl Drop for ClientReaderGuard {
     fn drop(&mut self) {
         if self.has_stream {
-            self.sessions.readers.let_go(self.session.opened.nonce);
+            self.sessions.readers.let_go(&self.session);
         }
         self.sessions.readers.leave(self.session.opened.nonce);
         // Without a runtime no task can read on.
@@ -232,7 +232,7 @@ impl OwnSessions {
         if let Some(running) = running {
             let _ = tokio::time::timeout(STOP_MAX, running).await;
         }
-        self.readers.let_go(nonce);
+        self.readers.let_go(session);
     }
 
     /// Reads the stream of a session for its calls, unless the client reads it. Returns at once.
@@ -249,7 +249,7 @@ impl OwnSessions {
                 () = sessions.read(&session, &settled) => false,
             };
             if is_cut {
-                sessions.readers.let_go(nonce);
+                sessions.readers.let_go(&session);
             }
             settled.cancel();
             sessions.readers.turn_over(nonce);
@@ -279,7 +279,7 @@ impl OwnSessions {
             let mut body = self.filtered(session, response.body, StreamConsumer::Gateway);
             while let Some(Ok(_)) = body.frame().await {}
             drop(body);
-            self.readers.let_go(session.opened.nonce);
+            self.readers.let_go(session);
             tokio::time::sleep(AGAIN).await;
         }
     }

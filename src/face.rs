@@ -23,6 +23,7 @@ pub mod idempotency_key;
 mod intake;
 mod item_refusal;
 mod lazy_timer;
+mod list_walks;
 pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;

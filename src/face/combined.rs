@@ -32,7 +32,6 @@ use tokio_util::sync::CancellationToken;
 use super::affinity;
 use super::array_answer::ArrayItems;
 use super::endpoint::UpstreamEndpoint;
-use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{PathContext, PathFaces};
 use super::rates::UnknownTaskWatch;
@@ -137,7 +136,7 @@ impl CombinedEndpoint {
         leaving: CancellationToken,
     ) -> Self {
         let known = |EndpointMember { served, endpoint }| KnownMember {
-            offers_fallback: FallbackToolService::new(&served.settings.rules).is_some(),
+            offers_fallback: served.settings.rules.any_falls_back_to_tools(),
             served,
             endpoint,
             summary: RwLock::default(),

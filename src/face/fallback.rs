@@ -1,6 +1,7 @@
 //! Serves the three tools that give clients without tasks access to theirs.
 
 use std::borrow::Cow;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
@@ -15,13 +16,14 @@ use super::call_stream;
 use super::call_stream::progress::{LifeSigns, progress_token};
 use super::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use super::http::FaceResponse;
+use super::list_walks::{ListReader, ListWalks};
 use super::rates::UnknownTaskWatch;
 use crate::cause::CauseChain;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackToolArguments, FallbackTools, LEVELS};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::{Engine, TaskError};
-use crate::task::{Caller, Executed, GatewayFault, Task, TaskId, ToolRules};
+use crate::task::{Caller, Executed, GatewayFault, Principal, Task, TaskId, ToolRules};
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
@@ -34,14 +36,16 @@ pub(super) struct FallbackToolService {
     /// A bit for each name that the upstream has. A name seen once stays the upstream's until restart, for all clients.
     taken: AtomicU16,
     has_learned: AtomicBool,
+    walks: ListWalks,
 }
 
 impl FallbackToolService {
     /// `None` if no tool's rules require it.
-    pub(super) fn new(rules: &ToolRules) -> Option<Arc<Self>> {
+    pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules) -> Option<Arc<Self>> {
         let is_wanted = rules.any_falls_back_to_tools();
         let (taken, has_learned) = (AtomicU16::new(0), AtomicBool::new(false));
-        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned }))
+        let walks = || ListWalks::new(upstream);
+        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned, walks: walks() }))
     }
 
     pub(super) fn covers(&self, tool: &str) -> bool {
@@ -78,9 +82,20 @@ impl FallbackToolService {
         }
     }
 
-    /// The edits of a list for a client without tasks, which sent this cursor.
-    pub(super) fn listing(self: &Arc<Self>, sent: Option<Payload>) -> FallbackListing {
-        FallbackListing { service: Arc::clone(self), sent }
+    /// The reader of a list without a session. `who` is all by which the server may tell clients apart.
+    pub(super) fn reader(&self, who: impl Hash, counted_as: Principal) -> ListReader {
+        self.walks.reader(who, counted_as)
+    }
+
+    /// The edits of a page for a client without tasks, which sent this cursor.
+    pub(super) fn listing(self: &Arc<Self>, reader: ListReader, sent: Option<Payload>) -> FallbackListing {
+        let sent = sent.filter(|cursor| cursor.as_str() != "null");
+        FallbackListing { service: Arc::clone(self), reader: Some(reader), sent }
+    }
+
+    /// The edits of a whole list for such a client.
+    pub(super) fn whole_listing(self: &Arc<Self>) -> FallbackListing {
+        FallbackListing { service: Arc::clone(self), reader: None, sent: None }
     }
 
     fn shown(&self, tool: &Payload) -> Payload {
@@ -95,6 +110,8 @@ impl FallbackToolService {
 #[derive(Clone, Debug)]
 pub(super) struct FallbackListing {
     service: Arc<FallbackToolService>,
+    /// `None` for a list of one page.
+    reader: Option<ListReader>,
     sent: Option<Payload>,
 }
 
@@ -102,7 +119,7 @@ impl FallbackListing {
     /// The result of `tools/list` for a client without tasks.
     ///
     /// The tools end the last page, when all of the upstream's names are known, and a page with an empty cursor, which
-    /// many clients take for the end. A cursor that repeats the request's ends the list.
+    /// many clients take for the end. A page without a new name ends the list, and so does a cursor that was sent before.
     ///
     /// A tool loses its output schema if its calls may be answered with a task id: a client would validate that text.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
@@ -110,20 +127,20 @@ impl FallbackListing {
         service.learn(list);
         let tools = list.get("tools")?;
         let (sent, next) = (self.sent.as_ref().map(Payload::as_str), next_cursor(list));
-        let next = next.as_ref().map(Payload::as_str);
-        let is_circular = next.is_some() && next == sent;
-        if is_circular {
+        let end = self.reader.as_ref().and_then(|reader| service.walks.read(reader, self.sent.as_ref(), list));
+        let is_cut = next.is_some() && end.is_some();
+        if is_cut {
             service.has_learned.store(true, Ordering::Relaxed);
         }
         let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
-        let is_last = next.is_none() || is_circular || next == Some(EMPTY_CURSOR);
+        let is_last = next.as_ref().is_none_or(|next| next.as_str() == EMPTY_CURSOR) || is_cut;
         // The page before the empty cursor had the tools.
         if is_last && sent != Some(EMPTY_CURSOR) {
             let level = service.level();
             shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
         }
         let edit = list.edit().set("tools", Payload::of(&shown));
-        Some(if is_circular { edit.remove("nextCursor") } else { edit }.finish())
+        Some(if is_cut { edit.remove("nextCursor") } else { edit }.finish())
     }
 
     /// For the response to the request `id`; `None` for any other message.

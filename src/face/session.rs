@@ -106,7 +106,8 @@ impl SessionFace {
         let tasks = SessionTasksState::new(&served.settings);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
-        let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
+        let fallback =
+            fallback::SessionFallback::new(served.upstream.name(), &served.settings.rules, &served.stateless);
         let own = OwnSessions::new(Arc::clone(&served.channel), served.scope.clone(), served.settings.result_bytes_max);
         let tools = known_tools::KnownTools::default();
         let shared = SessionFaceState {

@@ -131,7 +131,7 @@ impl StatelessFace {
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
         let catalog = catalog.compared_with(&served.unmatched_rules);
         let (identity, misses) = (RwLock::default(), UnknownTaskWatch::default());
-        let fallback = FallbackToolService::new(&served.settings.rules);
+        let fallback = FallbackToolService::new(served.upstream.name(), &served.settings.rules);
         let meter = Arc::new(PipeMetrics::of(served.upstream.name()));
         Self { served, catalog, identity, misses, meter, fallback }
     }
@@ -297,7 +297,7 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(request)).await {
             Ok(list) => {
-                let fallback = self.fallback_for(&request.metadata).map(|fallback| fallback.listing(None));
+                let fallback = self.fallback_for(&request.metadata).map(|fallback| fallback.whole_listing());
                 let listed = fallback.and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(request).listed(&list));

@@ -64,6 +64,7 @@ pub struct ListPages {
     list: PagedList,
     pages_left: usize,
     names: HashSet<String>,
+    name_bytes: usize,
     cursors: Vec<Payload>,
     end: Option<ListEnd>,
 }
@@ -77,7 +78,19 @@ pub enum ListEnd {
 
 impl ListPages {
     pub fn new(list: PagedList, pages_max: usize) -> Self {
-        Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
+        Self { list, pages_left: pages_max, names: HashSet::new(), name_bytes: 0, cursors: Vec::new(), end: None }
+    }
+
+    /// For the rest of a list after `cursor`, whose earlier pages are unknown.
+    #[must_use]
+    pub fn after(list: PagedList, pages_max: usize, cursor: Option<&Payload>) -> Self {
+        Self { cursors: cursor.into_iter().map(Payload::detached).collect(), ..Self::new(list, pages_max) }
+    }
+
+    /// The size of the names of all pages.
+    #[must_use]
+    pub const fn name_bytes(&self) -> usize {
+        self.name_bytes
     }
 
     pub fn params(&self) -> Option<Payload> {
@@ -100,7 +113,13 @@ impl ListPages {
             for item in items.iter().flat_map(Payload::items) {
                 let name = Object::of(&item).and_then(|item| item.get_string(self.list.key()));
                 named |= name.is_some();
-                is_new |= name.is_some_and(|name| self.names.insert(name));
+                if let Some(name) = name {
+                    let bytes = name.len();
+                    if self.names.insert(name) {
+                        is_new = true;
+                        self.name_bytes += bytes;
+                    }
+                }
             }
         }
         // A server that filters its pages may send one without items.

@@ -157,9 +157,10 @@ pub(super) fn begin_on(
         questions,
         entered,
         support: shared.tasks.support(session),
-        fallback: shared
-            .fallback_for(session)
-            .map(|fallback| fallback.listing(params.and_then(|params| params.get("cursor")))),
+        fallback: match request.method.as_str() {
+            method::TOOLS_LIST => shared.fallback_listing(session, params.and_then(|params| params.get("cursor"))),
+            _ => None,
+        },
         tools: shared.reachable_tools(session, &caller.caller),
         plan: Plan::Direct,
         is_named: idempotency.is_some(),

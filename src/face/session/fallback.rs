@@ -13,12 +13,13 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
-use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer};
+use crate::face::fallback::{FallbackCall, FallbackListing, FallbackToolService, TaskAsker, answer};
 use crate::face::http::{FaceResponse, Inbound};
+use crate::face::list_walks::ListReader;
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
 use crate::wire::envelope::Request;
-use crate::wire::{Object, method};
+use crate::wire::{Object, Payload, method};
 
 /// How long a call waits for an upstream's tool names that are unknown. Then the name counts as the gateway's tool.
 const LOOK_MAX: Duration = Duration::from_secs(3);
@@ -31,9 +32,9 @@ pub(super) struct SessionFallback {
 
 impl SessionFallback {
     /// `None` if no tool's rules require it.
-    pub(super) fn new(rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
+    pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
         let bridged = || Catalog::new(Arc::clone(stateless), Arc::new(PlainUpstream));
-        FallbackToolService::new(rules).map(|service| Self { service, bridged: bridged() })
+        FallbackToolService::new(upstream, rules).map(|service| Self { service, bridged: bridged() })
     }
 
     pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
@@ -47,6 +48,12 @@ impl SessionFaceState {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
         (!knows_tasks).then(|| Arc::clone(&fallback.service))
+    }
+
+    /// The edits of a page of the tool list, if the session's client gets tools in place of tasks.
+    pub(super) fn fallback_listing(&self, session: &ClientSession, cursor: Option<Payload>) -> Option<FallbackListing> {
+        let reader = || ListReader::in_session(session.token.nonce, session.counted_as().clone());
+        self.fallback_for(session).map(|fallback| fallback.listing(reader(), cursor))
     }
 
     pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {

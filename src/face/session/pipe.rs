@@ -325,8 +325,7 @@ impl SessionPipeEra {
         edits.await_list_of(&self.request.method);
         edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {
             let support = self.shared.tasks.support(&self.session);
-            let fallback = self.shared.fallback_for(&self.session);
-            let fallback = fallback.map(|fallback| fallback.listing(self.request.cursor.clone()));
+            let fallback = self.shared.fallback_listing(&self.session, self.request.cursor.clone());
             ToolListEdit { id: self.request.id.clone(), support, fallback }
         });
         edits

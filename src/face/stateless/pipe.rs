@@ -22,6 +22,7 @@ use crate::dialect::faults::{failure_error, reason_key};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
+use crate::face::fallback::FallbackListing;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
@@ -95,9 +96,7 @@ impl StatelessFace {
         let edits = Box::new(AnswerEdits {
             id: request.message.id.clone(),
             aim: EditTarget::of(request.method, &tools),
-            fallback: self
-                .fallback_for(&request.metadata)
-                .map(|fallback| fallback.listing(request.params.get("cursor"))),
+            fallback: self.fallback_listing(&request),
             tools,
             asker,
             server: Arc::clone(&self.served.upstream),
@@ -120,6 +119,14 @@ impl StatelessFace {
         let addressee = request.addressee.clone();
         let accepted = addressee.accepted;
         respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
+    }
+
+    fn fallback_listing(&self, request: &StatelessRequestContext<'_>) -> Option<FallbackListing> {
+        let fallback = self.fallback_for(&request.metadata).filter(|_| request.method == method::TOOLS_LIST)?;
+        let who =
+            (&request.caller.principal, request.forwarded.credential(), request.metadata.declared().payload().as_str());
+        let reader = fallback.reader(who, request.counted_as.clone());
+        Some(fallback.listing(reader, request.params.get("cursor")))
     }
 
     /// `None` unless the client requested progress (GW-26), and for a subscription.

@@ -102,6 +102,39 @@ async fn clients_with_tasks_never_see_the_tools() {
     }
 }
 
+/// UPC-04, where the client reads the pages: cursors that take turns over the same names end like one that stays.
+#[tokio::test]
+async fn a_list_whose_cursors_take_turns_ends_where_no_new_name_comes() {
+    for (client, server) in [(SESSION, SESSION), (SESSION, STATELESS), (STATELESS, STATELESS)] {
+        let what = format!("{client} before {server}");
+        let server = super::upstream::ScriptedServer::start(move |seen| {
+            let answer = |result: &Value| Some(super::upstream::answer(seen, result));
+            match (server, seen.rpc()) {
+                (_, "tools/list") => {
+                    let next = if seen.body["params"]["cursor"] == "x" { "y" } else { "x" };
+                    let tools = ["a", "b"].map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
+                    answer(&json!({ "resultType": "complete", "tools": tools, "nextCursor": next }))
+                }
+                (STATELESS, "initialize") => Some(super::upstream::status(404)),
+                (STATELESS, "server/discover") => answer(&json!({
+                    "resultType": "complete", "supportedVersions": ["2026-07-28"], "ttlMs": 0, "cacheScope": "private",
+                    "capabilities": { "tools": {} },
+                    "_meta": { "io.modelcontextprotocol/serverInfo": { "name": "turns", "version": "7" } },
+                })),
+                _ => None,
+            }
+        })
+        .await;
+        let gate = Gate::open(&server, "", TOOLS).await;
+        let pages = Person::meet(&gate, client).await.pages().await;
+        let names = |page: &[Value]| -> Vec<String> {
+            page.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(pages.last().unwrap()), [&["a", "b"], OWN.as_slice()].concat(), "{what}");
+        assert!(pages.len() <= 2, "{what}: {} pages", pages.len());
+    }
+}
+
 /// UPC-04: they are on the last page, and on one that many a client takes for the last; and each of them once.
 #[tokio::test]
 async fn the_three_tools_are_on_a_page_of_a_list_whose_cursors_lead_nowhere() {

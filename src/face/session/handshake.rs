@@ -22,6 +22,7 @@ use crate::face::sealed::{IdKind, SessionToken};
 use crate::task::Reason;
 use crate::upstream::era::contradicts;
 use crate::upstream::raw_channel::SessionBinding;
+use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
@@ -100,6 +101,8 @@ async fn open_either(
     if shared.served.is_stateless {
         return bridged().await;
     }
+    let health = shared.served.channel.health();
+    let mark = health.map(UpstreamHealth::mark).unwrap_or_default();
     let message = |version| (request.id.clone(), introduction.message(&request.id, version, &inbound.body));
     let opening = shared.own.open(&inbound.caller.principal, &inbound.forwarded, introduction.version, message);
     let refusal = match opening.await {
@@ -114,6 +117,11 @@ async fn open_either(
     // A server that refused a session may have none.
     if may_be_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
         return bridged().await;
+    }
+    if let (Some(health), BeginError::Gateway(fault)) = (health, &refusal)
+        && fault.reason == Reason::UpstreamMalformed
+    {
+        health.ended(mark, fault);
     }
     Err(match refusal {
         BeginError::Refused(error) => error,

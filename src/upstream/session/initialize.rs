@@ -57,7 +57,15 @@ pub(crate) async fn open(
     key: &SessionKey,
     forwarded: &ForwardedHeaders,
 ) -> Result<Arc<UpstreamSession>, BeginError> {
-    let session = in_time(link, introduced(link, key, forwarded)).await?;
+    let mark = link.health.mark();
+    let opened = in_time(link, introduced(link, key, forwarded)).await;
+    // The server is known to have sessions, or nothing is known of it.
+    if let Err(BeginError::Gateway(fault)) = &opened
+        && fault.reason == Reason::UpstreamMalformed
+    {
+        link.health.ended(mark, fault);
+    }
+    let session = opened?;
     let held = Arc::downgrade(&session);
     // The pool's reference alone is no use of it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
@@ -136,7 +144,7 @@ pub(super) async fn in_time<T>(
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
     if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.health(), &opened)
-        // An unreadable response may come from a server without sessions.
+        // An unreadable response may come from a server without sessions: the caller decides.
         && fault.reason != Reason::UpstreamMalformed
     {
         health.ended(mark, fault);

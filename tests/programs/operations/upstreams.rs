@@ -154,19 +154,32 @@ async fn an_upstream_that_answers_nothing_of_mcp_stays_failing() {
         reply.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
         reply
     };
-    for (server, what, expected) in [
-        (ScriptedServer::start(|_| Some(status(404))).await, "404", "failing"),
-        // Another opening might be understood, so it is no failure yet either.
-        (ScriptedServer::start(move |_| Some(no_message())).await, "JSON that is no message", "untried"),
+    let initialize = json!({
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": { "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "x", "version": "1" } },
+    });
+    let json = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
+    for (server, what) in [
+        (ScriptedServer::start(|_| Some(status(404))).await, "404"),
+        (ScriptedServer::start(move |_| Some(no_message())).await, "JSON that is no message"),
     ] {
-        let folder = Folder::new();
-        folder.write(&format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n", server.address));
-        let program = Program::serve(&folder).await;
-        for _ in 0..3 {
-            Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        for client in ["without sessions", "with sessions"] {
+            let folder = Folder::new();
+            folder.write(&format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n", server.address));
+            let program = Program::serve(&folder).await;
+            for _ in 0..3 {
+                match client {
+                    "with sessions" => {
+                        send(program.clients, "POST", "/up/mcp", &json, &initialize.to_string()).await;
+                    }
+                    _ => {
+                        Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+                    }
+                }
+            }
+            assert_eq!(state(&program).await["state"], "failing", "{what}, {client}");
+            assert!(!program.log().contains("answers again"), "{what}, {client}: {}", program.log());
         }
-        assert_eq!(state(&program).await["state"], expected, "{what}");
-        assert!(!program.log().contains("answers again"), "{what}: {}", program.log());
     }
 }
 

@@ -380,7 +380,6 @@ impl AdapterConnection {
                 Ok(Err((text, fault))) => self.take_unaffordable(text, fault),
                 Err(fault) => return Some(fault),
             }
-            self.shared.health.answered();
         }
     }
 

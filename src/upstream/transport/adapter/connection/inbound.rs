@@ -51,6 +51,7 @@ impl AdapterConnection {
         let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else {
             return self.take_for_lost(text, MALFORMED);
         };
+        self.shared.health.answered();
         let message = Arc::new(message);
         let text = MessageText::with_message(text.clone(), Arc::clone(&message));
         let taken = match &*message {

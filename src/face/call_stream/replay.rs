@@ -123,12 +123,14 @@ pub(in crate::face) fn take_up(
 ) -> Option<FaceResponse> {
     let (sealed, number) = read_event_id(last_event)?;
     let stream = served.sealer.open(IdKind::EventStream, None, sealed)?.id.random;
-    let tool = replays.tool_of(token.nonce, stream);
-    if tool.as_deref().is_some_and(|tool| !served.engine.access().has_tool(caller, served.upstream.name(), tool)) {
+    let stream = replays.find(token.nonce, stream)?;
+    let is_lost = |tool: &str| !served.engine.access().has_tool(caller, served.upstream.name(), tool);
+    if stream.tool.as_deref().is_some_and(is_lost) {
         return None;
     }
-    let (request, reader) = replays.take_up(token.nonce, stream, number)?;
-    let replay = ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(request), tool };
+    let reader = stream.read_after(number);
+    let replay =
+        ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(stream.request), tool: stream.tool };
     Some(event_stream(call_stream::stream(replay, addressee(None, AcceptedTypes::EventStream), None)))
 }
 

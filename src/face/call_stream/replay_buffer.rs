@@ -344,6 +344,22 @@ struct ReplayEntry {
     is_answered: bool,
 }
 
+/// A kept stream. Its readers are not affected until it is read.
+#[derive(Debug)]
+pub(in crate::face) struct ResumableStream {
+    pub(in crate::face) request: RequestId,
+    /// Of a call.
+    pub(in crate::face) tool: Option<Arc<str>>,
+    log: Arc<ReplayBuffer>,
+}
+
+impl ResumableStream {
+    /// Reads on after an event. Ends earlier readers.
+    pub(in crate::face) fn read_after(&self, number: u64) -> ReplayReader {
+        self.log.read_after(number)
+    }
+}
+
 impl ReplayBuffers {
     pub(in crate::face) fn begin(&self, stream: u128) -> (ReplayWriter, ReplayReader) {
         let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
@@ -371,17 +387,13 @@ impl ReplayBuffers {
         self.tidy(&mut kept);
     }
 
-    /// The tool of a call, while its stream can be resumed.
-    pub(in crate::face) fn tool_of(&self, nonce: u128, id: u128) -> Option<Arc<str>> {
-        let kept = self.kept.lock();
-        kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?.tool.clone()
-    }
-
-    pub(in crate::face) fn take_up(&self, nonce: u128, id: u128, number: u64) -> Option<(RequestId, ReplayReader)> {
+    /// The stream of a call, if it can be resumed.
+    pub(in crate::face) fn find(&self, nonce: u128, id: u128) -> Option<ResumableStream> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
-        let stream = kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
-        Some((stream.request.clone(), stream.log.read_after(number)))
+        let ReplayEntry { request, tool, log, .. } =
+            kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
+        Some(ResumableStream { request: request.clone(), tool: tool.clone(), log: Arc::clone(log) })
     }
 
     pub(in crate::face) fn forget(&self, nonce: u128) {
@@ -440,6 +452,10 @@ mod tests {
         }
     }
 
+    fn take_up(logs: &ReplayBuffers, nonce: u128, id: u128, number: u64) -> Option<(RequestId, ReplayReader)> {
+        logs.find(nonce, id).map(|stream| (stream.request.clone(), stream.read_after(number)))
+    }
+
     #[tokio::test]
     async fn what_was_not_heard_is_said_to_whoever_takes_the_stream_up() {
         let logs = ReplayBuffers::default();
@@ -454,17 +470,17 @@ mod tests {
         assert!(!writer.write(text_of("c"), UnreadPolicy::Kept).await);
         assert!(!writer.write(text_of("question"), UnreadPolicy::Dropped).await);
         assert!(!writer.write(text_of(": sign"), UnreadPolicy::Kept).await);
-        assert!(logs.take_up(2, 7, 1).is_none() && logs.take_up(1, 8, 1).is_none());
-        let (request, mut second) = logs.take_up(1, 7, 1).unwrap();
+        assert!(take_up(&logs, 2, 7, 1).is_none() && take_up(&logs, 1, 8, 1).is_none());
+        let (request, mut second) = take_up(&logs, 1, 7, 1).unwrap();
         assert_eq!(request, RequestId::number(5));
         assert_eq!(text(second.next().await), "b Some(3)");
-        let (_, mut third) = logs.take_up(1, 7, 3).unwrap();
+        let (_, mut third) = take_up(&logs, 1, 7, 3).unwrap();
         assert_eq!(text(second.next().await), "end", "another one reads");
         assert_eq!(text(third.next().await), "c Some(4)");
         assert!(writer.finish(Ok(Payload::empty_object().into())));
         assert_eq!(text(third.next().await), "last 5");
         assert_eq!(text(third.next().await), "end");
-        let (_, mut fourth) = logs.take_up(1, 7, 5).unwrap();
+        let (_, mut fourth) = take_up(&logs, 1, 7, 5).unwrap();
         assert_eq!(text(fourth.next().await), "end", "it has seen it all");
     }
 
@@ -477,25 +493,25 @@ mod tests {
             writer
         };
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
-        assert!(logs.take_up(1, 0, 0).is_none(), "the oldest made room");
+        assert!(take_up(&logs, 1, 0, 0).is_none(), "the oldest made room");
         for n in 0..EVENTS_MAX + 10 {
             writers[1].write(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
         }
-        let (_, mut reader) = logs.take_up(1, 1, 0).unwrap();
+        let (_, mut reader) = take_up(&logs, 1, 1, 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");
         drop(reader);
         writers[1].finish(Ok(Payload::empty_object().into()));
         logs.answered(1, 1);
         tokio::time::advance(ANSWERED_FOR - Duration::from_secs(1)).await;
-        assert!(logs.take_up(1, 1, 0).is_some());
+        assert!(take_up(&logs, 1, 1, 0).is_some());
         let large = Payload::of(&"x".repeat(BYTES_MAX));
         writers[2].finish(Ok(large.into()));
         logs.answered(1, 2);
-        assert!(logs.take_up(1, 1, 0).is_none() && logs.take_up(1, 2, 0).is_none(), "no room for either");
+        assert!(take_up(&logs, 1, 1, 0).is_none() && take_up(&logs, 1, 2, 0).is_none(), "no room for either");
         writers[3].finish(Ok(Payload::empty_object().into()));
         logs.answered(1, 3);
         tokio::time::advance(ANSWERED_FOR).await;
-        assert!(logs.take_up(1, 3, 0).is_none());
+        assert!(take_up(&logs, 1, 3, 0).is_none());
         logs.forget(1);
         drop(writers);
         assert_eq!(logs.bytes.load(Ordering::Relaxed), 0);
@@ -512,6 +528,6 @@ mod tests {
         }
         assert_eq!(logs.kept.lock().answered.len(), ANSWERED_MAX);
         assert_eq!(logs.kept.lock().by_session.len(), ANSWERED_MAX);
-        assert!(logs.take_up(0, 0, 0).is_none() && logs.take_up(1, 1, 0).is_some(), "the oldest made room");
+        assert!(take_up(&logs, 0, 0, 0).is_none() && take_up(&logs, 1, 1, 0).is_some(), "the oldest made room");
     }
 }

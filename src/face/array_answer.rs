@@ -4,6 +4,7 @@
 //! complete. A call in an array has no stream: its progress and logs are dropped, its server's questions refused.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use super::answer::{UnknownTaskMarker, accepted, event_stream, json, unreadable};
+use super::answer::{ScopesNeeded, UnknownTaskMarker, accepted, event_stream, json, unreadable};
 use super::arrival::ALONE_MAX;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
 use super::served::Served;
@@ -67,7 +68,22 @@ pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     refused.unwrap_or_else(accepted)
 }
 
-/// Responds with the array of `post`'s responses, as an event each if only streams are accepted; 202 if there are none.
+/// The response to one message of an array.
+#[derive(Debug)]
+struct ItemAnswer {
+    text: Bytes,
+    /// The scopes that its operation needs, if the token lacks one.
+    needed: Option<Vec<Arc<str>>>,
+}
+
+impl From<Bytes> for ItemAnswer {
+    fn from(text: Bytes) -> Self {
+        Self { text, needed: None }
+    }
+}
+
+/// Responds with the array of `post`'s responses, as an event each if only streams are accepted; 202 if there are none,
+/// and 403 if every message lacks a scope.
 pub(super) async fn respond<P>(
     served: &Arc<Served>,
     inbound: &Inbound,
@@ -108,6 +124,7 @@ where
         // A response and its copy are one request's: the copy does not wait for the response.
         as_one_request(answering)
     };
+    let has_only_requests = one_way.is_empty();
     let mut refusals = Vec::new();
     for item in one_way {
         refusals.extend(serve(item).await);
@@ -117,8 +134,36 @@ where
     let answers = stream::iter(requests).map(serve).buffer_unordered(bounds.parallel);
     let answers = stream::iter(refusals).chain(answers.filter_map(ready)).boxed();
     let mut answers = if outlives_client { finished_alone(&tracker, answers) } else { answers };
-    let Some(first) = answers.next().await else { return accepted() };
-    let answers = stream::once(ready(first)).chain(answers);
+    let mut lacking = Vec::new();
+    let mut needed = BTreeSet::new();
+    let first = loop {
+        match answers.next().await {
+            Some(ItemAnswer { text, needed: Some(scopes) }) if has_only_requests => {
+                lacking.push(text);
+                needed.extend(scopes);
+            }
+            other => break other,
+        }
+    };
+    match first {
+        None if lacking.is_empty() => accepted(),
+        None => insufficient_scope(lacking, needed),
+        Some(first) => {
+            let texts = stream::iter(lacking).chain(stream::once(ready(first.text)));
+            joined(texts.chain(answers.map(|answer| answer.text)), accepted_types)
+        }
+    }
+}
+
+/// The challenge of a single message, for all messages of an array.
+fn insufficient_scope(errors: Vec<Bytes>, needed: BTreeSet<Arc<str>>) -> FaceResponse {
+    let mut response = joined(stream::iter(errors), AcceptedTypes::Json);
+    *response.status_mut() = StatusCode::FORBIDDEN;
+    response.extensions_mut().insert(ScopesNeeded(needed.into_iter().collect()));
+    response
+}
+
+fn joined(answers: impl stream::Stream<Item = Bytes> + Send + 'static, accepted_types: AcceptedTypes) -> FaceResponse {
     match accepted_types {
         AcceptedTypes::EventStream => event_stream(body(answers.map(BodyPart::message))),
         AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
@@ -131,7 +176,10 @@ where
 }
 
 /// The same responses. If the client leaves, the rest of the requests is still processed, for at most [`ALONE_MAX`].
-fn finished_alone(tracker: &TaskTracker, mut answers: BoxStream<'static, Bytes>) -> BoxStream<'static, Bytes> {
+fn finished_alone(
+    tracker: &TaskTracker,
+    mut answers: BoxStream<'static, ItemAnswer>,
+) -> BoxStream<'static, ItemAnswer> {
     let (sender, mut receiver) = mpsc::channel(1);
     tracker.spawn(async move {
         while let Some(answer) = answers.next().await {
@@ -160,20 +208,21 @@ async fn response_text(
     principal: Principal,
     client: Option<IpAddr>,
     result_bytes_max: usize,
-) -> Option<Bytes> {
-    let answer = match posted {
+) -> Option<ItemAnswer> {
+    let mut answer = match posted {
         Ok(posting) => posting.await,
-        Err(refusal) => return Some(refusal),
+        Err(refusal) => return Some(refusal.into()),
     };
     if answer.extensions().get::<UnknownTaskMarker>().is_some()
         && let Err(refusal) = served.rates.missed(&principal.counted_at(client))
     {
-        return Some(envelope::error(id.as_ref(), &rate_error(&refusal)));
+        return Some(envelope::error(id.as_ref(), &rate_error(&refusal)).into());
     }
+    let needed = answer.extensions_mut().remove().map(|ScopesNeeded(needed)| needed);
     let limits = ReadLimits::within(result_bytes_max, served.engine.limits().answers_to(&principal)).with_envelope();
     match read_whole(answer.into_body(), &limits).await {
-        Ok(text) => Some(text).filter(|text| !text.is_empty()),
-        Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault))),
+        Ok(text) => Some(ItemAnswer { text, needed }).filter(|answer| !answer.text.is_empty()),
+        Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault)).into()),
     }
 }
 
@@ -189,11 +238,11 @@ mod tests {
         let late = stream::once(async move {
             let _ = left.await;
             processed.send(()).unwrap();
-            Bytes::from_static(b"2")
+            ItemAnswer::from(Bytes::from_static(b"2"))
         });
-        let answers = stream::once(ready(Bytes::from_static(b"1"))).chain(late).boxed();
+        let answers = stream::once(ready(ItemAnswer::from(Bytes::from_static(b"1")))).chain(late).boxed();
         let mut answers = finished_alone(&tracker, answers);
-        assert_eq!(answers.next().await.unwrap(), "1");
+        assert_eq!(answers.next().await.unwrap().text, "1");
         drop(answers);
         drop(leaves);
         is_processed.await.unwrap();

@@ -59,10 +59,18 @@ impl SharedAccess {
 
     /// Returns once a caller may not use an upstream any more.
     pub fn upstream_lost(&self, caller: &Caller, upstream: &Arc<str>) -> impl Future<Output = ()> + Send + use<> {
-        let (mut access, caller, upstream) = (self.0.subscribe(), caller.clone(), Arc::clone(upstream));
+        self.upstreams_lost(caller, vec![Arc::clone(upstream)])
+    }
+
+    /// Returns once a caller may not use any of these upstreams any more.
+    pub fn upstreams_lost(&self, caller: &Caller, upstreams: Vec<Arc<str>>) -> impl Future<Output = ()> + Send + use<> {
+        let (mut access, caller) = (self.0.subscribe(), caller.clone());
         async move {
+            let are_lost = |table: &Arc<PrincipalAccessTable>| {
+                !upstreams.iter().any(|upstream| table.has_upstream(&caller, upstream))
+            };
             // A dropped table withdraws nothing.
-            if access.wait_for(|table| !table.has_upstream(&caller, &upstream)).await.is_err() {
+            if access.wait_for(are_lost).await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
@@ -101,5 +109,9 @@ mod tests {
         assert!(!access.has_upstream(&ada, "reports") && access.has_upstream(&bob, "reports"));
         let late = access.upstream_lost(&ada, &reports).now_or_never();
         assert!(late.is_some(), "at once, where it was lost before");
+        let mut both = access.upstreams_lost(&ada, vec![Arc::clone(&reports), files]).boxed();
+        assert!((&mut both).now_or_never().is_none(), "one of the two is left");
+        access.replace(only("letters"));
+        assert!((&mut both).now_or_never().is_some());
     }
 }

@@ -23,6 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
@@ -274,6 +276,12 @@ impl Endpoint for CombinedEndpoint {
 
     fn is_for(&self, caller: &Caller) -> bool {
         self.0.members.iter().any(|member| member.endpoint.is_for(caller))
+    }
+
+    /// Once it may use no upstream any more: the streams of each upstream end by themselves.
+    fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        let upstreams = self.0.members.iter().map(|member| Arc::clone(member.served.upstream.name())).collect();
+        self.0.common().engine.access().upstreams_lost(caller, upstreams).boxed()
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

@@ -144,10 +144,10 @@ impl Endpoint for UpstreamEndpoint {
     }
 }
 
-/// Whether a request opens a stream of notifications, which its client opens again.
+/// Whether a request opens a stream of notifications, which its client opens again. Over HTTP+SSE the gateway does so.
 fn carries_notifications(request: &Inbound) -> bool {
     let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
-    request.carriage == MessageChannel::Request && (request.method == Method::GET || listens())
+    request.method == Method::GET || (request.carriage == MessageChannel::Request && listens())
 }
 
 impl PathFaces for UpstreamEndpoint {
@@ -225,6 +225,10 @@ impl Endpoint for ClosingEndpoint {
 
     fn is_for(&self, caller: &Caller) -> bool {
         self.0.is_for(caller)
+    }
+
+    fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        self.0.withheld_from(caller)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

@@ -25,6 +25,9 @@ const RULES: &str =
     "[[auth.rules]]\nwho = { scopes = [\"tools\"] }\nallow = true\n[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 const FEWER: &str = "[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 
+/// Nothing of the server under test.
+const OTHER: &str = "[[auth.rules]]\nupstreams = [\"other\"]\nallow = true\n";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Reload,
@@ -44,7 +47,8 @@ struct World {
 
 fn access(rules: &str) -> Arc<taskgate::task::PrincipalAccessTable> {
     let text = format!(
-        "[listen]\n{LISTEN}\n[auth]\n{}{rules}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n",
+        "[listen]\n{LISTEN}\n[auth]\n{}{rules}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n\
+         [upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"\n",
         auth("jwks_url = \"https://login.example/keys\"", "")
     );
     config::parse("test.toml", &text, &|_| None).unwrap().config.access
@@ -63,7 +67,7 @@ impl World {
         std::fs::write(&file, key_set([&key])).unwrap();
         let auth = auth(&format!("jwks_file = \"{}\"", file.display()), "");
         let gate = Gate::behind(server, LISTEN, &(auth + RULES), upstream).await;
-        let audiences = [AUDIENCE, "https://mcp.example/sse"];
+        let audiences = [AUDIENCE, "https://mcp.example/sse", "https://mcp.example/all/sse"];
         let token = |scope: &str| key.token(&with(&claims("ada"), &json!({ "scope": scope, "aud": audiences })));
         Self { gate, token: token("mcp tools"), narrow: token("mcp"), _folder: folder }
     }
@@ -213,7 +217,34 @@ async fn a_client_over_http_and_sse_loses_its_tool_with_its_next_message() {
     }
 }
 
-/// The question of a call between two rounds, and of a task.
+/// Rules that leave nothing of the upstream, at its own paths and at an endpoint. The client's other streams go on.
+#[tokio::test]
+async fn a_stream_of_http_and_sse_ends_with_the_last_right_of_its_client() {
+    let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n\
+                    [upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"\n";
+    let mut world = World::start(endpoint).await;
+    let open = |target: &str| {
+        let ask = Ask::session(&world.token, None, "x", &json!({})).without("content-type").at(target);
+        Ask { verb: "GET", body: String::new(), ..ask }
+    };
+    let opens = ["/sse", "/all/sse"].map(open);
+    let mut streams = Vec::new();
+    for ask in &opens {
+        let (text, stream) = world.gate.open(ask).await;
+        assert!(text.contains("event: endpoint"), "{text}");
+        streams.push(stream);
+    }
+    world.gate.reload_with(|config| config.access = access(OTHER)).unwrap();
+    in_time(streams.remove(0).read_to_end(&mut Vec::new())).await.unwrap();
+    assert_eq!(world.ask(opens[0].clone()).await.status(), "404");
+    let (text, _again) = world.gate.open(&opens[1]).await;
+    assert!(text.contains("event: endpoint"), "one of its upstreams is left: {text}");
+    world.gate.reload_with(|config| config.access = access("[[auth.rules]]\nallow = false\n")).unwrap();
+    in_time(streams.remove(0).read_to_end(&mut Vec::new())).await.unwrap();
+    assert_eq!(world.ask(opens[1].clone()).await.status(), "404");
+}
+
+/// A call that is held between two rounds, and the question of a task.
 #[tokio::test]
 async fn a_question_is_not_answered_by_who_lost_its_tool() {
     for way in WAYS {

@@ -10,6 +10,7 @@ mod fallback;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
+mod lost_tools;
 mod pipe;
 pub(super) mod session_cache;
 pub(super) mod session_streams;
@@ -81,6 +82,7 @@ pub(super) struct SessionRegistry {
     pub(super) replays: ReplayBuffers,
     /// Open questions; each ends with its call.
     questions: Arc<BridgedQuestions>,
+    asked: lost_tools::AskedTools,
 }
 
 impl SessionRegistry {
@@ -475,8 +477,10 @@ fn piped_message(
             })
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),
-        response @ Message::Response(_) => {
-            Ok(Some(PipedMessage::Response(MessageText::with_message(bytes, Arc::new(response)))))
+        Message::Response(response) => {
+            let id = response.id.clone();
+            let text = MessageText::with_message(bytes, Arc::new(Message::Response(response)));
+            Ok(Some(PipedMessage::Response(id, text)))
         }
     }
 }

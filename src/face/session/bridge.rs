@@ -126,8 +126,10 @@ fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: 
         Ok(result) => Answer::Result(result.detached()),
         Err(error) => Answer::Error(error),
     };
-    if let Some(id) = id.as_text() {
-        shared.open.questions.answer(session.token.nonce, &id, answer);
+    let question = id.as_text().and_then(|id| shared.open.questions.take(session.token.nonce, &id));
+    if let Some(question) = question {
+        let refusal = shared.refusal_of_answer(session, question.tool.as_deref());
+        question.answer(refusal.map_or(answer, Answer::Error));
     }
 }
 

@@ -153,7 +153,7 @@ pub(super) fn begin_on(
         writer,
         takes_stream: caller.takes_stream(),
         began: Instant::now(),
-        is_call: tool.is_some(),
+        tool: tool.as_deref().map(Arc::from),
         questions,
         entered,
         support: shared.tasks.support(session),
@@ -204,7 +204,8 @@ pub(super) struct BridgedCall {
     writer: ReplayWriter,
     takes_stream: bool,
     began: Instant,
-    is_call: bool,
+    /// Of a call.
+    tool: Option<Arc<str>>,
     pub(super) questions: QuestionFilter,
     entered: InFlightEntry,
     support: Option<TaskSupportLookup>,
@@ -262,7 +263,8 @@ impl BridgedCall {
             true => None,
             false => self.follow(spec).await,
         };
-        let histogram = if self.is_call { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
+        let histogram =
+            if self.tool.is_some() { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
         histogram.record(self.began.elapsed());
         let is_read = match ending {
             Some(ending) => self.writer.finish(ending),
@@ -359,7 +361,7 @@ impl BridgedCall {
     /// Removes unreachable items from a list.
     fn reachable(&self, outcome: Outcome) -> Outcome {
         match outcome {
-            Outcome::Returned { result, is_error } if !self.is_call && self.tools.are_narrowed() => {
+            Outcome::Returned { result, is_error } if self.tool.is_none() && self.tools.are_narrowed() => {
                 let listed = Object::of(&result).and_then(|list| self.tools.listed(&list));
                 Outcome::Returned { result: listed.unwrap_or(result), is_error }
             }
@@ -391,7 +393,7 @@ impl BridgedCall {
     /// The end of a call with an unanswerable question: text of a tool's result, so that a model reads the reason.
     pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> CallResult {
         let why = not_askable(needed, self.takes_stream);
-        if self.is_call { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
+        if self.tool.is_some() { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
 
     /// Cancelled once the client no longer wants a response.

@@ -66,7 +66,8 @@ pub(super) enum PipedMessage {
     Notification(OneWayKind, MessageText),
     /// The cancellation of this request.
     Cancel(RequestId, MessageText),
-    Response(MessageText),
+    /// The answer to this question.
+    Response(Option<RequestId>, MessageText),
 }
 
 #[derive(Debug)]
@@ -145,7 +146,13 @@ pub(super) async fn post(
         // Boxed to keep the future of a request small.
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
-        PipedMessage::Response(text) => {
+        PipedMessage::Response(id, text) => {
+            let tool = id.as_ref().and_then(|id| shared.open.asked.take(&session, id));
+            if let Some(refusal) = shared.refusal_of_answer(&session, tool.as_deref()) {
+                shared.meter.responses.increment(1);
+                shared.own.reply(&session.own, envelope::error(id.as_ref(), &refusal));
+                return bare(StatusCode::ACCEPTED);
+            }
             if let Some(audit) = shared.served.engine.audit() {
                 let (who, upstream) = (Some(&session.own.opened.owner), Some(&**shared.served.upstream.name()));
                 audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::CallAnswered) });
@@ -196,7 +203,9 @@ async fn open_stream(
     let (source, taken_up) = match shared.own.stream_for_client(&session.own, last_event).await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
-            (shared.edits(&session).apply(response.body, &shared.read_limits(&session)), taken_up)
+            let tool = resumed.as_ref().and_then(|paused| paused.call.era.request.tool.clone());
+            let edits = shared.edits(&session).of_call(tool);
+            (edits.apply(response.body, &shared.read_limits(&session)), taken_up)
         }
         Err(StreamRefusal::Unreachable) => return status(StatusCode::SERVICE_UNAVAILABLE),
         Err(StreamRefusal::Refused(fault)) => {
@@ -321,7 +330,7 @@ impl SessionPipeEra {
         if let Some(preference) = self.request.preference.take() {
             self.shared.own.remember(&self.session.own, preference);
         }
-        let mut edits = self.shared.edits(&self.session);
+        let mut edits = self.shared.edits(&self.session).of_call(self.request.tool.clone());
         edits.await_list_of(&self.request.method);
         edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {
             let support = self.shared.tasks.support(&self.session);

@@ -181,11 +181,15 @@ async fn an_array_loses_the_call_and_keeps_its_other_messages() {
 /// Reads a stream until it has this text.
 async fn until(stream: &mut TcpStream, text: &mut String, end: &str) {
     while !text.contains(end) {
-        let mut piece = vec![0; 4096];
-        let read = in_time(stream.read(&mut piece)).await.unwrap();
-        assert!(read > 0, "it ended: {text}");
-        text.push_str(std::str::from_utf8(&piece[..read]).unwrap());
+        more(stream, text).await;
     }
+}
+
+async fn more(stream: &mut TcpStream, text: &mut String) {
+    let mut piece = vec![0; 4096];
+    let read = in_time(stream.read(&mut piece)).await.unwrap();
+    assert!(read > 0, "it ended: {text}");
+    text.push_str(std::str::from_utf8(&piece[..read]).unwrap());
 }
 
 #[tokio::test]
@@ -269,6 +273,85 @@ async fn a_question_is_not_answered_by_who_lost_its_tool() {
         assert!(said.is_empty(), "{way:?}: {said:?}");
         let cancel = Ask::new(&world.token, "tasks/cancel", json!({ "taskId": task }));
         assert_eq!(world.ask(cancel).await.summary(), "200 ok", "{way:?}: its call can be ended");
+    }
+}
+
+/// A session that can be asked.
+async fn asking_session(world: &World) -> String {
+    let hello = json!({
+        "protocolVersion": "2025-11-25", "capabilities": { "elicitation": {} },
+        "clientInfo": { "name": "raw", "version": "1" },
+    });
+    let opened = world.ask(Ask::session(&world.token, None, "initialize", &hello)).await;
+    opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned()
+}
+
+/// The id of the question on the stream of a call, and what keeps the stream open.
+async fn asked(world: &World, session: &str, tool: &str) -> (Value, TcpStream) {
+    let call = world.in_session(session, "tools/call", &named(tool)).with("MCP-Protocol-Version", "2025-11-25");
+    let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
+    stream.write_all(&call.bytes()).await.unwrap();
+    let mut text = String::new();
+    loop {
+        let mut events =
+            text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+        if let Some(question) = events.find(|event| event["method"] == "elicitation/create") {
+            return (question["id"].clone(), stream);
+        }
+        more(&mut stream, &mut text).await;
+    }
+}
+
+async fn answers(world: &World, session: &str, question: &Value) -> Answer {
+    let ask = world.in_session(session, "x", &json!({})).with("MCP-Protocol-Version", "2025-11-25");
+    let content = json!({ "action": "accept", "content": { "canary": 1 } });
+    let body = json!({ "jsonrpc": "2.0", "id": question, "result": content }).to_string();
+    world.ask(Ask { body, ..ask }).await
+}
+
+/// The question of a call that runs: its server gets an error, so that the call can end.
+#[tokio::test]
+async fn sec_45_a_question_of_a_running_call_is_not_answered_by_who_lost_its_tool() {
+    for way in WAYS {
+        let mut world = World::start("[[upstreams.up.tools]]\nmatch = \"ask\"\nmode = \"never\"\n").await;
+        let session = asking_session(&world).await;
+        let (question, _stream) = asked(&world, &session, "ask").await;
+        let wide = world.token.clone();
+        world.lose(way);
+        assert_eq!(answers(&world, &session, &question).await.status(), "202", "{way:?}");
+        let refused = world.gate.server.world.first(|seen| seen.body.get("error").is_some()).await;
+        assert_eq!(refused.body["id"], json!(1), "{way:?}: {refused:?}");
+        let told = world.gate.server.world.all(|seen| seen.body.get("result").is_some());
+        assert!(told.is_empty(), "{way:?}: {told:?}");
+        // With the right a question is answered.
+        world.token = wide;
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        let (question, mut stream) = asked(&world, &session, "ask").await;
+        assert_eq!(answers(&world, &session, &question).await.status(), "202", "{way:?}");
+        until(&mut stream, &mut String::new(), "accept").await;
+    }
+}
+
+/// The same where the server has no sessions: the call is sent again, without what the client said.
+#[tokio::test]
+async fn sec_45_a_question_of_a_server_without_sessions_is_not_answered_by_who_lost_its_tool() {
+    for way in WAYS {
+        let server = stateless(|seen| {
+            let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
+            let request = json!({ "method": "elicitation/create", "params": params });
+            let asks = json!({ "resultType": "input_required", "inputRequests": { "q": request } });
+            let done = json!({ "resultType": "complete", "content": [] });
+            let is_retry = seen.body["params"].get("inputResponses").is_some();
+            seen.is_call().then(|| answer(seen, if is_retry { &done } else { &asks }))
+        });
+        let mut world = World::before(server.await, "").await;
+        let session = asking_session(&world).await;
+        let (question, mut stream) = asked(&world, &session, "quick").await;
+        world.lose(way);
+        assert_eq!(answers(&world, &session, &question).await.status(), "202", "{way:?}");
+        until(&mut stream, &mut String::new(), "\"id\":7").await;
+        let told = world.gate.server.world.all(|seen| seen.body.to_string().contains("canary"));
+        assert!(told.is_empty(), "{way:?}: {told:?}");
     }
 }
 

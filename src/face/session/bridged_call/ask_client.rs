@@ -131,7 +131,9 @@ impl BridgedCall {
             let elicitation = format!("{:032x}", (self.shared.served.random)());
             let asks = session_question(&question.request, self.version, &elicitation);
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
-            let put = self.shared.open.questions.put(self.nonce, named, *key, round.to.clone());
+            let question =
+                BridgedQuestion { nonce: self.nonce, key: *key, tool: self.tool.clone(), to: round.to.clone() };
+            let put = self.shared.open.questions.put(named, question);
             let (Some((name, params)), Some(put)) = (asks, put) else { return false };
             if self.send_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
                 round.questions.insert(*key, put);
@@ -152,38 +154,37 @@ const QUESTIONS_MAX: usize = 16_384;
 pub(in crate::face::session) struct BridgedQuestions(Mutex<HashMap<String, BridgedQuestion>>);
 
 #[derive(Debug)]
-struct BridgedQuestion {
+pub(in crate::face::session) struct BridgedQuestion {
     nonce: u128,
     key: InputKey,
+    /// Of the call that asks.
+    pub(in crate::face::session) tool: Option<Arc<str>>,
     to: mpsc::Sender<(InputKey, Answer)>,
 }
 
+impl BridgedQuestion {
+    pub(in crate::face::session) fn answer(self, answer: Answer) {
+        // The channel has room for all open questions; the call may be gone.
+        let _ = self.to.try_send((self.key, answer));
+    }
+}
+
 impl BridgedQuestions {
-    /// `None` if there are too many questions. The answer is sent to `to`, once.
-    fn put(
-        self: &Arc<Self>,
-        nonce: u128,
-        id: String,
-        key: InputKey,
-        to: mpsc::Sender<(InputKey, Answer)>,
-    ) -> Option<BridgedQuestionGuard> {
+    /// `None` if there are too many questions.
+    fn put(self: &Arc<Self>, id: String, question: BridgedQuestion) -> Option<BridgedQuestionGuard> {
         let mut questions = self.0.lock();
         if questions.len() >= QUESTIONS_MAX {
             return None;
         }
-        questions.insert(id.clone(), BridgedQuestion { nonce, key, to });
+        questions.insert(id.clone(), question);
         Some(BridgedQuestionGuard { questions: Arc::clone(self), id })
     }
 
-    /// Drops an answer to an unknown question, or another session's.
-    pub(in crate::face::session) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
+    /// A question that is answered now; `None` for an unknown one, and another session's.
+    pub(in crate::face::session) fn take(&self, nonce: u128, id: &str) -> Option<BridgedQuestion> {
         let mut questions = self.0.lock();
-        if questions.get(id).is_some_and(|waiting| waiting.nonce == nonce)
-            && let Some(waiting) = questions.remove(id)
-        {
-            // The channel has room for all open questions; the call may be gone.
-            let _ = waiting.to.try_send((waiting.key, answer));
-        }
+        questions.get(id).filter(|waiting| waiting.nonce == nonce)?;
+        questions.remove(id)
     }
 }
 
@@ -219,12 +220,11 @@ mod tests {
     fn an_answer_reaches_the_question_of_its_own_session_once() {
         let questions = Arc::new(BridgedQuestions::default());
         let (to, mut answered) = mpsc::channel(4);
-        let put = questions.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
-        questions.answer(2, "tg:a", answer());
-        questions.answer(1, "tg:b", answer());
-        assert!(answered.try_recv().is_err(), "another session's, and another question's");
-        questions.answer(1, "tg:a", answer());
-        questions.answer(1, "tg:a", answer());
+        let question = BridgedQuestion { nonce: 1, key: InputKey(7), tool: None, to };
+        let put = questions.put("tg:a".to_owned(), question).unwrap();
+        assert!(questions.take(2, "tg:a").is_none() && questions.take(1, "tg:b").is_none());
+        questions.take(1, "tg:a").unwrap().answer(answer());
+        assert!(questions.take(1, "tg:a").is_none(), "it is answered once");
         assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));
         assert!(answered.try_recv().is_err());
         drop(put);

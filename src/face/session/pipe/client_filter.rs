@@ -29,6 +29,8 @@ use crate::wire::{
 pub(super) struct ClientFilter {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
+    /// Of the call whose stream it filters.
+    tool: Option<Arc<str>>,
 }
 
 enum FilteredMessage {
@@ -39,7 +41,11 @@ enum FilteredMessage {
 
 impl ClientFilter {
     pub(super) const fn new(shared: Arc<SessionFaceState>, session: ClientSession) -> Self {
-        Self { shared, session }
+        Self { shared, session, tool: None }
+    }
+
+    pub(super) fn of_call(self, tool: Option<Arc<str>>) -> Self {
+        Self { tool, ..self }
     }
 
     /// Remembers the tools in a message that may be a tool list.
@@ -132,7 +138,11 @@ impl ClientFilter {
         if !is_question(&request.method) {
             return FilteredMessage::Same;
         }
-        self.request_within(request, &self.session.token.capabilities)
+        let filtered = self.request_within(request, &self.session.token.capabilities);
+        if let (FilteredMessage::Same, Some(tool)) = (&filtered, &self.tool) {
+            self.shared.open.asked.note(&self.session, &request.id, tool);
+        }
+        filtered
     }
 
     /// Refuses the questions in a text for a client that accepts no stream.

@@ -1,5 +1,7 @@
 //! Edits event streams: tool lists, batches, priming events and filtered questions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::client_filter::{self, ClientFilter, PeekedAnswer};
@@ -58,6 +60,11 @@ impl StreamEdits {
             filter,
             tools,
         }
+    }
+
+    /// For the stream of a call.
+    pub(super) fn of_call(self, tool: Option<Arc<str>>) -> Self {
+        Self { filter: self.filter.of_call(tool), ..self }
     }
 
     pub(super) fn await_list_of(&mut self, method: &str) {

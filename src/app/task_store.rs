@@ -55,8 +55,15 @@ pub(super) struct SharedIncarnation {
 /// The interval at which the heartbeat is written: the next start detects a database that is older by more than that.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
-fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
-    file.lock().remember_or_warn(store.as_prior());
+/// Writes the heartbeat now and then, until stopped: a process that is killed leaves one that is not much older.
+async fn keep_remembering(
+    file: &Mutex<ReplicaFile>,
+    as_prior: impl Fn() -> PriorIncarnation,
+    stop: &CancellationToken,
+) {
+    while stop.run_until_cancelled(tokio::time::sleep(REMEMBER_EVERY)).await.is_some() {
+        file.lock().remember_or_warn(as_prior());
+    }
 }
 
 /// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel
@@ -98,7 +105,7 @@ impl SharedIncarnation {
     /// Makes the next start refuse an older state of this store.
     pub(super) fn remember(&self) {
         if let Some(file) = &self.file {
-            remember(file, &self.store);
+            file.lock().remember_or_warn(self.store.as_prior());
         }
     }
 }
@@ -178,11 +185,7 @@ fn join(
     let file = opening.into_file().map(|file| Arc::new(Mutex::new(file)));
     if let Some(file) = file.clone() {
         let (store, stop) = (Arc::clone(&store), scope.stop.clone());
-        scope.tracker.spawn(async move {
-            while stop.run_until_cancelled(tokio::time::sleep(REMEMBER_EVERY)).await.is_some() {
-                remember(&file, &store);
-            }
-        });
+        scope.tracker.spawn(async move { keep_remembering(&file, || store.as_prior(), &stop).await });
     }
     let shared = SharedIncarnation { store: Arc::clone(&store), replaced, file };
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
@@ -287,7 +290,39 @@ impl StoreRefusal {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+    use crate::replica::{Incarnation, StoreGeneration};
+
+    /// A database that was put back is older than the heartbeat in the file, though no process ended in order.
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_killed_leaves_the_heartbeat_of_the_last_minute() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        let heartbeat = AtomicU64::new(1);
+        let prior = || PriorIncarnation {
+            generation: StoreGeneration(7),
+            holder: Incarnation(41),
+            heartbeat: heartbeat.load(Ordering::Relaxed),
+        };
+        file.remember(prior()).unwrap();
+        let (file, stop) = (Mutex::new(file), CancellationToken::new());
+        let life = async {
+            for seconds in 0..150 {
+                heartbeat.store(seconds, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = keep_remembering(&file, prior, &stop) => panic!("nobody stopped it"),
+            () = life => (),
+        }
+        drop(file);
+        let (_, left) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        let left = left.unwrap().heartbeat;
+        assert!((90..150).contains(&left), "{left} of 149 seconds");
+    }
 
     #[test]
     fn a_store_in_which_a_write_waits_long_is_not_ready_until_it_writes_again() {

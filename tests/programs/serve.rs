@@ -203,6 +203,23 @@ fn a_port_that_was_asked_for_is_taken_or_refused() {
     assert_eq!(served(&lines), [format!("http://127.0.0.1:{port}/mcp")]);
 }
 
+/// The program once found its own former try in the store, and waited for it.
+#[test]
+fn a_first_start_beside_a_taken_port_finds_a_free_one_before_it_opens_its_store() {
+    // It is taken, be it by this test or by another program.
+    let _holder = TcpListener::bind("127.0.0.1:8080");
+    let folder = folder();
+    let line = format!("exec '{TASKGATE}' serve http://127.0.0.1:1/mcp 2>log");
+    let mut command = Command::new("sh");
+    command.env_remove(CONFIG).env("TASKGATE_LOG", "info").current_dir(folder.path()).args(["-c", &line]);
+    let (_gateway, lines) = start(command, "TOOL '{}'");
+    let [url] = served(&lines)[..] else { panic!("{lines:?}") };
+    assert!(!url.contains(":8080/"), "{url}");
+    assert!(folder.path().join("taskgate-data").is_dir());
+    let log = fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(!log.contains("has the store"), "{log}");
+}
+
 #[test]
 fn a_store_of_no_use_is_named_as_the_command_line_does() {
     let folder = folder();

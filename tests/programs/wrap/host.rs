@@ -36,6 +36,8 @@ pub(crate) struct Host {
     from: Option<BufReader<ChildStdout>>,
     /// What came while something else was waited for.
     aside: Vec<Value>,
+    /// How many lines were arrays.
+    pub(crate) arrays: usize,
     dir: TempDir,
 }
 
@@ -53,7 +55,7 @@ impl Host {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let (to, from) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
-        Self { child, to, from, aside: Vec::new(), dir }
+        Self { child, to, from, aside: Vec::new(), arrays: 0, dir }
     }
 
     pub(crate) fn log(&self) -> String {
@@ -85,6 +87,7 @@ impl Host {
             return None;
         }
         let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+        self.arrays += usize::from(message.is_array());
         let mut messages = if let Value::Array(messages) = message { messages } else { vec![message] };
         assert!(messages.iter().all(|message| message["jsonrpc"] == "2.0"), "{line}");
         let first = messages.swap_remove(0);

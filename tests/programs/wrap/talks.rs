@@ -3,7 +3,9 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 
+use http::HeaderValue;
 use serde_json::{Value, json};
+use support::scripted::{ScriptedServer, whole};
 use taskgate::demo::DemoServer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -151,6 +153,39 @@ async fn what_is_wrong_with_a_request_is_said_as_over_http() {
     assert_eq!(host.answer(2).await["error"]["code"], -32022);
     host.ask(3, "tools/call", greet()).await;
     assert_eq!(host.answer(3).await["error"]["code"], -32600, "there is no session");
+}
+
+/// Answers calls with an array of a log message and the result, as servers of 2025-03-26 may.
+const ARRAYS: &str = r#"while read -r line; do
+    id=$(printf '%s' "$line" | sed -E 's/.*"id":("[^"]*"|[0-9]+).*/\1/')
+    case "$line" in
+        *'"initialize"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"arrays","version":"1"}}}\n' "$id" ;;
+        *'"tools/call"'*) printf '[{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"beside"}},{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"done"}]}}]\n' "$id" ;;
+    esac
+done"#;
+
+/// A host of 2025-11-25 reads one message a line, no matter what its server writes.
+#[tokio::test]
+async fn upc_26_an_array_of_a_server_reaches_its_host_as_messages() {
+    let server = ScriptedServer::start(|seen| {
+        let note = json!({ "level": "info", "data": "beside" });
+        let note = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": note });
+        let result = json!({ "content": [{ "type": "text", "text": "done" }] });
+        let result = json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result });
+        let mut reply = whole(format!("data: {}\n\n", json!([note, result])));
+        reply.headers_mut().insert("content-type", HeaderValue::from_static("text/event-stream"));
+        seen.is_call().then_some(reply)
+    })
+    .await;
+    let over_http = ["--url".to_owned(), server.url().to_string()];
+    let over_stdio = ["--", "sh", "-c", ARRAYS].map(str::to_owned);
+    for wrapped in [&over_http[..], &over_stdio] {
+        let mut host = Host::with(GRACE, wrapped, &[]);
+        host.initialize().await;
+        assert_eq!(text(&host.result(1, "tools/call", greet()).await), "done", "{wrapped:?}");
+        host.find(|message| message["params"]["data"] == "beside").await;
+        assert_eq!(host.arrays, 0, "{wrapped:?}");
+    }
 }
 
 /// LEG-12: arrays are 2025-03-26's alone.

@@ -144,10 +144,6 @@ impl TaskAdmission {
     pub(super) fn used_by(&self, owner: &Principal, stored: UnsettledRows) -> usize {
         self.taken.lock().used_by(owner, stored)
     }
-
-    pub fn taken_by(&self, owner: &Principal) -> usize {
-        self.taken.lock().counts.of(owner)
-    }
 }
 
 /// Permits for unsettled tasks; released when dropped.

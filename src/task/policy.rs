@@ -186,10 +186,6 @@ impl ToolRules {
         self.rule(tool).mode
     }
 
-    pub fn limits_of(&self, tool: &str) -> CallLimits {
-        self.rule(tool).limits
-    }
-
     /// Whether a call of this tool may get a result that points to the task tools; by its client-visible name.
     pub fn falls_back_to_tools(&self, tool: &str) -> bool {
         self.rule(tool).falls_back_to_tools()

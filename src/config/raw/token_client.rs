@@ -18,7 +18,7 @@ keys! {
         reload client_id: String = require(&CLIENT_ID);
         /// The gateway's password there, written as `"${VAR}"`.
         reload client_secret: String = read(&CLIENT_SECRET);
-        /// A file with the password and nothing else; read again when it changes.
+        /// A file with the password and nothing else. A changed password is used without a reload.
         reload client_secret_file: PathBuf = read(&KEY_FILE);
         /// `"post"`: the password is sent in the form (`client_secret_post`), where the server takes no HTTP Basic.
         reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";

@@ -311,7 +311,7 @@ async fn answers(world: &World, session: &str, question: &Value) -> Answer {
 
 /// The question of a call that runs: its server gets an error, so that the call can end.
 #[tokio::test]
-async fn sec_45_a_question_of_a_running_call_is_not_answered_by_who_lost_its_tool() {
+async fn sec_62_a_question_of_a_running_call_is_not_answered_by_who_lost_its_tool() {
     for way in WAYS {
         let mut world = World::start("[[upstreams.up.tools]]\nmatch = \"ask\"\nmode = \"never\"\n").await;
         let session = asking_session(&world).await;
@@ -334,7 +334,7 @@ async fn sec_45_a_question_of_a_running_call_is_not_answered_by_who_lost_its_too
 
 /// The same where the server has no sessions: the call is sent again, without what the client said.
 #[tokio::test]
-async fn sec_45_a_question_of_a_server_without_sessions_is_not_answered_by_who_lost_its_tool() {
+async fn sec_62_a_question_of_a_server_without_sessions_is_not_answered_by_who_lost_its_tool() {
     for way in WAYS {
         let server = stateless(|seen| {
             let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });

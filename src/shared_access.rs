@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{AccessDecision, AccessItem, Caller, DecisionArguments, PrincipalAccessTable, ToolAccess};
+use crate::task::{Caller, PrincipalAccessTable, ToolAccess};
 
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
@@ -28,17 +28,6 @@ impl SharedAccess {
 
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
         self.0.borrow().tools_of(caller, upstream)
-    }
-
-    /// Decides about an item, and about its upstream.
-    pub fn decision(
-        &self,
-        caller: &Caller,
-        upstream: &str,
-        item: AccessItem<'_>,
-        arguments: DecisionArguments<'_>,
-    ) -> AccessDecision {
-        self.0.borrow().decision(caller, upstream, item, arguments)
     }
 
     /// Whether a caller may use the upstream and tool of its task.

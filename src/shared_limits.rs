@@ -65,10 +65,6 @@ impl SharedLimits {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
-    pub fn answers(&self) -> &AnswerBudget {
-        &self.0.answers
-    }
-
     #[must_use]
     pub fn answers_to(&self, principal: &Principal) -> AnswerShare {
         self.0.answers.share(principal, self.of(principal).answer_bytes_max)

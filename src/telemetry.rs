@@ -35,17 +35,6 @@ const SPANS: [f64; 16] =
 /// Buckets for the writes of one transaction.
 const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// The format of log lines, always to standard error.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Text on a terminal, JSON elsewhere.
-    #[default]
-    Auto,
-    People,
-    /// One object per line. A peer's text stays inside its string, line ends included (B160).
-    Json,
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error("{LOG_FILTER} is not a log filter")]
@@ -56,8 +45,9 @@ pub enum TelemetryError {
     Metrics(#[source] BuildError),
 }
 
-/// Installs the log and a panic hook that writes to it. `filter` holds unless the environment has another.
-pub fn install_logs(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
+/// Installs the log, always to standard error, and a panic hook that writes to it. Lines are text on a terminal and JSON objects elsewhere;
+/// in the latter, a peer's text stays inside its string, line ends included (B160). `filter` holds unless the environment has another.
+pub fn install_logs(filter: &str) -> Result<(), TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
     let directives = std::env::var(LOG_FILTER).unwrap_or_default();
@@ -67,12 +57,7 @@ pub fn install_logs(format: LogFormat, filter: &str) -> Result<(), TelemetryErro
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
     let output = || EscapedOutput(io::stderr());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output).with_ansi(has_colours);
-    let people = match format {
-        LogFormat::Auto => terminal,
-        LogFormat::People => true,
-        LogFormat::Json => false,
-    };
-    let installed = match people {
+    let installed = match terminal {
         true => log.finish().try_init(),
         false => log.fmt_fields(JsonLines).event_format(JsonLines).finish().try_init(),
     };

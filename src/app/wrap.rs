@@ -30,7 +30,7 @@ use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
 use crate::system;
 use crate::task::{Caller, Clock as _, Principal, Reason, SystemClock};
-use crate::telemetry::{self, LogFormat};
+use crate::telemetry;
 use crate::upstream::TaskScope;
 
 /// The overhead of a message around its result.
@@ -48,7 +48,7 @@ const PAGE: usize = 100;
 /// a store is printed and ends with the exit code of [`super::serve`]; a missing program ends with
 /// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(LogFormat::Auto, telemetry::INFORMATION)?;
+    telemetry::install_logs(telemetry::INFORMATION)?;
     let read = PreparedConfig::new(loaded);
     let missing = files::missing_programs(&read.config).count();
     if missing == read.config.upstreams.len()

@@ -58,11 +58,6 @@ impl LeaseTerms {
         self.lease * 7 / 8
     }
 
-    /// The same for continuing calls.
-    pub const fn alone_max(self) -> Duration {
-        self.alone_max
-    }
-
     fn window_after(self, outage: Duration) -> Duration {
         self.lease.max(outage.min(WINDOW_AFTER_OUTAGE_MAX))
     }

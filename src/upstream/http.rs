@@ -192,18 +192,13 @@ impl SessionUpstream {
         Arc::clone(&self.link.health)
     }
 
-    /// A program with MCP over standard input and output, not started yet. Must be called within a tokio runtime.
-    pub fn stdio(settings: StdioUpstreamSettings, scope: TaskScope) -> Self {
-        let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
-        Self::of_program(settings, scope, processes, None)
-    }
-
-    /// As [`Self::stdio`], with permits that may be shared.
+    /// A program with MCP over standard input and output, not started yet; `processes` may be shared. Must be called within a tokio
+    /// runtime.
     pub fn stdio_within(settings: StdioUpstreamSettings, scope: TaskScope, processes: CallPermits) -> Self {
         Self::of_program(settings, scope, processes, None)
     }
 
-    /// As [`Self::stdio`]; `output` keeps the program's standard error for display.
+    /// As [`Self::stdio_within`] without sharing; `output` keeps the program's standard error for display.
     pub fn stdio_with_output(settings: StdioUpstreamSettings, scope: TaskScope, output: Arc<LastLines>) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
         Self::of_program(settings, scope, processes, Some(output))

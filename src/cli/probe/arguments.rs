@@ -93,7 +93,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         return Ok(refuse(why));
     }
     if std::env::var_os(telemetry::LOG_FILTER).is_some() {
-        telemetry::install_logs(telemetry::LogFormat::Auto, telemetry::INFORMATION).context("cannot log")?;
+        telemetry::install_logs(telemetry::INFORMATION).context("cannot log")?;
     }
     let probe = ProbeCommand { target, call, env, timeout, ca, authorization, headers };
     match probed(&probe).await {

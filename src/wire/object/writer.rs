@@ -41,21 +41,6 @@ impl ObjectWriter {
         self
     }
 
-    /// Appends an array, each element verbatim, in one copy.
-    pub fn array<'v>(mut self, key: &str, values: impl Iterator<Item = &'v Payload> + Clone) -> Self {
-        self.key(key);
-        self.text.reserve(values.clone().map(|value| value.len() + 1).sum::<usize>() + SLACK);
-        self.text.push(b'[');
-        for (index, value) in values.enumerate() {
-            if index > 0 {
-                self.text.push(b',');
-            }
-            self.text.extend_from_slice(value.bytes());
-        }
-        self.text.push(b']');
-        self
-    }
-
     /// Begins an array whose elements come one by one, until [`Self::end_array`].
     pub fn begin_array(&mut self, key: &str) {
         self.key(key);
@@ -84,17 +69,6 @@ impl ObjectWriter {
     /// The bytes written so far, without shared ones.
     pub const fn written_bytes(&self) -> usize {
         self.text.len()
-    }
-
-    /// Appends an object, written by `write` into the same buffer.
-    pub fn object(mut self, key: &str, write: impl FnOnce(Self) -> Self) -> Self {
-        self.key(key);
-        self.text.push(b'{');
-        self.is_empty = true;
-        let mut written = write(self);
-        written.text.push(b'}');
-        written.is_empty = false;
-        written
     }
 
     pub fn text(mut self, key: &str, value: &str) -> Self {

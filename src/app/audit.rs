@@ -13,7 +13,7 @@ use crate::server::admin::{Readiness, ReasonWeight};
 const AUDIT_FAILING: &str = "audit failing";
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Opens the file that the configuration names, if it does.
+/// Opens the audit file, if the configuration names one.
 pub(super) async fn open(config: &Config) -> Result<Option<Arc<AuditLog>>, AuditOpenError> {
     let Some(settings) = config.audit.clone() else { return Ok(None) };
     let replica = match &config.store {
@@ -23,7 +23,7 @@ pub(super) async fn open(config: &Config) -> Result<Option<Arc<AuditLog>>, Audit
     AuditLog::open(settings, replica.as_deref()).await.map(Some)
 }
 
-/// Has the engine record its events, and readiness show whether the file takes them.
+/// Lets the engine record its events, and readiness show whether the file takes them.
 pub(super) fn begin(audit: Option<Arc<AuditLog>>, parts: &GatewayParts, config: &Config, readiness: &Readiness) {
     let Some(audit) = audit else { return };
     know_issuers(&audit, config);
@@ -45,7 +45,8 @@ pub(super) fn know_issuers(audit: &AuditLog, config: &Config) {
 }
 
 impl Gateway {
-    /// Continues the audit in a new file if the present one was renamed, and records what a reload came to, if anything was read.
+    /// Continues the audit in a new file if the present one was renamed, and records the outcome of a reload, if a configuration
+    /// was read.
     pub(super) fn audit_reload(&self, is_applied: Option<bool>) {
         let Some(audit) = self.parts.engine.audit() else { return };
         audit.reopen();

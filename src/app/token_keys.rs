@@ -16,7 +16,7 @@ use crate::upstream::TaskScope;
 
 const ISSUER_UNKNOWN: &str = "issuer_unknown";
 
-/// The verifier in use; its keys are fetched until this is dropped.
+/// The verifier in use. Its keys are fetched until this is dropped.
 #[derive(Debug)]
 pub(super) struct FreshKeys {
     tokens: TokenVerifier,
@@ -31,7 +31,7 @@ pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>) -> 
     }
 }
 
-/// Fetches the keys now and again. The first fetch delays no start: meanwhile tokens wait for it, and `/readyz` says so.
+/// Fetches the keys at intervals. The first fetch delays no start: until it ends, tokens wait for it, and `/readyz` says so.
 pub(super) fn keep_fresh(callers: &Authenticator, scope: &TaskScope, readiness: &Readiness) -> Option<FreshKeys> {
     readiness.clear(ISSUER_UNKNOWN);
     let tokens = callers.tokens()?.clone();

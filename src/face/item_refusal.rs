@@ -14,9 +14,9 @@ use crate::wire::{Object, method};
 /// Why a request is refused. Nothing was sent to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ItemRefusal {
-    /// The answer for an item that does not exist.
+    /// The item gets the answer for one that does not exist.
     Unknown(RequestError),
-    /// A token with these scopes would be served.
+    /// A token with these scopes would be accepted.
     NeedsScopes(Vec<Arc<str>>),
 }
 
@@ -34,7 +34,7 @@ impl ItemRefusal {
     }
 }
 
-/// Whether requests of a method name a prompt or a resource that may be withheld. Ends of subscriptions never are refused.
+/// Whether requests of a method name a prompt or a resource that may be withheld. The end of a subscription is never refused.
 pub(super) fn names_item(method: &str) -> bool {
     matches!(
         method,

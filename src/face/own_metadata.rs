@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::client_login::{MetadataEndpoint, metadata_path};
 use super::rates::Rates;
 
-/// A scope for refreshing, which concerns the client and its issuer alone.
+/// A scope for refreshing: only the client and its issuer use it.
 const OFFLINE: &str = "offline_access";
 
 /// The metadata that clients read before their login.
@@ -77,13 +77,13 @@ pub enum ChallengeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChallengeScheme {
     Bearer,
-    /// `Bearer`, and beside it that `DPoP` is accepted, too.
+    /// `Bearer`, with a note that `DPoP` is accepted too.
     BearerOrDpop,
     Dpop,
 }
 
-/// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). Scopes and addresses
-/// have no quotes; a text that does is left out.
+/// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). A text with quotes is
+/// left out; scopes and addresses have none.
 pub fn challenge<'a>(
     public_url: &str,
     path: Option<&str>,

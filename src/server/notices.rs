@@ -131,7 +131,7 @@ impl AuditedRefusals {
         };
         let (is_named, unnamed) = self.is_named();
         if unnamed > 0 {
-            // Not lost for want of room: counted on purpose.
+            // These refusals had no line because of the bound for one second: the queue had room.
             let count = Some(("unnamed", unnamed));
             self.log.record(&AuditEvent { count, ..AuditEvent::new(AuditAct::LoginRefused) });
         }
@@ -142,7 +142,7 @@ impl AuditedRefusals {
         }
     }
 
-    /// Whether a refusal has a line of its own, and how many of an earlier second had none.
+    /// Whether a refusal has a line of its own, and the number of refusals of an earlier second without one.
     fn is_named(&self) -> (bool, u64) {
         let now = Instant::now();
         let mut second = self.second.lock();

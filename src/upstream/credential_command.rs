@@ -19,7 +19,7 @@ use crate::wire::one_line;
 /// From the start of the program to its end.
 const RUN_MAX: Duration = Duration::from_secs(10);
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
-/// How much of standard error is logged.
+/// The bytes of standard error that are logged.
 const STDERR_BYTES_MAX: u64 = 1 << 10;
 const LINE_BYTES_MAX: usize = 300;
 
@@ -56,7 +56,7 @@ async fn finish(program: &str, arguments: &[String]) -> io::Result<Finished> {
     command.envs(INHERITED.iter().filter_map(|name| Some((name, env::var_os(name)?))));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    // While it is open the program runs: its supervisor ends it with all its children once this is dropped.
+    // The program runs while this pipe is open; its supervisor ends it and all its children once the pipe is dropped.
     let open = child.stdin.take();
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(io::Error::other("it has no standard streams"));
@@ -67,7 +67,7 @@ async fn finish(program: &str, arguments: &[String]) -> io::Result<Finished> {
     Ok(Finished { output, noise, failed: Some(status).filter(|status| !status.success()) })
 }
 
-/// The first bytes, one more than `bytes_max` at most; the rest is read and dropped, so that the program can end.
+/// Reads the first bytes, at most one more than `bytes_max`. It reads and drops the rest, so that the program can end.
 async fn bounded(mut stream: impl AsyncRead + Unpin, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut held = Vec::new();
     (&mut stream).take(bytes_max + 1).read_to_end(&mut held).await?;

@@ -34,7 +34,7 @@ pub enum DocumentError {
     Unreachable(&'static str),
 }
 
-/// Gets a document of at most `bytes_max`. `name` stands in metrics and the log. Cancel safe.
+/// Gets a document of at most `bytes_max`. Metrics and the log show `name`. Cancel safe.
 pub async fn fetch(
     name: &Arc<str>,
     address: &Url,
@@ -71,7 +71,7 @@ pub(crate) struct FormAnswer {
     pub(crate) status: StatusCode,
     /// `Retry-After`, in seconds.
     pub(crate) retry_after: Option<Duration>,
-    /// At most as many bytes as asked for. May hold a secret.
+    /// At most as many bytes as the caller allows. May hold a secret.
     pub(crate) text: Bytes,
 }
 
@@ -118,7 +118,7 @@ fn cause(reason: Reason) -> &'static str {
     reason_key(reason)
 }
 
-/// Whether an address names a private network by itself; names are checked when they are resolved.
+/// Whether an address is literally one of a private network; names are checked when they are resolved.
 fn names_private(address: &Url) -> bool {
     match address.host() {
         Some(Host::Ipv4(ip)) => !is_public(IpAddr::V4(ip)),

@@ -48,12 +48,12 @@ pub fn may_be_forwarded(name: &HeaderName) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardingRules {
     names: Arc<[HeaderName]>,
-    /// If clients' tokens are exchanged for credentials at the server.
+    /// The newest tokens of clients, if they are exchanged for credentials at the server.
     subjects: Option<SubjectTokens>,
 }
 
 impl ForwardingRules {
-    /// `authorization` declares gateway and server one resource, so that a credential for one is for the other.
+    /// With `authorization`, gateway and server are one resource, so that a credential for one is for the other.
     pub fn new(mut names: Vec<HeaderName>, authorization: bool) -> Self {
         names.retain(may_be_forwarded);
         if authorization {
@@ -64,7 +64,7 @@ impl ForwardingRules {
         Self { names: names.into(), subjects: None }
     }
 
-    /// The same at a server where clients' tokens are exchanged; `None` changes nothing.
+    /// Adds the exchange of clients' tokens at the server; `None` changes nothing.
     #[must_use]
     pub fn exchanging(self, subjects: Option<SubjectTokens>) -> Self {
         Self { subjects, ..self }
@@ -120,13 +120,13 @@ impl ForwardedHeaders {
         Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Arc::default() })))
     }
 
-    /// Only the credential, for the gateway's own requests in a session of this client.
+    /// The credential alone, for the gateway's own requests in a session of this client.
     pub(crate) fn bearing(credential: &ClientCredential) -> Self {
         let headers = credential.value().map(|value| (AUTHORIZATION, value.clone())).into_iter().collect();
         Self::new(headers, credential.clone())
     }
 
-    /// Only the credential, for the gateway's own requests that serve this one: a refusal counts as this request's.
+    /// The credential alone, for the gateway's own requests that serve this one: a refusal counts as this request's.
     pub(crate) fn of_credential(&self) -> Self {
         let mut alone = Self::bearing(&self.credential());
         if let (Some(alone), Some(request)) = (alone.0.as_mut().and_then(Arc::get_mut), &self.0) {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::TaskScope;
 
-/// Most lookups at one time, and most that one client began; further ones are refused.
+/// The most lookups at one time, and the most that one client began. Further ones are refused.
 const RUNNING_MAX: usize = 1_024;
 const SHARE_MAX: usize = RUNNING_MAX / 4;
 

@@ -11,13 +11,13 @@ use moka::sync::Cache;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Claims, Principal, Timestamp};
 
-/// Bytes of all kept tokens, and of the cache's entry for one.
+/// The bytes of all kept tokens, and those that the cache needs for an entry.
 const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
-/// A token is forgotten after this time without a request that uses it. A running call has its own.
+/// A token is forgotten after this time without a request that uses it. A running call keeps its own token.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// What clients' tokens are to the authorization server that exchanges them (RFC 8693, 3).
+/// The type of clients' tokens for the authorization server that exchanges them (RFC 8693, 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubjectTokenType {
     AccessToken,
@@ -59,7 +59,7 @@ impl SubjectToken {
         Some(Self(Arc::new(SubjectTokenParts { principal, holder, token, until, is_bound })))
     }
 
-    /// Whether the token serves the holder of a key or certificate alone, which the gateway is not.
+    /// Whether the token serves only the holder of a key or certificate, which the gateway does not have.
     pub(super) fn is_bound(&self) -> bool {
         self.0.is_bound
     }
@@ -82,7 +82,7 @@ impl SubjectToken {
 fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
     let principal = caller.principal.as_str().as_bytes();
     if caller.principal.is_shared() {
-        // An `owner_claim` stands for several people: only the token distinguishes them.
+        // Several people own tasks by an `owner_claim`: only the token distinguishes them.
         return digest([b"shared", principal, token.as_bytes()]);
     }
     let mut rights = Vec::new();
@@ -113,8 +113,8 @@ impl Hash for SubjectToken {
 
 debug_members!(SubjectToken);
 
-/// The newest token of each client with calls at one server. Clones share the tokens. All values are equal, as they are
-/// state in a type of settings.
+/// The newest token of each client with calls at one server. Clones share the tokens. All values are equal, as a settings type
+/// contains them.
 #[derive(Clone, Debug)]
 pub struct SubjectTokens(Cache<Digest, SubjectToken>);
 

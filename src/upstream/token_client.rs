@@ -68,7 +68,7 @@ impl TokenClientSettings {
         }
     }
 
-    /// The client, with its password from its file if it is in one.
+    /// The client with its password, which is read from its file if it is in one.
     ///
     /// # Errors
     /// If other users than the owner may read the file, or its content is no password.
@@ -102,7 +102,7 @@ fn read_file(path: &Path) -> Result<String, CredentialError> {
     text.filter(|text| is_client_secret(text)).ok_or_else(|| CredentialError::Secret { path: path.to_owned() })
 }
 
-/// Ready to ask.
+/// A client with its password.
 #[derive(Clone, Debug)]
 pub struct TokenClient {
     name: Arc<str>,
@@ -110,7 +110,7 @@ pub struct TokenClient {
     login: ClientAuthentication,
 }
 
-/// How a client proves who it is. `Debug` prints no password.
+/// A client's proof of its identity. `Debug` prints no password.
 #[derive(Clone)]
 enum ClientAuthentication {
     Header(HeaderValue),

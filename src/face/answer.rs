@@ -163,7 +163,7 @@ pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
 }
 
 /// Whole seconds, rounded up, so that the retry succeeds.
-fn retry_after(wait: Option<Duration>) -> HeaderValue {
+pub(crate) fn retry_after(wait: Option<Duration>) -> HeaderValue {
     let seconds = wait.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     HeaderValue::from(seconds.max(1))
 }

@@ -46,7 +46,13 @@ const WATCHED_MAX: usize = 1_024;
 
 /// tokio's clock for governor; tests can pause it.
 #[derive(Clone, Debug)]
-struct TokioClock(Instant);
+pub(crate) struct TokioClock(Instant);
+
+impl Default for TokioClock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
 
 impl governor::clock::Clock for TokioClock {
     type Instant = Duration;
@@ -56,7 +62,7 @@ impl governor::clock::Clock for TokioClock {
     }
 }
 
-type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<Duration>>;
+pub(crate) type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<Duration>>;
 
 #[derive(Debug)]
 struct RateCounts {
@@ -199,7 +205,7 @@ impl Rates {
     /// The metrics recorder must be installed before. Replaced limits apply from the next request on.
     pub fn new(limits: SharedLimits) -> Self {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
-        let clock = TokioClock(Instant::now());
+        let clock = TokioClock::default();
         Self {
             clock,
             limits,

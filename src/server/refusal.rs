@@ -3,6 +3,7 @@
 //! A response has its status and one sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use http::header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
@@ -10,7 +11,7 @@ use http::{HeaderValue, Request, StatusCode, Version};
 use super::client_certificates::CertificateRefusal;
 use super::tokens::claims::TokenError;
 use super::tokens::dpop::ProofError;
-use crate::face::answer::{insufficient_scope, refused};
+use crate::face::answer::{insufficient_scope, refused, retry_after};
 use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::task::Principal;
@@ -50,6 +51,8 @@ pub(super) enum Refusal {
     TokenInQuery,
     /// The keys of the token's issuer cannot be fetched.
     IssuerAway,
+    /// The client's network sent many tokens that their issuer does not call active. Carries the time until the next question.
+    TooManyTokens(Duration),
     /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
     NoMetadata,
     /// Carries the paths of servers, for a client that may know them; else it is empty.
@@ -194,6 +197,7 @@ impl Refusal {
             Self::ScopesMissing(..) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
             Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
+            Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::PathWithheld => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
             Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
@@ -260,6 +264,9 @@ impl Refusal {
             Self::IssuerAway => {
                 "Service unavailable: the keys of the token's issuer cannot be fetched; nothing was done, try again later"
             }
+            Self::TooManyTokens(_) => {
+                "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later"
+            }
             Self::NoMetadata => "Not found: this gateway has no OAuth metadata and no client registration",
             Self::PathUnknown(_) | Self::PathWithheld => {
                 "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
@@ -317,6 +324,11 @@ impl Refusal {
             Self::IssuerAway => {
                 ("auth.issuers", HeadPart::Nothing, "the keys of a token's issuer are unknown, and cannot be fetched")
             }
+            Self::TooManyTokens(_) => (
+                "listen.trusted_proxies",
+                HeadPart::Nothing,
+                "an address sent too many tokens that their issuer does not call active; if it is a proxy's, name it in this key",
+            ),
             Self::BodyTooLarge => {
                 ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")
             }
@@ -377,6 +389,9 @@ impl Refusal {
         }
         if [Self::IssuerAway, Self::ProofsFull].contains(&self) {
             response.headers_mut().insert(RETRY_AFTER, RETRY_LATER);
+        }
+        if let Self::TooManyTokens(wait) = self {
+            response.headers_mut().insert(RETRY_AFTER, retry_after(Some(wait)));
         }
         if let Self::LoginRequired(challenge)
         | Self::CredentialRefused(challenge, _)

@@ -138,8 +138,10 @@ impl Layers {
         let identity = match self.admit(&request, certificate, KeyWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
-                Box::pin(lookup.wait(client)).await;
-                self.admit(&request, certificate, KeyWait::Over)
+                match Box::pin(lookup.wait(client)).await {
+                    Ok(()) => self.admit(&request, certificate, KeyWait::Over),
+                    Err(wait) => Err(Refusal::TooManyTokens(wait)),
+                }
             }
             identity => identity,
         };

@@ -10,6 +10,7 @@ mod introspection;
 mod jws;
 mod key_source;
 mod keys;
+mod question_budget;
 pub mod readings;
 mod remembered;
 mod seen_proofs;
@@ -121,10 +122,13 @@ enum AskedIssuer {
 }
 
 impl TokenLookup {
-    /// `client` has a share of the questions about tokens.
-    pub(super) async fn wait(self, client: IpAddr) {
+    /// `client` has a share of the questions about tokens; fails with the time after which it may ask again.
+    pub(super) async fn wait(self, client: IpAddr) -> Result<(), Duration> {
         match self.asked {
-            AskedIssuer::Keys(keys) => keys.ask(&self.scope).await,
+            AskedIssuer::Keys(keys) => {
+                keys.ask(&self.scope).await;
+                Ok(())
+            }
             AskedIssuer::Introspection(introspector, token) => introspector.ask(token, client, &self.scope).await,
         }
     }

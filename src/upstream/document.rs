@@ -1,4 +1,4 @@
-//! Fetches one document of an issuer over HTTP, or asks it with a form: bounded in bytes and time, without redirects.
+//! Fetches documents of an issuer over HTTP, and sends it forms: bounded in bytes and time, without redirects.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,17 +6,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use url::{Host, Url};
+use parking_lot::Mutex;
+use url::{Host, Origin, Url};
 
 use super::outgoing::{HandedOver, OutgoingRequest, SecretForm, SessionHeaders};
 use super::reply::{self, ReadLimits};
-use super::transport::http_client::{AddressReach, ClientTls, HttpClient, PooledBody, ProxySettings, is_public};
+use super::transport::http_client::{
+    AddressReach, ClientError, ClientTls, HttpClient, PooledBody, ProxySettings, is_public,
+};
 use crate::dialect::faults::reason_key;
 use crate::task::Reason;
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// From the connection to the last byte.
 const FETCH_MAX: Duration = Duration::from_secs(10);
+/// The most clients that are kept for one issuer: its metadata, its keys and its endpoints may be on different hosts.
+const ORIGINS_MAX: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
@@ -34,35 +39,21 @@ pub enum DocumentError {
     Unreachable(&'static str),
 }
 
-/// Gets a document of at most `bytes_max`. Metrics and the log show `name`. Cancel safe.
-pub async fn fetch(
-    name: &Arc<str>,
-    address: &Url,
-    bytes_max: usize,
-    reach: AddressReach,
-) -> Result<Bytes, DocumentError> {
-    let fetching = fetch_untimed(name, address, bytes_max, reach);
-    let late = Err(DocumentError::Unreachable("it did not come in time"));
-    tokio::time::timeout(FETCH_MAX, Box::pin(fetching)).await.unwrap_or(late)
+/// The HTTP clients for one issuer, kept for all requests to it: connections are pooled, and the system's trusted roots are
+/// read once for each client.
+#[derive(Debug)]
+pub(crate) struct IssuerConnections {
+    /// For metrics and the log.
+    name: Arc<str>,
+    /// The oldest first.
+    kept: Mutex<Vec<KeptClient>>,
 }
 
-async fn fetch_untimed(
-    name: &Arc<str>,
-    address: &Url,
-    bytes_max: usize,
+#[derive(Debug)]
+struct KeptClient {
+    origin: Origin,
     reach: AddressReach,
-) -> Result<Bytes, DocumentError> {
-    if reach == AddressReach::Public && names_private(address) {
-        return Err(DocumentError::Private);
-    }
-    let response = send(name, address, reach, &SessionHeaders::default().document()).await?;
-    match response.status() {
-        StatusCode::OK => (),
-        status if status.is_client_error() => return Err(DocumentError::Missing(status.as_u16())),
-        status if status.is_redirection() => return Err(DocumentError::Redirected(status.as_u16())),
-        status => return Err(DocumentError::Status(status.as_u16())),
-    }
-    read(response, bytes_max).await
+    client: HttpClient,
 }
 
 /// The answer to a form.
@@ -75,37 +66,88 @@ pub(crate) struct FormAnswer {
     pub(crate) text: Bytes,
 }
 
-/// Sends a form to an address that the operator wrote, and reads the answer of any status that is no redirect. Cancel safe.
-pub(crate) async fn ask(
-    name: &Arc<str>,
-    address: &Url,
-    form: SecretForm,
-    bytes_max: usize,
-) -> Result<FormAnswer, DocumentError> {
-    let asking = async {
-        let response = send(name, address, AddressReach::Any, &SessionHeaders::default().form(form)).await?;
-        let (status, retry_after) = (response.status(), reply::retry_after(&response));
-        if status.is_redirection() {
-            return Err(DocumentError::Redirected(status.as_u16()));
+impl IssuerConnections {
+    /// Connects at the first request.
+    pub(crate) const fn new(name: Arc<str>) -> Self {
+        Self { name, kept: Mutex::new(Vec::new()) }
+    }
+
+    /// Gets a document of at most `bytes_max`. Cancel safe.
+    pub(crate) async fn fetch(
+        &self,
+        address: &Url,
+        bytes_max: usize,
+        reach: AddressReach,
+    ) -> Result<Bytes, DocumentError> {
+        in_time(async {
+            if reach == AddressReach::Public && names_private(address) {
+                return Err(DocumentError::Private);
+            }
+            let response = self.send(address, reach, &SessionHeaders::default().document()).await?;
+            match response.status() {
+                StatusCode::OK => (),
+                status if status.is_client_error() => return Err(DocumentError::Missing(status.as_u16())),
+                status if status.is_redirection() => return Err(DocumentError::Redirected(status.as_u16())),
+                status => return Err(DocumentError::Status(status.as_u16())),
+            }
+            read(response, bytes_max).await
+        })
+        .await
+    }
+
+    /// Sends a form to an address that the operator wrote, and reads the answer of any status that is no redirect. Cancel safe.
+    pub(crate) async fn ask(
+        &self,
+        address: &Url,
+        form: SecretForm,
+        bytes_max: usize,
+    ) -> Result<FormAnswer, DocumentError> {
+        in_time(async {
+            let response = self.send(address, AddressReach::Any, &SessionHeaders::default().form(form)).await?;
+            let (status, retry_after) = (response.status(), reply::retry_after(&response));
+            if status.is_redirection() {
+                return Err(DocumentError::Redirected(status.as_u16()));
+            }
+            let text = read(response, bytes_max).await?;
+            Ok(FormAnswer { status, retry_after, text })
+        })
+        .await
+    }
+
+    async fn send(
+        &self,
+        address: &Url,
+        reach: AddressReach,
+        request: &OutgoingRequest,
+    ) -> Result<Response<PooledBody>, DocumentError> {
+        let client = self.client(address, reach);
+        let client =
+            client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
+        let sent = client.try_send(request, &HandedOver::default()).await;
+        sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))
+    }
+
+    /// The client for an address. A client whose addresses are limited has no connection of one without limits.
+    fn client(&self, address: &Url, reach: AddressReach) -> Result<HttpClient, ClientError> {
+        let origin = address.origin();
+        let mut kept = self.kept.lock();
+        if let Some(known) = kept.iter().find(|known| known.origin == origin && known.reach == reach) {
+            return known.client.at(address);
         }
-        let text = read(response, bytes_max).await?;
-        Ok(FormAnswer { status, retry_after, text })
-    };
-    let late = Err(DocumentError::Unreachable("it did not come in time"));
-    tokio::time::timeout(FETCH_MAX, Box::pin(asking)).await.unwrap_or(late)
+        let tls = ClientTls { reach, ..ClientTls::default() };
+        let client = HttpClient::new(&self.name, address, CONNECT_MAX, tls, &ProxySettings::Environment)?;
+        if kept.len() == ORIGINS_MAX {
+            kept.remove(0);
+        }
+        kept.push(KeptClient { origin, reach, client: client.clone() });
+        Ok(client)
+    }
 }
 
-async fn send(
-    name: &Arc<str>,
-    address: &Url,
-    reach: AddressReach,
-    request: &OutgoingRequest,
-) -> Result<Response<PooledBody>, DocumentError> {
-    let tls = ClientTls { reach, ..ClientTls::default() };
-    let client = HttpClient::new(name, address, CONNECT_MAX, tls, &ProxySettings::Environment);
-    let client = client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
-    let sent = client.try_send(request, &HandedOver::default()).await;
-    sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))
+/// Boxed: a caller's future would hold the whole request.
+async fn in_time<T>(asking: impl Future<Output = Result<T, DocumentError>>) -> Result<T, DocumentError> {
+    let late = Err(DocumentError::Unreachable("it did not come in time"));
+    tokio::time::timeout(FETCH_MAX, Box::pin(asking)).await.unwrap_or(late)
 }
 
 async fn read(response: Response<PooledBody>, bytes_max: usize) -> Result<Bytes, DocumentError> {

@@ -11,7 +11,7 @@ use super::TaskScope;
 
 /// The most lookups at one time, and the most that one client began. Further ones are refused.
 const RUNNING_MAX: usize = 1_024;
-const SHARE_MAX: usize = RUNNING_MAX / 4;
+pub(crate) const SHARE_MAX: usize = RUNNING_MAX / 4;
 
 type Running<T> = Shared<BoxFuture<'static, Option<T>>>;
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use url::{Url, form_urlencoded};
 
-use super::document::{self, DocumentError, FormAnswer};
+use super::document::{DocumentError, FormAnswer, IssuerConnections};
 use super::outgoing::SecretForm;
 use super::transport::credential::CredentialError;
 use crate::secret_file;
@@ -68,11 +68,21 @@ impl TokenClientSettings {
         }
     }
 
-    /// The client with its password, which is read from its file if it is in one.
+    /// The connections to the endpoint, for [`TokenClientSettings::over`].
+    pub(crate) fn connections(&self) -> Arc<IssuerConnections> {
+        Arc::new(IssuerConnections::new(Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")))))
+    }
+
+    /// The client, with its password from its file if it is in one.
     ///
     /// # Errors
     /// If other users than the owner may read the file, or its content is no password.
     pub fn read(&self) -> Result<TokenClient, CredentialError> {
+        self.over(&self.connections())
+    }
+
+    /// As [`TokenClientSettings::read`], over connections that outlive the client: its password may change.
+    pub(crate) fn over(&self, connections: &Arc<IssuerConnections>) -> Result<TokenClient, CredentialError> {
         let secret = match &self.secret {
             ClientSecret::Known(secret) => secret.clone(),
             ClientSecret::File(path) => read_file(path)?,
@@ -81,8 +91,7 @@ impl TokenClientSettings {
             SecretCarriage::Basic => ClientAuthentication::Header(basic(&self.id, &secret)),
             SecretCarriage::Post => ClientAuthentication::Fields { id: self.id.clone(), secret },
         };
-        let name = Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")));
-        Ok(TokenClient { name, url: self.url.clone(), login })
+        Ok(TokenClient { connections: Arc::clone(connections), url: self.url.clone(), login })
     }
 }
 
@@ -105,7 +114,7 @@ fn read_file(path: &Path) -> Result<String, CredentialError> {
 /// A client with its password.
 #[derive(Clone, Debug)]
 pub struct TokenClient {
-    name: Arc<str>,
+    connections: Arc<IssuerConnections>,
     url: Url,
     login: ClientAuthentication,
 }
@@ -136,7 +145,7 @@ impl TokenClient {
     /// Sends a form; any status but a redirect is an answer. Bounded in bytes and time. Cancel safe.
     pub(crate) async fn ask(&self, fields: &[(&str, &str)]) -> Result<FormAnswer, DocumentError> {
         let form = self.form(fields);
-        document::ask(&self.name, &self.url, form, ANSWER_BYTES_MAX).await
+        self.connections.ask(&self.url, form, ANSWER_BYTES_MAX).await
     }
 }
 

@@ -9,11 +9,12 @@ use http::StatusCode;
 use moka::sync::Cache;
 use serde_json::{Map, Value};
 
+use super::question_budget::QuestionBudget;
 use super::settings::IntrospectionSettings;
 use crate::server::forwarded::network;
 use crate::task::digest::{Digest, digest};
 use crate::upstream::TaskScope;
-use crate::upstream::document::FormAnswer;
+use crate::upstream::document::{FormAnswer, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
 use crate::wire::{Payload, ScanLimits};
 
@@ -21,6 +22,9 @@ use crate::wire::{Payload, ScanLimits};
 const KEPT_FOR: Duration = Duration::from_secs(30);
 /// After a failure, every request gets it for this time, so that a failing issuer is not asked by each of them.
 const FAILED_FOR: Duration = Duration::from_secs(1);
+/// How long after its last `active` a token is asked about without a share of its network's questions.
+const GOOD_FOR: Duration = Duration::from_secs(3600);
+const GOOD_MAX: u64 = 20_000;
 const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
 /// A claim in memory, in place of its two texts.
@@ -39,11 +43,15 @@ pub(super) enum IntrospectionAnswer {
 /// One issuer's introspection endpoint.
 pub(super) struct Introspector {
     settings: IntrospectionSettings,
+    connections: Arc<IssuerConnections>,
     /// With their weights.
     answers: Cache<Digest, (IntrospectionAnswer, u32)>,
     failed: Cache<Digest, ()>,
-    /// Clients share lookups by their network, as the principal is not known yet.
-    lookups: SharedLookups<Digest, IntrospectionAnswer, IpAddr>,
+    /// Tokens that were active when the issuer was asked last.
+    good: Cache<Digest, ()>,
+    /// By the network of the client: its principal is not known yet. An error is the time after which it may ask.
+    lookups: SharedLookups<Digest, Result<IntrospectionAnswer, Duration>, IpAddr>,
+    budget: QuestionBudget,
 }
 
 debug_members!(Introspector, |introspector| settings: introspector.settings);
@@ -52,10 +60,13 @@ impl Introspector {
     pub(super) fn new(settings: IntrospectionSettings) -> Self {
         let answers = Cache::builder().max_capacity(WEIGHT_MAX).weigher(|_, (_, weight)| *weight);
         Self {
+            connections: settings.client.connections(),
             settings,
             answers: answers.time_to_live(KEPT_FOR).build(),
             failed: Cache::builder().max_capacity(10_000).time_to_live(FAILED_FOR).build(),
+            good: Cache::builder().max_capacity(GOOD_MAX).time_to_live(GOOD_FOR).build(),
             lookups: SharedLookups::default(),
+            budget: QuestionBudget::default(),
         }
     }
 
@@ -69,23 +80,36 @@ impl Introspector {
         answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Away))
     }
 
-    /// Asks the issuer, once for all requests with this token, and to the end even if their clients leave.
-    pub(super) async fn ask(self: &Arc<Self>, token: String, client: IpAddr, scope: &OnceLock<TaskScope>) {
-        let (key, asking) = (digest([token.as_bytes()]), Arc::clone(self));
+    /// Asks the issuer, once for all requests with this token, and to the end even if their clients leave. Fails with the time
+    /// after which the client's network may ask again.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        token: String,
+        client: IpAddr,
+        scope: &OnceLock<TaskScope>,
+    ) -> Result<(), Duration> {
+        let (key, network, asking) = (digest([token.as_bytes()]), network(client), Arc::clone(self));
         // Before the gateway serves, there is no scope and no question.
-        let Some(scope) = scope.get() else { return };
+        let Some(scope) = scope.get() else { return Ok(()) };
         let lookup = || async move {
+            let paid = if asking.good.contains_key(&key) { None } else { Some(asking.budget.take(network)?) };
             let answer = asking.look_up(&token).await;
+            match (&answer, paid) {
+                (IntrospectionAnswer::Active(_), Some(paid)) => paid.give_back(),
+                (IntrospectionAnswer::Active(_), None)
+                | (IntrospectionAnswer::Inactive | IntrospectionAnswer::Away, _) => (),
+            }
             asking.note(key, &answer);
-            answer
+            Ok(answer)
         };
-        self.lookups.get(key, network(client), scope, || self.known_of(&key), lookup).await;
+        let asked = self.lookups.get(key, network, scope, || self.known_of(&key).map(Ok), lookup).await;
+        asked.map_or(Ok(()), |answer| answer.map(drop))
     }
 
     async fn look_up(&self, token: &str) -> IntrospectionAnswer {
         let url = &self.settings.client.url;
         // The file may have another password by now.
-        let client = match self.settings.client.read() {
+        let client = match self.settings.client.over(&self.connections) {
             Ok(client) => client,
             Err(error) => {
                 tracing::warn!(%url, %error, "a token cannot be looked up at its issuer");
@@ -105,8 +129,12 @@ impl Introspector {
     fn note(&self, key: Digest, answer: &IntrospectionAnswer) {
         let claims = match answer {
             IntrospectionAnswer::Away => return self.failed.insert(key, ()),
-            IntrospectionAnswer::Inactive => 0,
+            IntrospectionAnswer::Inactive => {
+                self.good.invalidate(&key);
+                0
+            }
             IntrospectionAnswer::Active(claims) => {
+                self.good.insert(key, ());
                 let bytes =
                     |(name, value): (&String, &Value)| size_of::<Value>() + name.len() + value.to_string().len();
                 CLAIM_FACTOR * claims.iter().map(bytes).sum::<usize>()
@@ -128,5 +156,48 @@ fn read(answer: &FormAnswer) -> Result<IntrospectionAnswer, String> {
         Some(Value::Bool(true)) => Ok(IntrospectionAnswer::Active(Arc::new(claims))),
         Some(Value::Bool(false)) => Ok(IntrospectionAnswer::Inactive),
         Some(_) | None => Err("the answer has no `active` that is true or false".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use support::scripted::{ScriptedServer, json_text};
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::server::tokens::settings::IntrospectedTokens;
+    use crate::upstream::token_client::{ClientSecret, SecretCarriage, TokenClientSettings};
+
+    #[tokio::test]
+    async fn a_token_that_was_active_is_asked_about_even_if_its_network_has_asked_too_much() {
+        let issuer = ScriptedServer::start(|seen| {
+            let is_good = String::from_utf8_lossy(&seen.bytes).contains("good");
+            Some(json_text(format!("{{\"active\":{is_good}}}")))
+        });
+        let issuer = issuer.await;
+        let client = TokenClientSettings {
+            url: issuer.url(),
+            id: "taskgate".to_owned(),
+            secret: ClientSecret::Known("secret".to_owned()),
+            sends: SecretCarriage::Basic,
+        };
+        let settings = IntrospectionSettings { client, tokens: IntrospectedTokens::Opaque };
+        let introspector = Arc::new(Introspector::new(settings));
+        let scope = OnceLock::from(TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() });
+        let ask = |token: String| introspector.ask(token, IpAddr::from([192, 0, 2, 7]), &scope);
+        assert_eq!(ask("good".to_owned()).await, Ok(()));
+        for round in 0.. {
+            let junk = (0..200).map(|n| ask(format!("junk-{round}-{n}")));
+            let asked = futures_util::future::join_all(junk).await;
+            if asked.iter().any(Result::is_err) {
+                break;
+            }
+        }
+        // As after 30 s.
+        introspector.answers.invalidate_all();
+        assert_eq!(ask("good".to_owned()).await, Ok(()));
+        let is_good = |seen: &support::scripted::SeenRequest| String::from_utf8_lossy(&seen.bytes).contains("good");
+        assert_eq!(issuer.world.all(is_good).len(), 2);
     }
 }

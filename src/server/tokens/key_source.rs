@@ -17,7 +17,7 @@ use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
 use crate::task::digest::Digest;
 use crate::upstream::TaskScope;
-use crate::upstream::document::{self, DocumentError};
+use crate::upstream::document::{DocumentError, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
 use crate::upstream::transport::http_client::AddressReach;
 use crate::wire::{Payload, ScanLimits};
@@ -44,7 +44,7 @@ pub enum KeySourceError {
 
 pub(super) struct IssuerKeys {
     settings: Arc<IssuerSettings>,
-    name: Arc<str>,
+    connections: IssuerConnections,
     known: Mutex<KnownKeys>,
     /// One fetch at a time; others wait for its result.
     fetching: tokio::sync::Mutex<()>,
@@ -77,10 +77,10 @@ impl IssuerKeys {
     /// Reads the keys of a file. Keys at an address are not known yet.
     pub(super) fn new(settings: Arc<IssuerSettings>) -> Self {
         let host = Url::parse(&settings.issuer).ok().and_then(|url| url.host_str().map(str::to_owned));
-        let name = Arc::from(format!("issuer {}", host.as_deref().unwrap_or("-")));
+        let connections = IssuerConnections::new(Arc::from(format!("issuer {}", host.as_deref().unwrap_or("-"))));
         let known = Mutex::default();
         let (fetching, asked, news) = (tokio::sync::Mutex::default(), SharedLookups::default(), Notify::new());
-        let keys = Self { settings, name, known, fetching, asked, news };
+        let keys = Self { settings, connections, known, fetching, asked, news };
         if let Some(path) = keys.settings.keys.file() {
             keys.note(read_file(path));
         }
@@ -199,7 +199,7 @@ impl IssuerKeys {
     }
 
     async fn fetch_set(&self, url: &Url, reach: AddressReach) -> Result<KeySet, KeySourceError> {
-        let text = document::fetch(&self.name, url, KEY_SET_BYTES_MAX, reach).await.map_err(KeySourceError::Keys)?;
+        let text = self.connections.fetch(url, KEY_SET_BYTES_MAX, reach).await.map_err(KeySourceError::Keys)?;
         Ok(KeySet::parse(&text)?)
     }
 
@@ -207,7 +207,7 @@ impl IssuerKeys {
     async fn discover(&self, issuer: &Url) -> Result<KeySet, KeySourceError> {
         let mut first = None;
         for place in metadata_locations(issuer) {
-            match document::fetch(&self.name, &place, METADATA_BYTES_MAX, AddressReach::Any).await {
+            match self.connections.fetch(&place, METADATA_BYTES_MAX, AddressReach::Any).await {
                 Ok(text) => {
                     let url = keys_in(&text, &self.settings.issuer).ok_or(KeySourceError::Unusable)?;
                     return self.fetch_set(&url, reach_of(&url, issuer)).await;

@@ -270,3 +270,46 @@ async fn sec_44_one_address_has_a_share_of_the_questions_to_an_issuer() {
     assert_eq!(world.questions().len(), SHARE + 1);
     held.add_permits(SHARE);
 }
+
+/// An address may ask about 256 tokens that are not active, and then about ten in a second.
+#[tokio::test]
+async fn sec_51_an_address_that_sends_unknown_tokens_is_refused_and_good_tokens_are_served() {
+    let listen = format!("{LISTEN}\ntrusted_proxies = [\"127.0.0.1\"]");
+    let issuer = ScriptedServer::start(|seen| {
+        let is_junk = String::from_utf8_lossy(&seen.bytes).contains("junk");
+        Some(json_text(if is_junk { json!({ "active": false }) } else { active(&json!({})) }.to_string()))
+    });
+    let world = World::behind(issuer.await, &listen, "opaque").await;
+    let from = |address: &str, token: &str| ask(token).with("X-Forwarded-For", address);
+    let (flooding, other) = ("192.0.2.7", "192.0.2.8");
+    assert_eq!(world.gate.send(&from(flooding, OPAQUE)).await.summary(), "200 ok");
+    let mut refused = None;
+    for round in 0..1_000 {
+        let junk: Vec<_> = (0..100).map(|n| from(flooding, &format!("junk-{round}-{n}"))).collect();
+        let answers = world.gate.burst(&junk).await;
+        assert!(answers.iter().all(|answer| ["401", "429", "503"].contains(&answer.status())), "{answers:?}");
+        refused = answers.into_iter().find(|answer| answer.status() == "429");
+        if refused.is_some() {
+            break;
+        }
+    }
+    let refused = refused.unwrap();
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    let sentence = "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later";
+    assert_eq!(refused.json()["error"]["message"], sentence);
+    assert_eq!(world.gate.send(&from(flooding, OPAQUE)).await.summary(), "200 ok", "it is known");
+    assert_eq!(world.gate.send(&from(other, "another")).await.summary(), "200 ok", "another address asks");
+}
+
+/// Each question had a connection, and a reading of the system's roots, of its own.
+#[tokio::test]
+async fn questions_to_an_issuer_share_its_connections() {
+    let world = World::start("opaque", says(json!({ "active": false }))).await;
+    for n in 0..40 {
+        assert_eq!(world.ask(&format!("token-{n}")).await, "401 -32600");
+    }
+    let connections = world.issuer.world.connections.load(Ordering::Relaxed);
+    assert_eq!(world.questions().len(), 40);
+    // An idle one is closed after 4 s, which a slow machine may take.
+    assert!(connections <= 20, "{connections}");
+}

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -86,6 +87,8 @@ pub struct ScriptedState {
     sessions: Mutex<HashSet<String>>,
     handshakes: Mutex<u32>,
     news: Notify,
+    /// The connections that were accepted.
+    pub connections: AtomicUsize,
     /// How an unknown session is refused.
     pub lost_status: Mutex<Option<u16>>,
     /// Members that replace those of the answer to `initialize`.
@@ -220,6 +223,7 @@ async fn accept(
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         let (tls, shared) = (tls.clone(), Arc::clone(&shared));
+        shared.0.connections.fetch_add(1, Ordering::Relaxed);
         let connection = async move {
             match tls {
                 None => converse(stream, shared).await,

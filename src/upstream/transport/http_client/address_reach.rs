@@ -9,7 +9,7 @@ use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower::Service;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AddressReach {
+pub(crate) enum AddressReach {
     /// The operator wrote the address.
     #[default]
     Any,

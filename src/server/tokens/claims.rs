@@ -19,6 +19,8 @@ const TOKEN_BYTES_MAX: usize = 16 << 10;
 const NAME_BYTES_MAX: usize = 255;
 /// The most scopes, groups or audiences of one token.
 const NAMES_MAX: usize = 1_000;
+/// Claims that name a person (RFC 7662, 2.2; OpenID Connect Core, 5.1; Entra ID).
+const PERSON_CLAIMS: [&str; 4] = ["username", "preferred_username", "email", "upn"];
 /// How far the clocks of the gateway and an issuer may differ.
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
@@ -95,7 +97,9 @@ impl TokenError {
             Self::Audience => {
                 "a token is refused: its `aud` is neither the address that was asked nor one of `audiences`"
             }
-            Self::Subject => "a token is refused: it has no usable subject: `sub`, `client_id` or the `owner_claim`",
+            Self::Subject => {
+                "a token is refused: it has no usable subject: the `owner_claim`, `sub`, or `client_id` if it names no person"
+            }
             Self::Bound => "a token is refused: it is bound (`cnf`) to something that the gateway cannot check",
             Self::OfAnotherCertificate => {
                 "a token is refused: it is bound to a certificate, and its connection has none or another one"
@@ -298,15 +302,26 @@ impl TokenClaims<'_> {
         if listed.into_iter().any(is_ours) { Ok(()) } else { Err(TokenError::Audience) }
     }
 
-    /// The owner of tasks: the person, or the client where there is none.
+    /// The owner of tasks: the person, or the client where there is none. A person without `sub` is not taken for the client,
+    /// which other people use too (SEC-52).
     fn owner(&self, issuer: &IssuerSettings) -> Result<Principal, TokenError> {
         let named = |claim: &str| self.0.get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
         if let Some(claim) = &issuer.owner_claim {
             let shared = named(claim).unwrap_or(Err(TokenError::Subject))?;
             return Ok(Principal::of_claim(&issuer.issuer, claim, shared));
         }
-        let subject = named("sub").or_else(|| named("client_id")).unwrap_or(Err(TokenError::Subject))?;
+        let subject = match named("sub") {
+            Some(subject) => subject?,
+            None if self.names_person() => return Err(TokenError::Subject),
+            None => named("client_id").unwrap_or(Err(TokenError::Subject))?,
+        };
         Ok(Principal::of_subject(&issuer.issuer, subject))
+    }
+
+    /// Whether another claim than `sub` names a person. Some issuers write the client's own name there.
+    fn names_person(&self) -> bool {
+        let client = self.0.get("client_id");
+        PERSON_CLAIMS.iter().filter_map(|claim| self.0.get(*claim)).any(|name| !name.is_null() && Some(name) != client)
     }
 
     /// `scope` is a text with spaces (RFC 9068, 2.2.3), `scp` a list or such a text.

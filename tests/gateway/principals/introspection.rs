@@ -313,3 +313,23 @@ async fn questions_to_an_issuer_share_its_connections() {
     // An idle one is closed after 4 s, which a slow machine may take.
     assert!(connections <= 20, "{connections}");
 }
+
+/// Two people of one client: without a subject, both would be the client, with its tasks.
+#[tokio::test]
+async fn sec_52_a_person_without_a_subject_is_not_taken_for_the_client() {
+    let rows = [
+        (json!({ "username": "ada" }), "401 -32600"),
+        (json!({ "preferred_username": "ada" }), "401 -32600"),
+        (json!({ "email": "ada@company.example" }), "401 -32600"),
+        (json!({ "upn": "ada@company.example" }), "401 -32600"),
+        (json!({ "username": 7 }), "401 -32600"),
+        (json!({ "username": "cli" }), "200 ok"),
+        (json!({}), "200 ok"),
+    ];
+    for (names, expected) in rows {
+        let world = World::start("opaque", says(active(&with(&json!({ "sub": null }), &names)))).await;
+        assert_eq!(world.ask(OPAQUE).await, expected, "{names}");
+    }
+    let world = World::start("opaque", says(active(&json!({ "username": "ada" })))).await;
+    assert_eq!(world.ask(OPAQUE).await, "200 ok", "the subject is the person");
+}

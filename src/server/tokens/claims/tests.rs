@@ -248,6 +248,7 @@ fn b143_b147_claims_have_a_subject_and_one_reading() {
         &[
             ("no subject, but a client", of(json!({ "sub": null })), Ok(())),
             ("neither", of(json!({ "sub": null, "client_id": null })), Err(E::Subject)),
+            ("a person", of(json!({ "sub": null, "preferred_username": "ada" })), Err(E::Subject)),
             ("an empty subject", of(json!({ "sub": "" })), Err(E::Subject)),
             ("a subject that is a number", of(json!({ "sub": 7 })), Err(E::Subject)),
             ("a subject of 255 bytes", of(json!({ "sub": "a".repeat(255) })), Ok(())),

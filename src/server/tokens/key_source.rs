@@ -200,6 +200,11 @@ impl IssuerKeys {
 
     async fn fetch_set(&self, url: &Url, reach: AddressReach) -> Result<KeySet, KeySourceError> {
         let text = self.connections.fetch(url, KEY_SET_BYTES_MAX, reach).await.map_err(KeySourceError::Keys)?;
+            // The issuer is there, and no longer vouches for the keys that it had (SEC-53).
+            Err(KeySourceError::Set(error @ KeySetError::NoneUsable(_))) => {
+                known.set = None;
+                tracing::warn!(%issuer, %error, "the issuer publishes no usable key: its tokens are refused");
+            }
         Ok(KeySet::parse(&text)?)
     }
 

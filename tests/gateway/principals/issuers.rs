@@ -217,3 +217,23 @@ async fn an_issuer_that_cannot_be_reached_does_not_hold_the_start() {
     assert_eq!(status_of(&gate, &IssuerKey::es256("k1").token(&claims("ada"))).await, "503");
     assert_eq!(claims("ada")["iss"], json!(ISSUER));
 }
+
+/// An issuer withdraws all keys at once by an empty set. Only an issuer that cannot be reached keeps them until `max_stale`.
+#[tokio::test]
+async fn sec_53_an_issuer_that_publishes_no_usable_key_withdraws_the_known_ones() {
+    let (one, two) = (IssuerKey::es256("k1"), IssuerKey::es256("k2"));
+    let private = json!({ "keys": [with(&one.jwk(), &json!({ "d": "AAAA" }))] }).to_string();
+    for (name, set) in [("empty", key_set([])), ("private keys", private)] {
+        let server = IssuerServer::start(keys(&[&one])).await;
+        let gate = server.gate("").await;
+        let remembered = one.token(&claims("ada"));
+        assert_eq!(status_of(&gate, &remembered).await, "200");
+        server.replies(move |_| json_text(set.clone()));
+        // An unknown key leads to a fetch.
+        assert_eq!(status_of(&gate, &two.token(&claims("ada"))).await, "503", "{name}");
+        for token in [&remembered, &one.token(&claims("bob"))] {
+            assert_eq!(status_of(&gate, token).await, "503", "{name}");
+        }
+        assert!(readiness(&gate).await.ends_with("ready\nissuer_unknown\n"), "{name}");
+    }
+}

@@ -105,6 +105,14 @@ struct AskedToken<'t> {
 }
 
 impl TrustedIssuer {
+    /// The same, with the keys and answers that the issuer gave `before`.
+    fn succeeding(&self, before: &Self) -> Self {
+        self.keys.succeed(&before.keys);
+        let is_asked_alike = self.settings.introspection == before.settings.introspection;
+        let asked = if is_asked_alike { before } else { self };
+        Self { introspector: asked.introspector.clone(), ..self.clone() }
+    }
+
     fn takes_opaque(&self) -> bool {
         self.settings.introspection.as_ref().is_some_and(|one| one.tokens.has_opaque())
     }
@@ -165,8 +173,8 @@ impl TokenVerifier {
         let _ = self.0.scope.set(scope.clone());
     }
 
-    /// The verifier that replaces `before`: an unchanged issuer keeps its keys, and the streams of its tokens go on. With
-    /// other scopes or another address, every token is checked again, and all streams end.
+    /// The verifier that replaces `before`. The streams of an unchanged issuer's tokens go on. A changed issuer, or each one if
+    /// scopes, proofs or the address changed, keeps the keys that are known: its tokens are checked again, and their streams end.
     #[must_use]
     pub fn succeeding(self, before: &Self) -> Self {
         let (now, then) = (&self.0.settings, &before.0.settings);
@@ -177,8 +185,14 @@ impl TokenVerifier {
         }
         let is_equal = now.scopes == then.scopes && now.public_url == then.public_url && now.proofs == then.proofs;
         let kept = |one: &TrustedIssuer| {
-            let before = before.0.issuers.iter().find(|other| other.settings == one.settings && is_equal);
-            before.filter(|before| before.keys.is_same_as(&one.keys)).unwrap_or(one).clone()
+            let before = before.0.issuers.iter().find(|other| other.settings.issuer == one.settings.issuer);
+            match before {
+                Some(before) if is_equal && before.settings == one.settings && before.keys.is_same_as(&one.keys) => {
+                    before.clone()
+                }
+                Some(before) => one.succeeding(before),
+                None => one.clone(),
+            }
         };
         let issuers = self.0.issuers.iter().map(kept).collect();
         Self::of(now.clone(), issuers, Arc::clone(&before.0.seen))

@@ -53,7 +53,7 @@ pub(super) struct IssuerKeys {
     news: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct KnownKeys {
     set: Option<(Arc<KeySet>, Instant)>,
     /// The last fetch, whether it succeeded or not.
@@ -90,6 +90,14 @@ impl IssuerKeys {
     /// Whether both have the same keys. A file of keys is read again at each reload.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         self.settings.keys.file().is_none() || self.digest() == other.digest()
+    }
+
+    /// Begins with the keys that `before` knows, if they are at the same location. A file was read anew.
+    pub(super) fn succeed(&self, before: &Self) {
+        if self.settings.keys == before.settings.keys && self.settings.keys.file().is_none() {
+            let known = before.known.lock().clone();
+            *self.known.lock() = known;
+        }
     }
 
     fn digest(&self) -> Option<Digest> {
@@ -192,6 +200,11 @@ impl IssuerKeys {
                 }
                 known.set = Some((Arc::new(set), now));
             }
+            // The issuer is there, and no longer vouches for the keys that it had (SEC-53).
+            Err(KeySourceError::Set(error @ KeySetError::NoneUsable(_))) => {
+                known.set = None;
+                tracing::warn!(%issuer, %error, "the issuer publishes no usable key: its tokens are refused");
+            }
             Err(error) => tracing::warn!(%issuer, %error, "the keys of an issuer cannot be fetched"),
         }
         drop(known);
@@ -200,11 +213,6 @@ impl IssuerKeys {
 
     async fn fetch_set(&self, url: &Url, reach: AddressReach) -> Result<KeySet, KeySourceError> {
         let text = self.connections.fetch(url, KEY_SET_BYTES_MAX, reach).await.map_err(KeySourceError::Keys)?;
-            // The issuer is there, and no longer vouches for the keys that it had (SEC-53).
-            Err(KeySourceError::Set(error @ KeySetError::NoneUsable(_))) => {
-                known.set = None;
-                tracing::warn!(%issuer, %error, "the issuer publishes no usable key: its tokens are refused");
-            }
         Ok(KeySet::parse(&text)?)
     }
 

@@ -237,3 +237,26 @@ async fn sec_53_an_issuer_that_publishes_no_usable_key_withdraws_the_known_ones(
         assert!(readiness(&gate).await.ends_with("ready\nissuer_unknown\n"), "{name}");
     }
 }
+
+/// Another setting of the issuer, or of all tokens, ends streams. Its keys are the same.
+#[tokio::test]
+async fn sec_54_a_reload_keeps_the_keys_of_an_issuer_that_is_away() {
+    let key = IssuerKey::es256("k1");
+    let server = IssuerServer::start(keys(&[&key])).await;
+    let location = |path: &str| format!("jwks_url = \"{}{path}\"", server.origin());
+    let mut gate = server.gate("").await;
+    assert_eq!(status_of(&gate, &key.token(&claims("ada"))).await, "200");
+    server.replies(|_| status(503));
+    let changes = [
+        ("an audience", auth(&location("/keys"), "audiences = [\"api://taskgate\"]"), "200"),
+        ("a scope", auth(&location("/keys"), "").replace("scopes = [\"mcp\"]", "scopes = []"), "200"),
+        ("proofs", auth(&location("/keys"), "").replace("scopes", "dpop = \"accept\"\nscopes"), "200"),
+        ("other keys", auth(&location("/others"), ""), "503"),
+    ];
+    for (name, auth, expected) in changes {
+        let text = format!("[listen]\n{LISTEN}\n[auth]\n{auth}[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n");
+        let changed = taskgate::config::parse("test.toml", &text, &|_| None).unwrap().config;
+        gate.reload(changed.auth).unwrap();
+        assert_eq!(status_of(&gate, &key.token(&claims("bob"))).await, expected, "{name}");
+    }
+}

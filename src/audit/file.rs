@@ -10,8 +10,11 @@ use crate::system::{self, OwnersAlone as _};
 /// How far back the last whole line is looked for. A torn write leaves less than a batch behind it.
 const TAIL_BYTES: u64 = 1 << 20;
 
-/// How every chain begins.
-const FIRST_BYTES: &[u8] = b"{\"seq\":1,";
+/// How a record begins: with these bytes, its number, and [`AFTER_NUMBER`].
+const FIRST_BYTES: &[u8] = b"{\"seq\":";
+const AFTER_NUMBER: &[u8] = b",\"time\":\"";
+/// The name of a new file until its first line is on the disk, after the name of the audit file.
+const DRAFT_SUFFIX: &str = ".next";
 
 /// Why the audit file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +61,7 @@ impl AuditSink {
             Err(error) => return Err(failed(error)),
         }
         let file = locked(&path).map_err(failed)?.ok_or_else(|| AuditOpenError::Locked { path: path.clone() })?;
+        sync_folder(&path);
         let (end, torn_bytes) =
             whole_lines(&file).map_err(failed)?.ok_or_else(|| AuditOpenError::Foreign { path: path.clone() })?;
         Ok(Self { path, kind: SinkKind::Regular(file, None), end, torn_bytes })
@@ -97,21 +101,71 @@ impl AuditSink {
         }
     }
 
-    /// Opens the path again; returns whether it names another file now. Fails if that file has lines, or another writer.
-    pub(super) fn reopen(&mut self) -> io::Result<bool> {
+    /// Continues in a new file, which begins with `first_line`, if the path no longer names the present one; returns whether it
+    /// does. After a crash at any moment there is no new file, or one with that line (SEC-55). Fails if the path names a file with lines or
+    /// with another writer.
+    pub(super) fn reopen(&mut self, first_line: &[u8]) -> io::Result<bool> {
         let SinkKind::Regular(file, _) = &self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
         // An unchanged file is not opened a second time, and a missing one not created by the comparison.
-        if fs::metadata(&self.path).is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(&found))) {
+        let found = fs::metadata(&self.path);
+        if found.as_ref().is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(found))) {
             return Ok(false);
         }
-        let next = locked(&self.path)?.ok_or_else(|| io::Error::other("another process writes this file"))?;
-        if next.metadata()?.len() > 0 {
-            return Err(io::Error::other("the file that took its place is not empty"));
-        }
         file.sync_data()?;
+        let next = match found {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => created_with(&self.path, first_line)?,
+            Ok(_) | Err(_) => begun_with(&self.path, first_line)?,
+        };
         self.kind = SinkKind::Regular(next, None);
         Ok(true)
+    }
+}
+
+/// Creates a file with this line, or none. Never replaces a file: a hard link fails if the name exists.
+fn created_with(path: &Path, line: &[u8]) -> io::Result<File> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(DRAFT_SUFFIX);
+    let draft = path.with_file_name(name);
+    // Of a killed process. It may be another name of a file with records, so nothing is written to it.
+    if let Err(error) = fs::remove_file(&draft)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let mut file = OpenOptions::new().read(true).append(true).create_new(true).owners_alone().open(&draft)?;
+    file.lock()?;
+    file.write_all(line)?;
+    file.sync_all()?;
+    match fs::hard_link(&draft, path) {
+        Ok(()) => drop(fs::remove_file(&draft)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let _ = fs::remove_file(&draft);
+            return Err(error);
+        }
+        // A file system without links.
+        Err(_) => fs::rename(&draft, path)?,
+    }
+    sync_folder(path);
+    Ok(file)
+}
+
+/// Writes the first line to a file that another program created.
+fn begun_with(path: &Path, line: &[u8]) -> io::Result<File> {
+    let mut file = locked(path)?.ok_or_else(|| io::Error::other("another process writes this file"))?;
+    if file.metadata()?.len() > 0 {
+        return Err(io::Error::other("the file that took its place is not empty"));
+    }
+    let written = file.write_all(line).and_then(|()| file.sync_data());
+    written.inspect_err(|_| drop(file.set_len(0)))?;
+    Ok(file)
+}
+
+/// A new name survives a power cut from then on. Some file systems cannot do that.
+fn sync_folder(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
+        tracing::debug!(%error, "the folder of the audit file was not synced");
     }
 }
 
@@ -133,13 +187,12 @@ fn whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
     let mut tail = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut tail)?;
     let Some(line_end) = memchr::memrchr(b'\n', &tail) else {
-        // Not a single whole line: only the beginning of a record is cut off.
-        let known = tail.len().min(FIRST_BYTES.len());
-        let is_torn = length < LINE_BYTES_MAX as u64 && tail[..known] == FIRST_BYTES[..known];
+        // Not a single whole line: only the beginning of a record is cut off. It may say which line it follows.
+        let is_torn = length < LINE_BYTES_MAX as u64 && begins_record(&tail);
         if is_torn {
             file.set_len(0)?;
         }
-        return Ok(is_torn.then_some((ChainEnd::default(), length)));
+        return Ok(is_torn.then(|| (ChainEnd::before(&tail).unwrap_or_default(), length)));
     };
     let lines = &tail[..line_end];
     let line = memchr::memrchr(b'\n', lines).map_or(lines, |before| &lines[before + 1..]);
@@ -149,6 +202,18 @@ fn whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
         file.set_len(length - torn)?;
     }
     Ok(Some((end, torn)))
+}
+
+/// Whether a text is the beginning of a record, or of less than that.
+fn begins_record(text: &[u8]) -> bool {
+    let starts = |text: &[u8], with: &[u8]| {
+        let known = text.len().min(with.len());
+        text[..known] == with[..known]
+    };
+    let rest = text.get(FIRST_BYTES.len()..).unwrap_or_default();
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let is_numbered = rest.is_empty() || digits > 0;
+    starts(text, FIRST_BYTES) && is_numbered && starts(&rest[digits..], AFTER_NUMBER)
 }
 
 #[cfg(test)]
@@ -176,12 +241,65 @@ mod tests {
         }
     }
 
+    /// The line of a rotation, with the chain before it.
+    fn rotated() -> (ChainEnd, Vec<u8>) {
+        let (mut chain, mut line) = (ChainEnd { seq: 1_041, digest: [7; 32] }, Vec::new());
+        let before = chain;
+        let event = AuditEvent { outcome: Some("rotated"), ..AuditEvent::new(AuditAct::Opened) };
+        chain.add(Timestamp::from_millis(7), Some("\"prev\":\""), &event.members(|_| None), &mut line);
+        (before, line)
+    }
+
+    #[test]
+    fn sec_55_a_new_file_that_ends_in_its_first_line_is_opened_and_continues_the_chain_if_it_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let (before, line) = rotated();
+        let digest = line.windows(64).position(|part| part == "07".repeat(32).as_bytes()).unwrap();
+        for length in 0..line.len() {
+            fs::write(&path, &line[..length]).unwrap();
+            let sink = AuditSink::open(&path).unwrap();
+            let expected = if length > digest + 64 { before } else { ChainEnd::default() };
+            assert_eq!((sink.end, sink.torn_bytes), (expected, length as u64), "{length}");
+            assert_eq!(fs::read(&path).unwrap(), b"", "{length}");
+        }
+    }
+
+    #[test]
+    fn sec_55_a_rotated_file_appears_with_its_first_line_and_replaces_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, old, draft] =
+            ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.next"].map(|name| folder.path().join(name));
+        let mut sink = AuditSink::open(&path).unwrap();
+        sink.append(b"old\n").unwrap();
+        let (_, line) = rotated();
+        assert!(!sink.reopen(&line).unwrap(), "it is where it was");
+        fs::rename(&path, &old).unwrap();
+        // As a process leaves it that is killed between link and removal.
+        fs::hard_link(&old, &draft).unwrap();
+        assert!(sink.reopen(&line).unwrap());
+        assert!(matches!(AuditSink::open(&path), Err(AuditOpenError::Locked { .. })), "two writers");
+        sink.append(b"new\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [&line[..], b"new\n"].concat());
+        assert_eq!((fs::read(&old).unwrap(), draft.exists()), (b"old\n".to_vec(), false));
+        // Files of other programs: an empty one is taken, another one left alone, and the present file goes on.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another").unwrap();
+        assert!(sink.reopen(&line).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"another");
+        fs::write(&path, "").unwrap();
+        assert!(sink.reopen(&line).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), line);
+    }
+
     #[test]
     fn another_text_is_no_audit_file_and_is_left_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notes.txt");
         let long = "{\"seq\":1,".repeat(LINE_BYTES_MAX);
-        for text in ["x", "hello\n", "{}\n", "{\"seq\":1}\n{", "\n", long.as_str()] {
+        let numbered = ["{\"seq\":x", "{\"seq\":,", "{\"seq\":1}", "{\"seq\":1,\"t\"", "{\"seq\":1,\"time\":7"];
+        let others = ["x", "hello\n", "{}\n", "{\"seq\":1}\n{", "\n", long.as_str()];
+        for text in others.into_iter().chain(numbered) {
             fs::write(&path, text).unwrap();
             assert!(matches!(AuditSink::open(&path), Err(AuditOpenError::Foreign { .. })), "{text:.20}");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);

@@ -198,6 +198,18 @@ pub(super) fn digest_of(line: &[u8]) -> LineDigest {
     bytes
 }
 
+/// A digest as [`hex`] writes it.
+pub(super) fn digest_in(text: &str) -> Option<LineDigest> {
+    let mut digest = LineDigest::default();
+    if text.len() != 2 * digest.len() || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(digest)
+}
+
 /// The end of a chain: number and digest of its last line; zeros before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChainEnd {
@@ -219,6 +231,17 @@ impl ChainEnd {
         self.digest = digest_of(line.as_bytes());
         out.extend_from_slice(line.as_bytes());
         out.push(b'\n');
+    }
+
+    /// The end of the chain before a line of which only the beginning is left, if that has its `prev`.
+    pub(super) fn before(torn: &[u8]) -> Option<Self> {
+        // A name has its quotation marks escaped, so the first such text is the member.
+        let at = memchr::memmem::find(torn, b"\"prev\":\"")?;
+        let number = torn[..at].strip_prefix(b"{\"seq\":")?.split(|byte| *byte == b',').next()?;
+        let seq = std::str::from_utf8(number).ok()?.parse::<u64>().ok()?.checked_sub(1)?;
+        let rest = &torn[at + 8..];
+        let digits = rest.get(..2 * SHA256_OUTPUT_LEN).filter(|digits| rest.get(digits.len()) == Some(&b'"'))?;
+        Some(Self { seq, digest: digest_in(std::str::from_utf8(digits).ok()?)? })
     }
 
     /// The end of the chain with this line as its last.

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read as _};
 
-use super::record::{ChainEnd, LINE_BYTES_MAX, LineDigest, LineLinks, digest_of};
+use super::record::{ChainEnd, LINE_BYTES_MAX, LineLinks, digest_in, digest_of};
 use crate::task::digest::hex;
 
 /// The most lines of an anchor file.
@@ -152,17 +152,6 @@ impl ChainVerifier {
         (self.end, self.lines, self.lost) = (Some(end), self.lines + 1, self.lost.saturating_add(lost));
         Ok(())
     }
-}
-
-fn digest_in(text: &str) -> Option<LineDigest> {
-    let mut digest = LineDigest::default();
-    if text.len() != 2 * digest.len() || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-        return None;
-    }
-    for (at, byte) in digest.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(digest)
 }
 
 #[cfg(test)]

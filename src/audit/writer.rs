@@ -114,20 +114,28 @@ impl AuditWriter {
             }
             QueueItem::Reopen => {
                 self.flush()?;
-                match self.sink.reopen() {
-                    Ok(true) => {
-                        self.add_own(&AuditEvent { outcome: Some("rotated"), ..AuditEvent::new(AuditAct::Opened) });
-                        self.flush()?;
-                        tracing::info!("the audit continues in a new file");
-                    }
-                    Ok(false) => (),
-                    Err(error) => {
-                        tracing::error!(%error, "the audit file cannot be opened again; the present one is continued");
-                    }
-                }
+                self.rotate();
             }
         }
         if self.lines.len() > BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Continues in a new file if the present one was renamed. The new one begins with its own line.
+    fn rotate(&mut self) {
+        let (mut chain, mut line) = (self.chain, Vec::new());
+        let rotated = AuditEvent { outcome: Some("rotated"), ..AuditEvent::new(AuditAct::Opened) };
+        chain.add(SystemClock.now(), self.replica.as_deref(), &rotated.members(|_| None), &mut line);
+        match self.sink.reopen(&line) {
+            Ok(true) => {
+                self.chain = chain;
+                self.added();
+                tracing::info!("the audit continues in a new file");
+            }
+            Ok(false) => (),
+            Err(error) => {
+                tracing::error!(%error, "the audit file cannot be opened again; the present one is continued");
+            }
+        }
     }
 
     fn add_own(&mut self, event: &AuditEvent<'_>) {
@@ -150,7 +158,8 @@ impl AuditWriter {
 
     /// Writes the lines so far, as often as it takes.
     fn flush(&mut self) -> Result<(), GivenUp> {
-        if self.lines.is_empty() {
+        // The first line of a rotated file is counted, and written already.
+        if self.count == 0 {
             return Ok(());
         }
         let mut is_last = false;

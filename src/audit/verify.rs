@@ -31,6 +31,10 @@ pub enum AuditFault {
     Misplaced { line: u64, seq: u64, before: u64 },
     #[error("line {line}, seq {seq}: neither begins a chain nor continues the file before")]
     OfAnotherChain { line: u64, seq: u64 },
+    #[error(
+        "line {line}, seq {seq}: the lines before it are missing; name the earlier files too, or add --partial if you do not have them"
+    )]
+    BeginningMissing { line: u64, seq: u64 },
     #[error("line {line}, seq {seq}: differs from the anchor")]
     Unanchored { line: u64, seq: u64 },
     #[error("the anchors go on to seq {anchored}, and the lines end at seq {seq}: lines are missing at the end")]
@@ -39,12 +43,20 @@ pub enum AuditFault {
     NotAnAnchor { line: u64 },
 }
 
-/// Digests that were written elsewhere, by line number. A later chain follows an earlier one.
+/// Digests that were written elsewhere, of each chain: the anchors of a later chain follow those of an earlier one, and begin
+/// again at line 1.
 #[derive(Debug, Default)]
 pub struct Anchors {
-    digests: HashMap<u64, Vec<String>>,
-    /// The last line of the last chain.
-    last: u64,
+    by_seq: HashMap<u64, Vec<Anchor>>,
+    /// The last anchored line of each chain, in their order.
+    last: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Anchor {
+    /// Its position in [`Anchors::last`].
+    chain: usize,
+    digest: String,
 }
 
 impl Anchors {
@@ -63,21 +75,32 @@ impl Anchors {
             let (seq, digest) = read
                 .filter(|(_, digest)| is_digest(digest) && number <= ANCHORS_MAX as u64)
                 .ok_or(AuditFault::NotAnAnchor { line: number })?;
-            anchors.digests.entry(seq).or_default().push(digest.to_owned());
-            anchors.last = seq;
+            match anchors.last.last_mut() {
+                Some(last) if seq > *last => *last = seq,
+                Some(_) | None => anchors.last.push(seq),
+            }
+            let chain = anchors.last.len() - 1;
+            anchors.by_seq.entry(seq).or_default().push(Anchor { chain, digest: digest.to_owned() });
         }
         Ok(anchors)
     }
+}
 
-    fn accept(&self, end: &ChainEnd) -> bool {
-        self.digests.get(&end.seq).is_none_or(|known| known.contains(&hex(&end.digest)))
-    }
+/// The anchors that no verified line was compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnseenChains {
+    pub count: usize,
+    /// The last anchored line of the longest of them.
+    pub longest: u64,
 }
 
 /// Verifies the files of one chain, in their order.
 #[derive(Debug, Default)]
 pub struct ChainVerifier {
     anchors: Anchors,
+    /// For each chain of the anchors, the number of lines that agree with it; `None` once a line does not.
+    agreed: Vec<Option<u64>>,
+    is_partial: bool,
     end: Option<ChainEnd>,
     pub lines: u64,
     /// The number of the first line.
@@ -88,7 +111,14 @@ pub struct ChainVerifier {
 
 impl ChainVerifier {
     pub fn with(anchors: Anchors) -> Self {
-        Self { anchors, ..Self::default() }
+        let agreed = vec![Some(0); anchors.last.len()];
+        Self { anchors, agreed, ..Self::default() }
+    }
+
+    /// The same for files that need not begin with the first line of their chain.
+    #[must_use]
+    pub fn partial(self) -> Self {
+        Self { is_partial: true, ..self }
     }
 
     /// The number and the digest of the last line.
@@ -117,17 +147,57 @@ impl ChainVerifier {
         Ok(())
     }
 
-    /// Whether the last line is as late as the last anchor.
+    /// Whether the last line is as late as the last anchor of its chain.
     pub fn finish(&self) -> Result<(), AuditFault> {
-        let (anchored, seq) = (self.anchors.last, self.end.map_or(0, |end| end.seq));
+        let anchored = self.chain().map_or(0, |chain| self.anchors.last[chain]);
+        let seq = self.end.map_or(0, |end| end.seq);
         if anchored > seq { Err(AuditFault::EndMissing { anchored, seq }) } else { Ok(()) }
+    }
+
+    /// The number of lines that were compared with an anchor.
+    #[must_use]
+    pub fn agreed(&self) -> u64 {
+        self.chain().and_then(|chain| self.agreed[chain]).unwrap_or(0)
+    }
+
+    /// The chains of the anchors that the lines do not belong to.
+    #[must_use]
+    pub fn unseen(&self) -> Option<UnseenChains> {
+        let own = self.chain();
+        let others = || self.anchors.last.iter().enumerate().filter(|(at, _)| Some(*at) != own).map(|(_, last)| *last);
+        others().max().map(|longest| UnseenChains { count: others().count(), longest })
+    }
+
+    /// The chain of the anchors that most lines agree with; the newest if there are several.
+    fn chain(&self) -> Option<usize> {
+        let possible = (0..self.agreed.len()).filter(|chain| self.agreed[*chain].is_some());
+        possible.max_by_key(|chain| self.agreed[*chain])
+    }
+
+    /// Compares a line with the anchors of the chains that the lines before it agree with.
+    fn compare(&mut self, line: u64, end: &ChainEnd) -> Result<(), AuditFault> {
+        let Some(known) = self.anchors.by_seq.get(&end.seq) else { return Ok(()) };
+        let digest = hex(&end.digest);
+        let (mut is_anchored, mut has_agreed) = (false, false);
+        for anchor in known {
+            let agreed = &mut self.agreed[anchor.chain];
+            let Some(count) = agreed else { continue };
+            is_anchored = true;
+            if anchor.digest == digest {
+                (*count, has_agreed) = (*count + 1, true);
+            } else {
+                *agreed = None;
+            }
+        }
+        if is_anchored && !has_agreed { Err(AuditFault::Unanchored { line, seq: end.seq }) } else { Ok(()) }
     }
 
     fn line(&mut self, line: u64, text: &[u8]) -> Result<(), AuditFault> {
         let LineLinks { seq, prev, lost } = LineLinks::read(text).ok_or(AuditFault::NotARecord { line })?;
         let before = match self.end {
             Some(end) => end,
-            // The first file may be one of a rotated series, which begins in the middle of the chain.
+            // One file of a rotated series, or the rest of one whose beginning was removed.
+            None if seq > 1 && !self.is_partial => return Err(AuditFault::BeginningMissing { line, seq }),
             None if seq > 1 => {
                 ChainEnd { seq: seq - 1, digest: digest_in(&prev).ok_or(AuditFault::NotARecord { line })? }
             }
@@ -143,9 +213,7 @@ impl ChainVerifier {
             });
         }
         let end = ChainEnd { seq, digest: digest_of(text) };
-        if !self.anchors.accept(&end) {
-            return Err(AuditFault::Unanchored { line, seq });
-        }
+        self.compare(line, &end)?;
         if self.lines == 0 {
             self.first = seq;
         }

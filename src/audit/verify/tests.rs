@@ -20,7 +20,10 @@ fn chain(count: u64) -> Vec<Vec<u8>> {
 }
 
 fn verified(files: &[Vec<u8>]) -> Result<ChainVerifier, String> {
-    let mut verifier = ChainVerifier::default();
+    verified_by(ChainVerifier::default(), files)
+}
+
+fn verified_by(mut verifier: ChainVerifier, files: &[Vec<u8>]) -> Result<ChainVerifier, String> {
     for file in files {
         verifier.file(file.as_slice()).map_err(|fault| fault.to_string())?;
     }
@@ -49,7 +52,7 @@ fn each_tampering_is_found_with_its_line() {
     check("a number", |lines| edit(&mut lines[1], ":2,", ":3,"), "line 2, seq 3: does not follow seq 1");
     check("number 0", |lines| edit(&mut lines[0], ":1,", ":0,"), "line 1: is no record");
     check("removed", |lines| drop(lines.remove(1)), "line 2, seq 3: does not follow seq 1");
-    check("the first removed", |lines| drop(lines.remove(0)), "4 lines");
+    check("the first removed", |lines| drop(lines.remove(0)), "line 1, seq 2: the lines before it are missing");
     check("swapped", |lines| lines.swap(2, 3), "line 3, seq 4: does not follow seq 2");
     check("twice", |lines| lines.insert(1, lines[1].clone()), "line 3, seq 2: does not follow seq 2");
     check("the last twice", |lines| lines.push(lines[4].clone()), "line 6, seq 5: does not follow seq 5");
@@ -71,7 +74,8 @@ fn rotated_files_are_one_chain_in_their_order_alone() {
     let files = [lines[..3].concat(), lines[3..5].concat(), lines[5..].concat()];
     let found = verified(&files).unwrap();
     assert_eq!((found.lines, found.first, found.last().unwrap().0), (9, 1, 9));
-    assert_eq!(verified(&files[1..]).unwrap().first, 4);
+    assert!(verified(&files[1..]).unwrap_err().contains("line 1, seq 4: the lines before it are missing"));
+    assert_eq!(verified_by(ChainVerifier::default().partial(), &files[1..]).unwrap().first, 4);
     let [a, b, c] = files;
     assert!(verified(&[a.clone(), c.clone()]).unwrap_err().contains("line 1, seq 6: does not follow seq 3"));
     assert!(verified(&[b, a.clone()]).unwrap_err().contains("line 1, seq 1: does not follow seq 5"));
@@ -122,6 +126,51 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
     }
 }
 
+/// The digest of every line, as `audit.anchor` has that of each 1,000th.
+fn anchors_of(lines: &[Vec<u8>]) -> String {
+    let digest = |line: &Vec<u8>| hex(&digest_of(line.strip_suffix(b"\n").unwrap()));
+    lines.iter().enumerate().map(|(at, line)| format!("{} {}\n", at + 1, digest(line))).collect()
+}
+
+/// Two chains, of nine and of four lines: the file was removed while the gateway was stopped.
+#[test]
+fn sec_56_a_removed_beginning_end_or_earlier_chain_is_found_by_the_anchors_of_each_chain() {
+    let old = chain(9);
+    let mut new = chain(4);
+    new.iter_mut().for_each(|line| edit(line, "ada", "bob"));
+    let new = chain_again(&new);
+    let anchors = anchors_of(&old) + &anchors_of(&new);
+    let verify = |lines: &[Vec<u8>], is_partial: bool| {
+        let verifier = ChainVerifier::with(Anchors::read(anchors.as_bytes()).unwrap());
+        let verifier = if is_partial { verifier.partial() } else { verifier };
+        let verifier = verified_by(verifier, &[lines.concat()])?;
+        verifier.finish().map_err(|fault| fault.to_string())?;
+        Ok((verifier.agreed(), verifier.unseen()))
+    };
+    let unseen = |longest| Some(UnseenChains { count: 1, longest });
+    assert_eq!(verify(&old, false), Ok((9, unseen(4))));
+    assert_eq!(verify(&new, false), Ok((4, unseen(9))));
+    let end = |anchored, seq| {
+        Err(format!(
+            "the anchors go on to seq {anchored}, and the lines end at seq {seq}: lines are missing at the end"
+        ))
+    };
+    for (lines, is_partial, expected) in [
+        // The newest chain does not reach further, and excuses nothing.
+        (&old[..6], false, end(9, 6)),
+        (&new[..3], false, end(4, 3)),
+        (&old[4..], true, Ok((5, unseen(4)))),
+        (&old[4..8], true, end(9, 8)),
+    ] {
+        assert_eq!(verify(lines, is_partial), expected);
+    }
+    let missing = |seq| format!("line 1, seq {seq}: the lines before it are missing");
+    assert!(verify(&old[4..], false).unwrap_err().starts_with(&missing(5)));
+    // The beginning of one and the end of the other.
+    let spliced = chain_again(&[&old[..2], &new[2..]].concat());
+    assert_eq!(verify(&spliced, false).unwrap_err(), "line 3, seq 3: differs from the anchor");
+}
+
 proptest! {
     /// Every edit is found, except an edit of the last line: no other line has the digest of the last one.
     #[test]
@@ -140,6 +189,7 @@ proptest! {
         let lines = chain(8);
         let chosen: Vec<_> = order[..kept].iter().map(|at| lines[*at].clone()).collect();
         let is_a_part = order[..kept].windows(2).all(|pair| pair[1] == pair[0] + 1);
-        prop_assert_eq!(verified(&[chosen.concat()]).is_ok(), is_a_part);
+        prop_assert_eq!(verified_by(ChainVerifier::default().partial(), &[chosen.concat()]).is_ok(), is_a_part);
+        prop_assert_eq!(verified(&[chosen.concat()]).is_ok(), is_a_part && order[0] == 0);
     }
 }

@@ -243,3 +243,37 @@ async fn a_rotation_under_load_keeps_the_chain() {
     assert_eq!(verify(&[Path::new("/nowhere")]).status.code(), Some(1));
     assert_eq!(verify(&[]).status.code(), Some(64));
 }
+
+/// SEC-56. Emptied under a running gateway, and removed while it is stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn sec_56_an_emptied_or_removed_file_is_found_or_named_by_verify() {
+    let anchor = tempfile::tempdir().unwrap();
+    let anchors = anchor.path().join("audit.anchor");
+    let audit = Audit::new(&format!("anchor = \"{}\"", anchors.display()));
+    let server = echo().await;
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &server));
+    let mut program = Program::serve(&folder).await;
+    assert_eq!(load(&program, 3).await, 3);
+    audit.until(|_| audit.count("call.ended") == 3).await;
+    fs::File::options().write(true).truncate(true).open(audit.path()).unwrap();
+    assert_eq!(load(&program, 2).await, 2);
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    let (flag, partial, path) = (Path::new("--anchor"), Path::new("--partial"), audit.path());
+    let output = verify(&[flag, &anchors, &path]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the lines before it are missing"), "{output:?}");
+    let output = verify(&[flag, &anchors, partial, &path]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("not seen: the lines before seq ") && said.contains("; 0 lines agree"), "{said}");
+    fs::remove_file(&path).unwrap();
+    let mut program = Program::serve(&folder).await;
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    let output = verify(&[flag, &anchors, &path]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("; 1 lines agree with an anchor; not seen: 1 other chains of the anchors"), "{said}");
+}

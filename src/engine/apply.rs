@@ -280,23 +280,30 @@ impl Engine {
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
     }
 
-    /// Counts and logs a client's poll of its task.
-    pub fn count_poll(&self, task: &Task) {
+    /// Counts and logs a client's poll of its task. Fails as [`Engine::record_shown`].
+    pub fn count_poll(&self, task: &Task) -> Result<(), GatewayFault> {
         self.metrics.polled();
-        self.record_shown(task);
+        self.record_shown(task)?;
         if !task.is_settled() {
             self.live.polled(&task.key);
         }
+        Ok(())
     }
 
-    /// Logs that a client read the state of its task (L25-61). The read of an outcome is an event of the audit.
-    pub fn record_shown(&self, task: &Task) {
+    /// Logs that a client read the state of its task (L25-61). The read of an outcome is an event of the audit; it fails
+    /// while that event must be recorded and cannot be (SEC-57).
+    pub fn record_shown(&self, task: &Task) -> Result<(), GatewayFault> {
         let principal = LoggedPrincipal(&task.key.owner);
         if !task.is_settled() {
-            return tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
+            tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task's state was read");
+            return Ok(());
+        }
+        if self.audit().is_some_and(|audit| !audit.is_available()) {
+            return Err(GatewayFault::new(Reason::AuditUnavailable, Executed::Unknown));
         }
         tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
         self.audit_task(AuditAct::TaskRead, task);
+        Ok(())
     }
 
     /// Records an owner's act on its task.

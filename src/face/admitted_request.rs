@@ -15,8 +15,9 @@ use crate::answer_budget::BudgetRefusal;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{bound_error, gateway_error, rate_error};
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
-use crate::wire::envelope::{self, EnvelopeError, is_batch, split_batch};
+use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, RpcError, ScanLimits, method};
 
 const UNRECORDED: GatewayFault = GatewayFault::new(Reason::AuditUnavailable, Executed::No);
@@ -177,9 +178,15 @@ fn unserved(served: &Served, message: &Message) -> Option<&'static GatewayFault>
         return Some(&LATE);
     }
     served.engine.audit().filter(|audit| !audit.is_available())?;
-    let is_recorded = |name: &str| name == method::TOOLS_CALL || name.starts_with("tasks/");
-    let is_refused = matches!(message, Message::Request(request) if is_recorded(&request.method));
+    let is_refused = matches!(message, Message::Request(request) if is_recorded(request));
     is_refused.then_some(&UNRECORDED)
+}
+
+/// Whether a request, or the state of a task in its response, is an event of the audit.
+fn is_recorded(request: &Request) -> bool {
+    let name = request.method.as_str();
+    let names_tasks = || request.params.object().is_some_and(SubscriptionFilter::speak_of_tasks);
+    name == method::TOOLS_CALL || name.starts_with("tasks/") || (name == method::LISTEN && names_tasks())
 }
 
 /// Whether a message would begin a call during the drain. Tasks can be polled until its end.

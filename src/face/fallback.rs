@@ -242,7 +242,9 @@ async fn run(
         Err(TaskError::Unknown) => return missed(),
         Err(error) => return FallbackAnswer::Now(Err(unserved(&error))),
     };
-    engine.count_poll(&task);
+    if let Err(fault) = engine.count_poll(&task) {
+        return FallbackAnswer::Now(Err(gateway_error(&fault)));
+    }
     if tool == FallbackTool::Status {
         return FallbackAnswer::Now(dialect.pieces(TaskReply::Snapshot(&task)));
     }
@@ -271,7 +273,7 @@ async fn wait(
             Err(error) => return Err(unserved(&error)),
         };
         if task.is_settled() || Instant::now() >= end {
-            engine.record_shown(&task);
+            engine.record_shown(&task).map_err(|fault| gateway_error(&fault))?;
             return outcome(&engine, task, &dialect).await;
         }
         // A change and the deadline both lead to another check.

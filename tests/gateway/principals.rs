@@ -16,6 +16,7 @@ mod issuers;
 mod keys;
 mod proofs;
 mod proxied;
+mod recorded;
 mod rules;
 mod tokens;
 mod withdrawn;

@@ -183,8 +183,10 @@ impl Runner {
                 }
             };
             if task.is_settled() {
-                engine.record_shown(&task);
-                let end = outcome_for_client(&engine, task).await;
+                let end = match engine.record_shown(&task) {
+                    Ok(()) => outcome_for_client(&engine, task).await,
+                    Err(fault) => CallEnd::Outcome(Outcome::lost(fault)),
+                };
                 return self.dialog.clients_mut().end(end).await;
             }
             let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);

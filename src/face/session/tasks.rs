@@ -426,7 +426,7 @@ impl SessionFaceState {
             // After a restart this links the task to its client's stream again.
             self.subscribers(caller, id, nonce, None);
         }
-        self.served.engine.count_poll(&task);
+        self.served.engine.count_poll(&task)?;
         let task = self.as_seen(task).await?;
         Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
     }

@@ -256,20 +256,23 @@ impl WatchedTasks {
                 // Stays in front until it was read: this future may be dropped in between.
                 let read = self.engine.get(&self.caller, one.key.id).await;
                 let Some(mut one) = self.due.pop_front() else { break };
-                let snapshot = match &read {
-                    Ok(task) => self.snapshot(task),
+                let task = match read {
+                    Ok(task) => task,
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
-                        tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
-                        one.again = Some(one.pauses.take());
-                        None
+                        tracing::debug!(error = %CauseChain(&error), "a listener's task could not be read and is read again");
+                        self.read_again(one);
+                        continue;
                     }
                 };
-                if read.is_ok() {
-                    one.pauses = RetryDelays::of_readers();
+                let snapshot = self.snapshot(&task).filter(|snapshot| one.sent.as_ref() != Some(snapshot));
+                // An outcome whose read must be recorded is sent once that is possible.
+                if snapshot.is_some() && self.engine.record_shown(&task).is_err() {
+                    self.read_again(one);
+                    continue;
                 }
-                let snapshot = snapshot.filter(|snapshot| one.sent.as_ref() != Some(snapshot));
-                if !read.is_ok_and(|task| task.is_settled()) {
+                one.pauses = RetryDelays::of_readers();
+                if !task.is_settled() {
                     one.sent = snapshot.clone().or(one.sent);
                     self.quiet.push(Box::pin(one.due()));
                 }
@@ -282,6 +285,12 @@ impl WatchedTasks {
                 None => std::future::pending().await,
             }
         }
+    }
+
+    /// Reads a task again after a change or a pause.
+    fn read_again(&self, mut one: WatchedTask) {
+        one.again = Some(one.pauses.take());
+        self.quiet.push(Box::pin(one.due()));
     }
 
     /// `None` if the task asks a question of a kind that this client did not declare (GW-25).

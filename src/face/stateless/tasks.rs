@@ -84,7 +84,7 @@ impl StatelessFace {
             let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
         } else {
-            engine.count_poll(&task);
+            engine.count_poll(&task)?;
             let task = engine.as_seen(task).await?;
             dialect.encode(TaskReply::Snapshot(&task))?
         };
@@ -102,7 +102,7 @@ impl StatelessFace {
             TaskCommand::Get(id) => {
                 let task = engine.get(caller, id).await?;
                 check_declared(&request.metadata, &task)?;
-                engine.count_poll(&task);
+                engine.count_poll(&task)?;
                 let settled = match task.is_settled() {
                     false if task.tree.children.is_empty() => Vec::new(),
                     false => Box::pin(engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX)).await?,

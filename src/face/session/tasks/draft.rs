@@ -143,12 +143,12 @@ impl SessionFaceState {
                     // After a restart this links the task to its client's stream again.
                     self.subscribers(caller, id, asking.session.token.nonce, None);
                 }
-                engine.count_poll(&task);
+                engine.count_poll(&task)?;
                 dialect.pieces(TaskReply::Snapshot(&task))
             }
             TaskCommand::Fetch(id) => {
                 let task = engine.get(caller, id).await?;
-                engine.record_shown(&task);
+                engine.record_shown(&task)?;
                 let task = engine.share(task).await?;
                 let reply = dialect.pieces(TaskReply::Fetched(&task))?;
                 return Ok(engine.within_budget(&asking.caller.principal, reply)?);

@@ -91,8 +91,8 @@ impl OutcomeRequest {
         match wait.for_task(self).await {
             Ok(task) if task.is_settled() => {
                 let engine = &self.shared.served.engine;
-                engine.record_shown(&task);
                 let refused = |fault: GatewayFault| gateway_error(&fault);
+                engine.record_shown(&task).map_err(refused)?;
                 let task = engine.share(task).await.map_err(refused)?;
                 let reply = match &self.call {
                     Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),

@@ -67,15 +67,25 @@ impl Engine {
         self.readable(caller, self.shown(&caller.task(id)).await?)
     }
 
+    /// As [`Engine::get`], for the gateway's own reads: no client receives the state, so a denial is no event of the audit.
+    pub async fn look(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
+        let task = self.shown(&caller.task(id)).await?;
+        if self.may_read(caller, &task) { Ok(task) } else { Err(TaskError::Unknown) }
+    }
+
     /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
     pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.under_parent(visible(self.held(key).await?)?).await
     }
 
     /// Decides whether a caller may read a task of its own, by the row's upstream and tool. The only such check.
+    fn may_read(&self, caller: &Caller, task: &Task) -> bool {
+        self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool)
+    }
+
+    /// The task, if the caller may read it. A denial is an event of the audit.
     fn readable(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        let is_readable = self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool);
-        if is_readable {
+        if self.may_read(caller, &task) {
             return Ok(task);
         }
         self.audit_task(AuditAct::RuleDenied, &task);

@@ -7,6 +7,7 @@
 pub(super) mod bridge;
 mod bridged_call;
 mod fallback;
+mod forwarded_questions;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
@@ -42,6 +43,7 @@ use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
 use crate::wire::{Message, MessageText, Object, ProtocolVersion, RequestId, method};
 use bridged_call::BridgedQuestions;
+use forwarded_questions::ForwardedQuestions;
 use in_flight::InFlight;
 use known_tools::ServerTools;
 use pipe::{OneWayKind, PipedMessage};
@@ -82,7 +84,8 @@ pub(super) struct SessionRegistry {
     pub(super) replays: ReplayBuffers,
     /// Open questions; each ends with its call.
     questions: Arc<BridgedQuestions>,
-    asked: lost_tools::AskedTools,
+    /// Questions in the pipe.
+    forwarded_questions: ForwardedQuestions,
 }
 
 impl SessionRegistry {

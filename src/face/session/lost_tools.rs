@@ -2,38 +2,10 @@
 //!
 //! The server gets an error in its place, so that its call can end; the client sees no difference (B129).
 
-use std::sync::Arc;
-
 use super::SessionFaceState;
-use super::in_flight::request_key;
 use super::session_cache::ClientSession;
 use crate::audit::{AuditAct, AuditEvent};
-use crate::upstream::recent_map::RecentMap;
-use crate::wire::{RequestId, RpcError, rpc_error};
-
-/// The most remembered questions of piped calls. An answer to a forgotten one is forwarded.
-const QUESTIONS_MAX: usize = 16_384;
-
-/// The tools of the piped calls that asked, by session and question. An entry is in use as long as its call runs.
-#[derive(Debug)]
-pub(super) struct AskedTools(RecentMap<Arc<str>>);
-
-impl Default for AskedTools {
-    fn default() -> Self {
-        Self(RecentMap::new(QUESTIONS_MAX))
-    }
-}
-
-impl AskedTools {
-    pub(super) fn note(&self, session: &ClientSession, question: &RequestId, tool: &Arc<str>) {
-        self.0.insert(request_key(session.token.nonce, question), session.counted_as(), Arc::clone(tool));
-    }
-
-    /// The tool of the call that asked, once.
-    pub(super) fn take(&self, session: &ClientSession, question: &RequestId) -> Option<Arc<str>> {
-        self.0.remove(request_key(session.token.nonce, question))
-    }
-}
+use crate::wire::{RpcError, rpc_error};
 
 impl SessionFaceState {
     /// The answer that the server of a question gets in place of the client's, if the client may not use the call's

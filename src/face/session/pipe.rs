@@ -58,6 +58,9 @@ use stream_edits::{StreamEdits, ToolListEdit};
 /// The longest wait until a cancellation is accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
+/// The outcome in the audit of a response that answers no known question: to a ping, or to a question of before a restart.
+const UNASKED: &str = "unasked";
+
 /// A client's message, with the parts that the gateway needs.
 #[derive(Debug)]
 pub(super) enum PipedMessage {
@@ -147,15 +150,17 @@ pub(super) async fn post(
         PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(id, text) => {
-            let tool = id.as_ref().and_then(|id| shared.open.asked.take(&session, id));
-            if let Some(refusal) = shared.refusal_of_answer(&session, tool.as_deref()) {
+            let question = id.as_ref().and_then(|id| shared.open.forwarded_questions.take(&session, id));
+            let tool = question.as_ref().and_then(|question| question.tool.as_deref());
+            if let Some(refusal) = shared.refusal_of_answer(&session, tool) {
                 shared.meter.responses.increment(1);
                 shared.own.reply(&session.own, envelope::error(id.as_ref(), &refusal));
                 return bare(StatusCode::ACCEPTED);
             }
             if let Some(audit) = shared.served.engine.audit() {
                 let (who, upstream) = (Some(&session.own.opened.owner), Some(&**shared.served.upstream.name()));
-                audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::CallAnswered) });
+                let outcome = if question.is_some() { None } else { Some(UNASKED) };
+                audit.record(&AuditEvent { who, upstream, outcome, ..AuditEvent::new(AuditAct::CallAnswered) });
             }
             bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await)
         }

@@ -139,8 +139,8 @@ impl ClientFilter {
             return FilteredMessage::Same;
         }
         let filtered = self.request_within(request, &self.session.token.capabilities);
-        if let (FilteredMessage::Same, Some(tool)) = (&filtered, &self.tool) {
-            self.shared.open.asked.note(&self.session, &request.id, tool);
+        if matches!(filtered, FilteredMessage::Same) {
+            self.shared.open.forwarded_questions.note(&self.session, &request.id, self.tool.clone());
         }
         filtered
     }

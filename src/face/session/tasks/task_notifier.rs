@@ -74,7 +74,7 @@ impl TaskNotifier {
             loop {
                 // A stream that is opened after this is seen below.
                 opened.borrow_and_update();
-                let task = match shared.served.engine.get(&self.caller, self.key.id).await {
+                let task = match shared.served.engine.look(&self.caller, self.key.id).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {

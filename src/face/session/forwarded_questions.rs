@@ -1,0 +1,42 @@
+//! Remembers the questions of servers that session clients received unchanged: the audit tells their answers from other responses, and
+//! a client that lost the tool of the call that asked does not answer it (SEC-62).
+
+use std::sync::Arc;
+
+use super::in_flight::request_key;
+use super::session_cache::ClientSession;
+use crate::upstream::recent_map::RecentMap;
+use crate::wire::RequestId;
+
+/// The most questions that are remembered.
+const QUESTIONS_MAX: usize = 16_384;
+
+#[derive(Clone, Debug)]
+pub(super) struct ForwardedQuestion {
+    /// The tool of the call that asked; `None` for other requests, and on the session's own stream.
+    pub(super) tool: Option<Arc<str>>,
+}
+
+/// By session and question. An entry is in use as long as its call runs.
+#[derive(Debug)]
+pub(super) struct ForwardedQuestions {
+    unanswered: RecentMap<ForwardedQuestion>,
+}
+
+impl Default for ForwardedQuestions {
+    fn default() -> Self {
+        Self { unanswered: RecentMap::new(QUESTIONS_MAX) }
+    }
+}
+
+impl ForwardedQuestions {
+    pub(super) fn note(&self, session: &ClientSession, id: &RequestId, tool: Option<Arc<str>>) {
+        let key = request_key(session.token.nonce, id);
+        self.unanswered.insert(key, session.counted_as(), ForwardedQuestion { tool });
+    }
+
+    /// The question that a response with this id answers. Only the first response does.
+    pub(super) fn take(&self, session: &ClientSession, id: &RequestId) -> Option<ForwardedQuestion> {
+        self.unanswered.remove(request_key(session.token.nonce, id))
+    }
+}

@@ -165,6 +165,18 @@ pub enum StallCost {
     Answer,
 }
 
+/// Room for an access token of 16 KiB, its proof of 8 KiB, and other fields.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+const HEADERS_MAX: usize = 64;
+/// HTTP/2 counts 32 bytes more for each field (RFC 9113, 6.5.2), also for the pseudo-headers.
+const FIELD_BYTES: usize = 32;
+const PSEUDO_HEADERS: usize = 4;
+
+/// The header list of HTTP/2 for heads of this size: [`head::HeadGuard`] judges them alike in every version of HTTP.
+fn header_list_bytes(head_bytes: usize, headers: usize) -> u32 {
+    u32::try_from(head_bytes + (headers + PSEUDO_HEADERS) * FIELD_BYTES).unwrap_or(u32::MAX)
+}
+
 impl Default for ListenerLimits {
     fn default() -> Self {
         Self {
@@ -172,10 +184,10 @@ impl Default for ListenerLimits {
             certificate_check: Duration::from_secs(5),
             head_deadline: Duration::from_secs(10),
             idle_deadline: Duration::from_secs(75),
-            head_bytes_max: 32 << 10,
-            header_list_bytes_max: 16 << 10,
+            head_bytes_max: HEAD_BYTES_MAX,
+            header_list_bytes_max: header_list_bytes(HEAD_BYTES_MAX, HEADERS_MAX),
             target_bytes_max: 8 << 10,
-            headers_max: 64,
+            headers_max: HEADERS_MAX,
             body_deadline: Duration::from_secs(30),
             body_window: Duration::from_secs(10),
             body_window_bytes_min: 10 << 10,

@@ -13,7 +13,8 @@ use rustls::sign::CertifiedKey;
 
 use super::listener::ListenerSpec;
 use super::principal::{Authenticator, ForwardedCallers};
-use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
+use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost, header_list_bytes};
+use crate::face::sealed::IdKind;
 use crate::task::Timestamp;
 use crate::tls::{CertificateNeed, ClientCertificateFiles, IdentityFiles, TlsFileError, read_roots};
 
@@ -21,11 +22,9 @@ use crate::tls::{CertificateNeed, ClientCertificateFiles, IdentityFiles, TlsFile
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 /// Concurrent requests per replica: more than the number of permitted streams. The sender limits itself to fewer.
 pub(super) const REQUESTS_MAX: u32 = 8_192;
-/// Room for the seal, besides the headers that the client sent.
-const HEAD_BYTES_MORE: usize = 4 << 10;
+/// Room for the longest seal and other added headers, besides the headers that the client sent.
+const HEAD_BYTES_MORE: usize = IdKind::Forward.text_len_max() + (1 << 10);
 const HEADERS_MORE: usize = 8;
-/// HTTP/2 counts 32 bytes of overhead per field.
-const FIELD_BYTES: usize = 32;
 /// How long a response may stay unread before it is reset. A client that reads nothing loses its own connection sooner, and the
 /// response here with it. A client that reads very slowly keeps it, as its progress is reported here only by half a window.
 const WRITE_STALL: Duration = Duration::from_secs(120);
@@ -73,7 +72,7 @@ fn limits() -> ListenerLimits {
     let headers_max = of_clients.headers_max + HEADERS_MORE;
     ListenerLimits {
         head_bytes_max,
-        header_list_bytes_max: u32::try_from(head_bytes_max + headers_max * FIELD_BYTES).unwrap_or(u32::MAX),
+        header_list_bytes_max: header_list_bytes(head_bytes_max, headers_max),
         headers_max,
         write_stall: WRITE_STALL,
         stall_cost: StallCost::Answer,
@@ -81,5 +80,31 @@ fn limits() -> ListenerLimits {
         unseen_resets_max: UNSEEN_RESETS_MAX,
         glitches_max: GLITCHES_MAX,
         ..of_clients
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue, Request};
+
+    use super::*;
+    use crate::face::session_owners::FORWARD;
+    use crate::server::head::HeadGuard;
+    use crate::server::refusal::{Guard as _, Refusal};
+
+    #[test]
+    fn sec_59_the_largest_head_of_a_client_fits_with_its_seal() {
+        let value = |bytes: usize| HeaderValue::try_from("x".repeat(bytes)).unwrap();
+        let mut request = Request::post("/mcp").body(()).unwrap();
+        let of_clients = HeadGuard::new(ListenerLimits::default());
+        let fixed = "/mcp".len() + "authorization".len() + 4;
+        request.headers_mut().insert("authorization", value((32 << 10) - fixed));
+        assert_eq!(of_clients.check(&request), Ok(()));
+        request.headers_mut().insert("authorization", value((32 << 10) - fixed + 1));
+        assert_eq!(of_clients.check(&request), Err(Refusal::HeadTooLarge));
+        request.headers_mut().insert("authorization", value((32 << 10) - fixed));
+        let forward: HeaderName = FORWARD;
+        request.headers_mut().insert(forward, value(IdKind::Forward.text_len_max()));
+        assert_eq!(HeadGuard::new(limits()).check(&request), Ok(()));
     }
 }

@@ -6,6 +6,7 @@ use taskgate::server::{DrainPlan, Drained, ListenerLimits, StallCost};
 use taskgate::task::Principal;
 use tokio::time::timeout;
 
+use super::column::MESSAGE;
 use super::frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Http2, NONE, ORDINARY, PING, PRIORITY,
     RST_STREAM, SETTINGS, WINDOW_UPDATE, block, check_rows, fields, frame, head, posted, status,
@@ -16,9 +17,7 @@ use super::harness::{BODY_MAX, PATIENCE, gate, gate_with, settings};
 async fn bad_requests_cost_their_stream() {
     let long = "x".repeat(3_000);
     let fillers = ["x-a", "x-b", "x-c", "x-d", "x-e"].map(|name| (name, long.as_str()));
-    let long_block = block(&[&ORDINARY[..], &fillers, &fillers[..1]].concat());
-    let (front, rest) = long_block.split_at(16 << 10);
-    let long_head = [frame(HEADERS, END_STREAM, 1, front), frame(CONTINUATION, END_HEADERS, 1, rest)].concat();
+    let long_head = in_frames(END_STREAM, &block(&[&ORDINARY[..], &fillers, &fillers, &fillers[..3]].concat()));
     let without = |left_out: &str| ORDINARY.into_iter().filter(|(name, _)| *name != left_out).collect::<Vec<_>>();
     let with = |name: &'static str, value: &'static str| {
         ORDINARY.map(|(found, old)| if found == name { (name, value) } else { (found, old) })
@@ -49,6 +48,26 @@ async fn bad_requests_cost_their_stream() {
         ("B72", head(END_STREAM, 1, &[]), "400", 0),
     ])
     .await;
+}
+
+/// A header block in as many frames as it needs.
+fn in_frames(flags: u8, block: &[u8]) -> Vec<u8> {
+    let pieces: Vec<&[u8]> = block.chunks(16 << 10).collect();
+    let frames = pieces.iter().enumerate().map(|(at, piece)| {
+        let (kind, flags) = if at == 0 { (HEADERS, flags) } else { (CONTINUATION, NONE) };
+        let end = if at + 1 == pieces.len() { END_HEADERS } else { NONE };
+        frame(kind, flags | end, 1, piece)
+    });
+    frames.collect::<Vec<_>>().concat()
+}
+
+/// As over HTTP/1.1: together they are larger than a header list of 16 KiB.
+#[tokio::test]
+async fn sec_59_a_token_and_a_proof_of_full_size_fit_over_http_2() {
+    let (token, proof) = (format!("DPoP {}", "x".repeat(16 << 10)), "x".repeat(8 << 10));
+    let head = block(&[&ORDINARY[..], &[("authorization", token.as_str()), ("dpop", proof.as_str())]].concat());
+    let request = [in_frames(NONE, &head), frame(DATA, END_STREAM, 1, MESSAGE.as_bytes())].concat();
+    check_rows(vec![("a token of 16 KiB and a proof of 8 KiB", request, "200", 1)]).await;
 }
 
 #[tokio::test]

@@ -99,6 +99,11 @@ impl AuditLog {
         self.queue.push(self.rendered(event));
     }
 
+    /// Counts a refused request that has no record of its own: there were too many. A later line has the number.
+    pub fn count_unnamed(&self) {
+        self.queue.count_unnamed();
+    }
+
     /// Whether calls may be made. Not while `required` is set and the file cannot be written.
     pub fn is_available(&self) -> bool {
         !self.settings.is_required || self.is_written()

@@ -17,6 +17,8 @@ const BYTES_MAX: usize = 4 << 20;
 const RECORD_BYTES: usize = 64;
 /// A record that waits longer shows that the file is blocked.
 const STALL_MAX: Duration = Duration::from_secs(3);
+/// How long refusals without a record of their own wait for the line that counts them.
+const UNNAMED_AFTER: Duration = Duration::from_secs(1);
 
 /// A record without its place in the chain.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(super) enum QueueItem {
     Record(QueuedRecord),
     /// The number of records that found no room in the queue.
     Lost(u64),
+    /// The number of refused requests without a record of their own.
+    Unnamed(u64),
     Reopen,
 }
 
@@ -39,6 +43,8 @@ pub(super) enum QueueItem {
 struct QueueState {
     items: VecDeque<QueueItem>,
     bytes: usize,
+    unnamed: u64,
+    unnamed_since: Option<Instant>,
     /// Since when the oldest item has waited, or is being written.
     waits_since: Option<Instant>,
     /// Set once nothing more is accepted.
@@ -75,13 +81,28 @@ impl AuditQueue {
             metrics::counter!(metric::AUDIT_LOST).increment(1);
             match state.items.back_mut() {
                 Some(QueueItem::Lost(lost)) => *lost += 1,
-                Some(QueueItem::Record(_) | QueueItem::Reopen) | None => state.items.push_back(QueueItem::Lost(1)),
+                Some(QueueItem::Record(_) | QueueItem::Unnamed(_) | QueueItem::Reopen) | None => {
+                    state.items.push_back(QueueItem::Lost(1));
+                }
             }
             return;
         }
         state.bytes += bytes;
         state.add(QueueItem::Record(record));
         self.news.notify_one();
+    }
+
+    /// Counts a refused request without a record of its own. A line has the count after a moment, or at the end.
+    pub(super) fn count_unnamed(&self) {
+        let mut state = self.state.lock();
+        if state.is_ending {
+            return;
+        }
+        state.unnamed += 1;
+        if state.unnamed_since.is_none() {
+            state.unnamed_since = Some(Instant::now());
+            self.news.notify_one();
+        }
     }
 
     pub(super) fn reopen(&self) {
@@ -126,12 +147,21 @@ impl AuditQueue {
     pub(super) fn take(&self, patience: Option<Duration>) -> WriterWork {
         let mut state = self.state.lock();
         state.waits_since = if state.items.is_empty() { None } else { Some(Instant::now()) };
-        while state.items.is_empty() && !state.is_ending {
-            match patience {
-                Some(patience) if self.news.wait_for(&mut state, patience).timed_out() => return WriterWork::Idle,
+        while state.items.is_empty() && !state.is_ending && !state.is_unnamed_due() {
+            match patience.or_else(|| state.unnamed_since.map(|_| UNNAMED_AFTER)) {
+                Some(patience) if self.news.wait_for(&mut state, patience).timed_out() => {
+                    if !state.is_unnamed_due() {
+                        return WriterWork::Idle;
+                    }
+                }
                 Some(_) => (),
                 None => self.news.wait(&mut state),
             }
+        }
+        if state.is_unnamed_due() || (state.is_ending && state.unnamed > 0) {
+            let unnamed = QueueItem::Unnamed(state.unnamed);
+            (state.unnamed, state.unnamed_since) = (0, None);
+            state.items.push_back(unnamed);
         }
         if state.items.is_empty() {
             return WriterWork::End;
@@ -162,6 +192,10 @@ impl AuditQueue {
 }
 
 impl QueueState {
+    fn is_unnamed_due(&self) -> bool {
+        self.unnamed_since.is_some_and(|since| since.elapsed() >= UNNAMED_AFTER)
+    }
+
     fn add(&mut self, item: QueueItem) {
         self.waits_since.get_or_insert_with(Instant::now);
         self.items.push_back(item);

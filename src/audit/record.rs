@@ -84,7 +84,7 @@ pub struct AuditEvent<'a> {
     pub arguments: Option<&'a str>,
     /// The line of the configuration that decided.
     pub rule: Option<&'a str>,
-    /// A number of lost records, or of bytes that were cut off.
+    /// A number of lost records, of refusals without a record, or of bytes that were cut off.
     pub count: Option<(&'static str, u64)>,
 }
 

@@ -112,6 +112,10 @@ impl AuditWriter {
             QueueItem::Lost(lost) => {
                 self.add_own(&AuditEvent { count: Some(("lost", lost)), ..AuditEvent::new(AuditAct::Lost) });
             }
+            QueueItem::Unnamed(count) => {
+                let count = Some(("unnamed", count));
+                self.add_own(&AuditEvent { count, ..AuditEvent::new(AuditAct::LoginRefused) });
+            }
             QueueItem::Reopen => {
                 self.flush()?;
                 self.rotate();

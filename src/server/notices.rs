@@ -43,6 +43,13 @@ pub(super) struct RefusedCaller<'a> {
     pub(super) principal: Option<&'a Principal>,
 }
 
+impl RefusedCaller<'_> {
+    /// Whether its credential is valid.
+    fn is_known(&self) -> bool {
+        self.principal.is_some_and(|principal| principal.is_identified() && !principal.is_unchecked())
+    }
+}
+
 impl Notices {
     pub(super) fn new(listener: ListenerRole, audit: Option<Arc<AuditLog>>) -> Self {
         let notices = Self { listener, by_reason: Mutex::new(BTreeMap::new()), audit: OnceLock::new() };
@@ -54,7 +61,7 @@ impl Notices {
 
     /// Records refusals from now on. Only the first audit counts.
     pub(super) fn record_refusals(&self, log: Arc<AuditLog>) {
-        let _ = self.audit.set(AuditedRefusals { log, second: Mutex::default() });
+        let _ = self.audit.set(AuditedRefusals { log, anonymous: Mutex::default(), named: Mutex::default() });
     }
 
     pub(super) const fn listener(&self) -> ListenerRole {
@@ -105,14 +112,16 @@ impl Notices {
     }
 }
 
-/// Refusals that one second's lines may name. A client without credentials could fill the disk.
+/// Refusals of one second that have a line each: a client without credentials could fill the disk. As many of clients with valid
+/// credentials have one, so that others cannot hide them.
 const RECORDED_MAX: u64 = 100;
 
 /// Records refused requests in the audit.
 #[derive(Debug)]
 struct AuditedRefusals {
     log: Arc<AuditLog>,
-    second: Mutex<RefusalSecond>,
+    anonymous: Mutex<RefusalSecond>,
+    named: Mutex<RefusalSecond>,
 }
 
 #[derive(Debug, Default)]
@@ -124,35 +133,33 @@ struct RefusalSecond {
 impl AuditedRefusals {
     fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
         let (status, reason) = refusal.status();
+        let shows_credential =
+            matches!(refusal, Refusal::CredentialsUnclear | Refusal::TokenInQuery | Refusal::TooManyTokens(_));
         let act = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
+            _ if shows_credential => AuditAct::LoginRefused,
             _ if *refusal == Refusal::PathWithheld => AuditAct::RuleDenied,
             _ => return,
         };
-        let (is_named, unnamed) = self.is_named();
-        if unnamed > 0 {
-            // These refusals had no line because of the bound for one second: the queue had room.
-            let count = Some(("unnamed", unnamed));
-            self.log.record(&AuditEvent { count, ..AuditEvent::new(AuditAct::LoginRefused) });
+        let second = if caller.is_known() { &self.named } else { &self.anonymous };
+        if !second.lock().has_room() {
+            return self.log.count_unnamed();
         }
-        if is_named {
-            let item = Some(target.path()).filter(|_| act == AuditAct::RuleDenied);
-            let (who, client, outcome) = (caller.principal, Some(caller.client), Some(reason));
-            self.log.record(&AuditEvent { who, client, item, outcome, ..AuditEvent::new(act) });
-        }
+        let item = Some(target.path()).filter(|_| act == AuditAct::RuleDenied);
+        let (who, client, outcome) = (caller.principal, Some(caller.client), Some(reason));
+        self.log.record(&AuditEvent { who, client, item, outcome, ..AuditEvent::new(act) });
     }
+}
 
-    /// Whether a refusal has a line of its own, and the number of refusals of an earlier second without one.
-    fn is_named(&self) -> (bool, u64) {
+impl RefusalSecond {
+    /// Whether a further refusal has a line of its own.
+    fn has_room(&mut self) -> bool {
         let now = Instant::now();
-        let mut second = self.second.lock();
-        let mut unnamed = 0;
-        if second.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
-            unnamed = second.seen.saturating_sub(RECORDED_MAX);
-            *second = RefusalSecond { began: Some(now), seen: 0 };
+        if self.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
+            *self = Self { began: Some(now), seen: 0 };
         }
-        second.seen += 1;
-        (second.seen <= RECORDED_MAX, unnamed)
+        self.seen += 1;
+        self.seen <= RECORDED_MAX
     }
 }
 
@@ -170,6 +177,45 @@ impl fmt::Display for LoggedText<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::AuditSettings;
+
+    /// 10,000 refusals of strangers, one of a known client, and none afterwards.
+    #[tokio::test]
+    async fn sec_60_a_flood_of_refusals_hides_no_known_client_and_all_are_counted_at_the_end() {
+        const FLOOD: u64 = 10_000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let settings = AuditSettings {
+            path: path.clone(),
+            is_required: false,
+            records_calls: true,
+            digests_arguments: false,
+            anchor: None,
+        };
+        let log = AuditLog::open(settings, None).await.unwrap();
+        let notices = Notices::new(ListenerRole::Clients, Some(Arc::clone(&log)));
+        let refuse = |refusal: &Refusal, principal: Option<&Principal>| {
+            let caller = RefusedCaller { client: IpAddr::from([192, 0, 2, 7]), principal };
+            notices.refused(refusal, caller, &Uri::from_static("/up/mcp"), &HeaderMap::new());
+        };
+        refuse(&Refusal::TokenInQuery, None);
+        refuse(&Refusal::CredentialsUnclear, None);
+        (0..FLOOD).for_each(|_| refuse(&Refusal::Unauthorized, None));
+        refuse(&Refusal::PathWithheld, Some(&Principal::anonymous()));
+        refuse(&Refusal::PathWithheld, Some(&Principal::holding("ada")));
+        refuse(&Refusal::BodyEmpty, Some(&Principal::holding("ada")));
+        log.close().await;
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |outcome: &str| lines.iter().filter(|line| line["outcome"] == outcome).collect::<Vec<_>>();
+        assert_eq!((of("token_in_query").len(), of("credentials_unclear").len()), (1, 1));
+        let withheld = of("path_withheld");
+        assert!(withheld.iter().any(|line| line["who"] == "key:ada" && line["item"] == "/up/mcp"), "{withheld:?}");
+        let unnamed: u64 = lines.iter().filter_map(|line| line["unnamed"].as_u64()).sum();
+        let named = (of("unauthorized").len() + withheld.len()) as u64;
+        assert!(unnamed > 0 && of("body_empty").is_empty());
+        assert_eq!(named + unnamed, FLOOD + 2);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn each_reason_is_told_once_a_minute_with_how_many_more_there_were() {

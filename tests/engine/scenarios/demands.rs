@@ -81,7 +81,10 @@ async fn a_server_that_is_away_when_the_call_is_repeated_may_have_run_it() {
     let answer = world.send(&retry).await;
     assert_eq!(answer.status, 200);
     let error = answer.json().await["error"].take();
-    assert_eq!((&error["data"]["reason"], &error["data"]["executed"]), (&json!("upstream_unreachable"), &json!("unknown")));
+    assert_eq!(
+        (&error["data"]["reason"], &error["data"]["executed"]),
+        (&json!("upstream_unreachable"), &json!("unknown"))
+    );
     world.is_idle().await;
 }
 

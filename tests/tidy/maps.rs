@@ -1,11 +1,11 @@
-//! Finds the maps of the program whose keys name a session, and compares them with the table of `ARCHITECTURE.md` that says whose
+//! Finds the maps of the program whose keys name a session, and compares them with the table of `docs/decisions/sessions.md` that says whose
 //! identity each key means and what one principal may take of it.
 
 use std::collections::BTreeSet;
 
 use super::{Source, read, sources};
 
-const PAGE: &str = "ARCHITECTURE.md";
+const PAGE: &str = "docs/decisions/sessions.md";
 const HEADING: &str = "## Maps of sessions";
 
 /// Names of types that are a session's nonce, alone or with more: tuples that begin with one, and structs that hold one.

@@ -1,16 +1,16 @@
-// Logs in at a gateway with the MCP client of the AI SDK, headless, and follows a slow call by the tools that stand in for tasks, while its
-// token expires.
+// Logs in with the MCP client of the AI SDK, headless, and follows slow calls by the gateway's tools for tasks.
 //
-//   node login_ai_sdk.mjs JSON      {url, flow, user, tool, ms}
+//   node login_ai_sdk.mjs JSON      {url, flow, user, steps}
 //
-// prints `facts JSON` as login_ts.mjs. Flows: `registration`, and `known` for a client that was registered before.
+// Steps and facts are those of login_ts.mjs; it has {"toolTask": TOOL, "ms": MS} alone. Flows: `registration`, and `known` for a client that
+// was registered before.
 
 import { auth, createMCPClient, UnauthorizedError } from '@ai-sdk/mcp';
-import { Browser, REDIRECT } from './login_browser.mjs';
+import { Browser, CLIENT_METADATA, REDIRECT } from './login_browser.mjs';
 
 const WAITS_MAX = 120;
 
-const { url, flow, user, tool, ms } = JSON.parse(process.argv[2]);
+const { url, flow, user, steps } = JSON.parse(process.argv[2]);
 if (!['registration', 'known'].includes(flow)) throw new Error(`no flow ${flow}`);
 const browser = new Browser(user);
 const seen = { tokens: 0, scheme: undefined };
@@ -18,14 +18,7 @@ const kept = { client: flow === 'known' ? { client_id: 'desk' } : undefined };
 
 const provider = {
   redirectUrl: REDIRECT,
-  clientMetadata: {
-    client_name: 'taskgate peer',
-    redirect_uris: [REDIRECT],
-    grant_types: ['authorization_code', 'refresh_token'],
-    response_types: ['code'],
-    token_endpoint_auth_method: 'none',
-    application_type: 'native',
-  },
+  clientMetadata: CLIENT_METADATA,
   clientInformation: () => kept.client,
   isClientInformationDynamicallyRegistered: () => flow === 'registration',
   saveClientInformation: (client) => {
@@ -51,7 +44,7 @@ const provider = {
 
 const isUnauthorized = (error) => error instanceof UnauthorizedError || (error.cause !== undefined && isUnauthorized(error.cause));
 
-async function connected() {
+async function connect() {
   for (let attempt = 0; attempt < 2; attempt += 1) {
     try {
       return await createMCPClient({ transport: { type: 'http', url, authProvider: provider }, clientName: 'taskgate-peer' });
@@ -61,19 +54,21 @@ async function connected() {
       await auth(provider, { serverUrl: url, authorizationCode: returned.get('code'), callbackIssuer: returned.get('iss') ?? undefined });
     }
   }
-  throw new Error('logged in, and not let in');
+  throw new Error('refused after the login');
 }
 
-const client = await connected();
-const tools = (await client.listTools()).tools.map(({ name }) => name);
+const client = await connect();
 const call = (name, values) => client.callTool({ name, arguments: values });
-let result = await call(tool, { ms });
-const id = result.structuredContent?.taskId;
-if (id === undefined) throw new Error(`no task: ${JSON.stringify(result)}`);
-let polls = 0;
-for (; result.structuredContent?.status === 'working' && polls < WAITS_MAX; polls += 1) {
-  result = await call('task_result', { id, wait_seconds: 1 });
+
+for (const { toolTask: tool, ms } of steps) {
+  let result = await call(tool, { ms });
+  const id = result.structuredContent?.taskId;
+  if (id === undefined) throw new Error(`no task: ${JSON.stringify(result)}`);
+  let polls = 0;
+  for (; result.structuredContent?.status === 'working' && polls < WAITS_MAX; polls += 1) {
+    result = await call('task_result', { id, wait_seconds: 1 });
+  }
+  const status = result.isError ? 'failed' : 'completed';
+  console.log(`facts ${JSON.stringify({ status, text: result.content[0].text, polls, logins: browser.logins, ...seen })}`);
 }
-const status = result.isError ? 'failed' : 'completed';
-console.log(`facts ${JSON.stringify({ tools, status, text: result.content[0].text, polls, logins: browser.logins, ...seen })}`);
 process.exit(0);

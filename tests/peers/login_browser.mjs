@@ -1,7 +1,17 @@
-// A browser whose user is known to the authorization server: it follows redirects and keeps cookies, and shows nothing.
+// A browser without a window, whose user the authorization server knows by `login_hint`: it follows redirects and keeps cookies.
 
 export const REDIRECT = 'http://127.0.0.1:1/callback';
 const HOPS_MAX = 12;
+
+/** The metadata by which a client of these tests registers itself. */
+export const CLIENT_METADATA = {
+  client_name: 'taskgate peer',
+  redirect_uris: [REDIRECT],
+  grant_types: ['authorization_code', 'refresh_token'],
+  response_types: ['code'],
+  token_endpoint_auth_method: 'none',
+  application_type: 'native',
+};
 
 export class Browser {
   constructor(user) {
@@ -9,7 +19,7 @@ export class Browser {
     this.logins = 0;
   }
 
-  /** Follows an authorization to its end: `returned` has the parameters of the callback. */
+  /** Follows an authorization to its end; `returned` then holds the parameters of the callback. */
   async open(address) {
     this.logins += 1;
     const cookies = new Map();
@@ -31,6 +41,6 @@ export class Browser {
         return;
       }
     }
-    throw new Error('the authorization does not end');
+    throw new Error(`the authorization has more than ${HOPS_MAX} redirects`);
   }
 }

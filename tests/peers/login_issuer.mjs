@@ -1,25 +1,29 @@
-// An authorization server by oidc-provider, for gateways that check tokens themselves.
+// An authorization server by oidc-provider.
 //
 //   node login_issuer.mjs jwt|opaque TOKEN_SECONDS [IDENTITY_PROVIDER]
 //
-// prints `as URL` and `signer PEM_JSON` (the private key of the client `signer`) on stdout, then `granted TYPE SUBJECT RESOURCE` for each
-// token. People are logged in as `login_hint` says, and consent: there is no page. Clients register themselves, have a metadata
-// document, or are one of these, with the password `NAME-password`: `machine` (client credentials), `app` and `taskgate` (token
-// exchange, introspection, and the identity assertions of IDENTITY_PROVIDER, which is another such server; there also as `app-post`).
-// `desk` has no password, and `signer` signs its assertions.
+// prints `signer PEM_JSON` (the private key of the client `signer`) and `as URL` on stdout, then `granted TYPE SUBJECT RESOURCE` for each
+// token. It has no pages: a user is logged in as `login_hint` says, and consents. Clients register themselves, or have a metadata document,
+// or are one of these, each with the password `NAME-password`:
 //
-// A signed token's `exp` is early, as of a server whose clock is late: gateways accept tokens for a minute after their end, and
-// so refuse these two seconds after TOKEN_SECONDS. Clients that look at `expires_in` have renewed them by then.
+//   machine          client credentials
+//   signer           client credentials; it has no password and signs its assertions
+//   app, taskgate    token exchange, introspection, and the identity assertions of IDENTITY_PROVIDER, which is another such server
+//   app-post         `app` at the identity provider, with its password in the request's body
+//   desk             the code flow, without a password
+//
+// The `exp` of a signed token is 58 s too early, as if this server's clock were late. Gateways accept a token for 60 s after its `exp`, so they
+// refuse these tokens 2 s after TOKEN_SECONDS. Clients that read `expires_in` have renewed them by then.
 
 import { createPrivateKey, generateKeyPairSync, randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
 import { createLocalJWKSet, createRemoteJWKSet, jwtVerify, SignJWT } from 'jose';
 import { errors, Provider } from 'oidc-provider';
+import { CLIENT_METADATA, REDIRECT } from './login_browser.mjs';
 
 const LEEWAY_SECONDS = 60;
-const SPARE_SECONDS = 2;
+const EARLY_SECONDS = 58;
 const DOCUMENT = 'https://client.example/taskgate-peer.json';
-const REDIRECT = 'http://127.0.0.1:1/callback';
 const RESOURCE = /^http:\/\/127\.0\.0\.1:\d+\/[a-z/]*$/;
 const SCOPES = 'mcp reports:write';
 const EXCHANGE = 'urn:ietf:params:oauth:grant-type:token-exchange';
@@ -53,10 +57,10 @@ const program = (client_id, grant_types, more = {}) => ({
   ...more,
 });
 const bearerGrant = identityProvider ? [BEARER] : [];
-const desk = { redirect_uris: [REDIRECT], response_types: ['code'], application_type: 'native' };
+const codeFlow = { redirect_uris: [REDIRECT], response_types: ['code'], application_type: 'native' };
 
 /** The metadata document that a host would publish at its address. */
-const document = { client_id: DOCUMENT, client_name: 'taskgate peer', ...desk, grant_types: ['authorization_code', 'refresh_token'], token_endpoint_auth_method: 'none' };
+const document = { client_id: DOCUMENT, ...CLIENT_METADATA };
 
 function resourceServer(resource) {
   if (!RESOURCE.test(resource)) throw new errors.InvalidTarget();
@@ -68,10 +72,10 @@ const provider = new Provider(issuer, {
   cookies: { keys: [randomUUID()] },
   scopes: ['openid', 'offline_access', ...SCOPES.split(' ')],
   clients: [
-    { client_id: 'desk', ...desk, grant_types: ['authorization_code', 'refresh_token'], token_endpoint_auth_method: 'none' },
+    { client_id: 'desk', ...CLIENT_METADATA },
     program('machine', ['client_credentials']),
     program('signer', ['client_credentials'], { client_secret: undefined, token_endpoint_auth_method: 'private_key_jwt', jwks: { keys: [signerKey] } }),
-    program('app', [EXCHANGE, ...bearerGrant, 'authorization_code'], desk),
+    program('app', [EXCHANGE, ...bearerGrant, 'authorization_code'], codeFlow),
     program('app-post', [EXCHANGE], { token_endpoint_auth_method: 'client_secret_post' }),
     program('taskgate', [EXCHANGE, ...bearerGrant]),
   ],
@@ -83,7 +87,7 @@ const provider = new Provider(issuer, {
   formats: {
     customizers: {
       jwt: (_, __, { payload }) => {
-        payload.exp -= LEEWAY_SECONDS - SPARE_SECONDS;
+        payload.exp -= EARLY_SECONDS;
       },
     },
   },
@@ -109,7 +113,7 @@ for (const event of ['server_error', 'grant.error', 'authorization.error', 'regi
 
 // --- grants that oidc-provider does not have
 
-/** A new token of this person for this resource. */
+/** Grants a new token for this subject and resource. */
 async function tokenFor(ctx, subject, wanted) {
   const { client, params } = ctx.oidc;
   const resource = new provider.ResourceServer(params.resource, resourceServer(params.resource));
@@ -128,7 +132,7 @@ async function verified(token, options, trusted = keys) {
   }
 }
 
-/** Who an access token or an identity token is for. */
+/** The subject of an access token or an identity token. */
 async function subjectOf({ subject_token: token, subject_token_type: type }) {
   const kind = type?.startsWith(TYPE) ? type.slice(TYPE.length) : undefined;
   if (kind === 'id_token') return (await verified(token, {})).sub;
@@ -159,7 +163,7 @@ async function exchange(ctx) {
 const identityKeys = identityProvider && createRemoteJWKSet(new URL(`${identityProvider}/jwks`));
 const used = new Set();
 
-/** RFC 7523, for identity assertions of the identity provider. Each serves once. */
+/** RFC 7523, for identity assertions of the identity provider. It accepts each of them once. */
 async function bearer(ctx) {
   const { client, params } = ctx.oidc;
   const wanted = { issuer: identityProvider, typ: 'oauth-id-jag+jwt', audience: issuer, requiredClaims: ['jti', 'sub', 'exp', 'client_id'] };
@@ -176,7 +180,7 @@ async function bearer(ctx) {
 provider.registerGrantType(EXCHANGE, exchange, ['subject_token', 'subject_token_type', 'requested_token_type', 'audience', 'resource', 'scope']);
 if (identityProvider) provider.registerGrantType(BEARER, bearer, ['assertion', 'resource', 'scope']);
 
-// --- the pages, without a page
+// --- logins and consent, without pages
 
 async function interact(request, response) {
   const { prompt, params, session, grantId } = await provider.interactionDetails(request, response);

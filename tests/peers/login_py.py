@@ -1,9 +1,9 @@
-"""Logs in at a gateway with the Python SDK 2, headless, and follows a slow call by the tools that stand in for tasks, while
-its token expires.
+"""Logs in with the Python SDK 2, headless, and calls tools as tasks.
 
-    python login_py.py JSON      {url, issuer, identity, flow, user, tool, ms, signer}
+    python login_py.py JSON      {url, flow, user, steps; issuer, identity, signer, mode, key}
 
-prints `facts JSON` as login_ts.mjs. Flows: those of `login_of`.
+Steps and facts are those of login_ts.mjs, from `tools` to `peek` in `facts_of`. The SDK knows no tasks: `task` sends the requests of
+2026-07-28 by hand, and `toolTask` follows a call by the gateway's tools for tasks. Flows: those of `login_of`.
 """
 
 import asyncio
@@ -32,11 +32,13 @@ DOCUMENT = "https://client.example/taskgate-peer.json"
 REDIRECT = "http://127.0.0.1:1/callback"
 HOPS_MAX = 12
 WAITS_MAX = 120
+POLLS_MAX = 300
 TYPE = "urn:ietf:params:oauth:token-type:"
+VERSION = "2026-07-28"
 
 
 class Storage:
-    """What a host would keep."""
+    """Keeps tokens and the client's registration, as a host does."""
 
     def __init__(self) -> None:
         self.tokens: OAuthToken | None = None
@@ -58,7 +60,7 @@ class Storage:
 
 
 class Browser:
-    """Follows an authorization to its end, as a browser would whose user is known."""
+    """A browser without a window, whose user the authorization server knows by `login_hint`."""
 
     def __init__(self, user: str) -> None:
         self.user = user
@@ -66,6 +68,7 @@ class Browser:
         self.returned: dict[str, str] = {}
 
     async def open(self, address: str) -> None:
+        """Follows an authorization to its end; `returned` then holds the parameters of the callback."""
         self.logins += 1
         async with httpx2.AsyncClient(follow_redirects=False) as client:
             at = httpx2.URL(address).copy_merge_params({"login_hint": self.user})
@@ -78,7 +81,7 @@ class Browser:
                 if str(at).startswith(REDIRECT):
                     self.returned = {name: values[0] for name, values in parse_qs(urlsplit(str(at)).query).items()}
                     return
-        raise RuntimeError("the authorization does not end")
+        raise RuntimeError(f"the authorization has more than {HOPS_MAX} redirects")
 
     async def result(self) -> AuthorizationCodeResult:
         found = self.returned
@@ -117,7 +120,7 @@ class IdentityProvider:
 
 
 async def login_of(wanted: dict[str, Any], storage: Storage, browser: Browser) -> httpx2.Auth:
-    url, issuer, flow = wanted["url"], wanted["issuer"], wanted["flow"]
+    url, issuer, flow = wanted["url"], wanted.get("issuer"), wanted["flow"]
     match flow:
         case "credentials":
             return ClientCredentialsOAuthProvider(url, storage, "machine", "machine-password", issuer=issuer)
@@ -131,7 +134,7 @@ async def login_of(wanted: dict[str, Any], storage: Storage, browser: Browser) -
                 url, storage, "app", "app-password", issuer, identity.assertion,
                 token_endpoint_auth_method="client_secret_basic",
             )
-        case "registration" | "step-up" | "document":
+        case "registration" | "document":
             metadata = OAuthClientMetadata(
                 client_name="taskgate peer",
                 redirect_uris=[REDIRECT],
@@ -144,27 +147,89 @@ async def login_of(wanted: dict[str, Any], storage: Storage, browser: Browser) -
             raise ValueError(f"no flow {flow}")
 
 
-async def drive(client: Client, tool: str, ms: int) -> dict[str, Any]:
-    tools = [listed.name for listed in (await client.list_tools()).tools]
-    result = await client.call_tool(tool, {"ms": ms})
-    if result.structured_content is None:
-        raise RuntimeError(f"no task: {result}")
-    task, polls = result.structured_content["taskId"], 0
-    while (result.structured_content or {}).get("status") == "working" and polls < WAITS_MAX:
-        result = await client.call_tool("task_result", {"id": task, "wait_seconds": 1})
-        polls += 1
-    status = "failed" if result.is_error else "completed"
-    return {"tools": tools, "status": status, "text": result.content[0].text, "polls": polls}
+class Driver:
+    """Does the steps with a client, and without it the requests that the client does not know."""
+
+    def __init__(self, url: str, client: Client, http: httpx2.AsyncClient) -> None:
+        self.url = url
+        self.client = client
+        self.http = http
+
+    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Sends one request of 2026-07-28."""
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": VERSION,
+            "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
+        }
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": VERSION,
+            "Mcp-Method": method,
+            "Mcp-Name": params.get("name") or params["taskId"],
+        }
+        text = (await self.http.post(self.url, json=body, headers=headers)).text
+        events = [line[5:] for line in text.splitlines() if line.startswith("data:")]
+        return json.loads(events[-1] if events else text)
+
+    async def task(self, tool: str, ms: int) -> dict[str, Any]:
+        made = await self.ask("tools/call", {"name": tool, "arguments": {"ms": ms}})
+        task_id = made["result"]["taskId"]
+        for _ in range(POLLS_MAX):
+            result = (await self.ask("tasks/get", {"taskId": task_id}))["result"]
+            if result["status"] != "working":
+                data = result.get("error", {}).get("data", {})
+                text = result["result"]["content"][0]["text"] if "result" in result else None
+                ended = {"text": text, "reason": data.get("reason"), "executed": data.get("executed")}
+                return {"taskId": task_id, "status": result["status"], **ended}
+            await asyncio.sleep(0.1)
+        raise RuntimeError("the task does not end")
+
+    async def tool_task(self, tool: str, ms: int) -> dict[str, Any]:
+        result = await self.client.call_tool(tool, {"ms": ms})
+        if result.structured_content is None:
+            raise RuntimeError(f"no task: {result}")
+        task, polls = result.structured_content["taskId"], 0
+        while (result.structured_content or {}).get("status") == "working" and polls < WAITS_MAX:
+            result = await self.client.call_tool("task_result", {"id": task, "wait_seconds": 1})
+            polls += 1
+        status = "failed" if result.is_error else "completed"
+        return {"status": status, "text": result.content[0].text, "polls": polls}
+
+    async def facts_of(self, step: dict[str, Any]) -> dict[str, Any]:
+        match step:
+            case {"tools": _}:
+                return {"tools": [tool.name for tool in (await self.client.list_tools()).tools]}
+            case {"call": tool}:
+                return {"text": (await self.client.call_tool(tool, {})).content[0].text}
+            case {"task": tool, "ms": ms}:
+                return await self.task(tool, ms)
+            case {"toolTask": tool, "ms": ms}:
+                return await self.tool_task(tool, ms)
+            case {"peek": task_id}:
+                answer = await self.ask("tasks/get", {"taskId": task_id})
+                error = answer.get("error", {})
+                status = answer.get("result", {}).get("status")
+                return {"status": status, "code": error.get("code"), "message": error.get("message")}
+            case {"sleep": ms}:
+                await asyncio.sleep(ms / 1000)
+                return {}
+            case _:
+                raise ValueError(f"no step {step}")
 
 
 async def main(wanted: dict[str, Any]) -> None:
-    storage, browser = Storage(), Browser(wanted["user"])
+    url, storage, browser = wanted["url"], Storage(), Browser(wanted.get("user", ""))
     login = await login_of(wanted, storage, browser)
-    async with httpx2.AsyncClient(auth=login, timeout=60) as http:
-        async with Client(streamable_http_client(wanted["url"], http_client=http), mode="auto") as client:
-            facts = await drive(client, wanted["tool"], wanted["ms"])
-            scheme = storage.tokens.token_type if storage.tokens else None
-            print("facts", json.dumps({**facts, "logins": browser.logins, "tokens": storage.count, "scheme": scheme}), flush=True)
+    headers = {"X-Taskgate-Key": wanted["key"]} if "key" in wanted else {}
+    async with httpx2.AsyncClient(auth=login, headers=headers, timeout=60) as http:
+        async with Client(streamable_http_client(url, http_client=http), mode=wanted.get("mode", "auto")) as client:
+            driver = Driver(url, client, http)
+            for step in wanted["steps"]:
+                facts = await driver.facts_of(step)
+                scheme = storage.tokens.token_type if storage.tokens else None
+                counts = {"logins": browser.logins, "tokens": storage.count, "scheme": scheme}
+                print("facts", json.dumps({**facts, **counts}), flush=True)
 
 
 asyncio.run(main(json.loads(sys.argv[1])))

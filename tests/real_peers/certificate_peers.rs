@@ -1,11 +1,9 @@
-//! A real client that comes with its certificate, and nothing else.
+//! A real client that a certificate alone authenticates.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-
-use std::time::Duration;
 
 use rcgen::string::Ia5String;
 use rcgen::{CertificateParams, DistinguishedName, DnType, SanType};
@@ -13,25 +11,14 @@ use serde_json::{Value, json};
 use support::certificates::{self, Authority};
 use support::peers::gateway::Gateway;
 use support::peers::install::Peers;
-use support::peers::process::Child;
-use support::scripted::{ScriptedServer, SeenRequest, answer};
+use support::peers::login::{Client, slow_server};
+use taskgate::tls::IdentityFiles;
 
-/// A slow call as a task, and its owner by the name of the certificate alone.
+/// The name in the certificate owns the task.
 #[tokio::test]
 async fn a_client_with_a_certificate_follows_its_slow_call_to_the_end_and_sees_no_other_clients() {
     let Some(peers) = Peers::find("certificate") else { return };
-    let server = ScriptedServer::slow(async |seen: SeenRequest, _| match seen.rpc() {
-        "tools/list" => {
-            Some(answer(&seen, &json!({ "tools": [{ "name": "slow", "inputSchema": { "type": "object" } }] })))
-        }
-        "tools/call" => {
-            let millis = seen.body["params"]["arguments"]["ms"].as_u64().unwrap();
-            tokio::time::sleep(Duration::from_millis(millis)).await;
-            Some(answer(&seen, &json!({ "content": [{ "type": "text", "text": "done" }] })))
-        }
-        _ => None,
-    });
-    let server = server.await;
+    let server = slow_server().await;
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     // With their authority's subject they would look self-signed to OpenSSL.
     let vouch = |name: &str, change: &dyn Fn(&mut CertificateParams)| {
@@ -58,27 +45,24 @@ async fn a_client_with_a_certificate_follows_its_slow_call_to_the_end_and_sees_n
         server.url()
     );
     let gateway = Gateway::start("certificate-gateway", &config, 1).await.unwrap();
-    let seen = async |name: &str, files: [&str; 2], steps: Value| {
-        let arguments =
-            ["certificate_ts.mjs", gateway.url("up"), ca.to_str().unwrap(), files[0], files[1], &steps.to_string()];
-        let mut child = Child::start(&format!("certificate-{name}"), peers.command("node", arguments)).unwrap();
-        let mut facts: Vec<Value> = Vec::new();
-        for step in steps.as_array().unwrap() {
-            let line = child.line("facts ").await.unwrap_or_else(|why| panic!("{name} {step}: {why}"));
-            facts.push(serde_json::from_str(&line).unwrap());
-        }
-        facts
+    let seen = async |name: &str, identity: Option<&IdentityFiles>, steps: &[Value]| {
+        let wanted = json!({
+            "url": gateway.url("up"), "flow": "certificate",
+            "certificate": {
+                "ca": ca, "certificate": identity.map(|files| &files.certificate), "key": identity.map(|files| &files.key),
+            },
+        });
+        let name = format!("certificate-{name}");
+        let seen = Client::TypeScript.run(&peers, &name, wanted, steps).await;
+        seen.unwrap_or_else(|why| panic!("{name}: {why}"))
     };
-    let path = |file: &std::path::Path| file.to_str().unwrap().to_owned();
-    let (certificate, key) = (path(&ada.certificate), path(&ada.key));
-    let of_ada = seen("ada", [&certificate, &key], json!([{ "tools": true }, { "task": "slow", "ms": 1_500 }])).await;
-    assert_eq!(of_ada[0]["tools"], json!(["slow"]), "{of_ada:?}");
+    let of_ada = seen("ada", Some(&ada), &[json!({ "tools": true }), json!({ "task": "slow", "ms": 1_500 })]).await;
+    assert_eq!(of_ada[0]["tools"], json!(["slow", "change"]), "{of_ada:?}");
     assert_eq!((&of_ada[1]["status"], &of_ada[1]["text"]), (&json!("completed"), &json!("done")), "{of_ada:?}");
-    let peek = json!([{ "peek": of_ada[1]["taskId"] }]);
-    assert_eq!(seen("ada-again", [&certificate, &key], peek.clone()).await[0]["status"], json!("completed"));
-    let (certificate, key) = (path(&bob.certificate), path(&bob.key));
-    let of_bob = seen("bob", [&certificate, &key], peek).await;
+    let peek = [json!({ "peek": of_ada[1]["taskId"] })];
+    assert_eq!(seen("ada-again", Some(&ada), &peek).await[0]["status"], json!("completed"));
+    let of_bob = seen("bob", Some(&bob), &peek).await;
     assert_eq!((&of_bob[0]["status"], &of_bob[0]["code"]), (&Value::Null, &json!(-32602)), "{of_bob:?}");
-    let nobody = seen("nobody", ["none", "none"], json!([{ "tools": true }])).await;
-    assert_eq!(nobody[0]["error"], json!("ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED"));
+    let without = seen("none", None, &[json!({ "tools": true })]).await;
+    assert_eq!(without[0]["error"], json!("ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED"));
 }

@@ -16,16 +16,13 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::peers::gateway::Gateway;
 use support::peers::install::Peers;
-use support::peers::process::Child;
+use support::peers::login::{Client, Issuer};
 use support::scripted::{ScriptedReply, ScriptedServer, SeenRequest, answer, status};
 use tokio::time::Instant;
 
-use crate::login_matrix::issuer::Issuer;
-
-/// How long signed tokens serve. The gateway renews one after half of that, and the client after all of it.
+/// How long the gateway accepts a signed token. It renews a server's token after half of that.
 const SIGNED_SECONDS: &str = "5";
-/// The same for opaque tokens: the gateway accepts a client's for a minute after its end, but the authorization server does not exchange
-/// it any more.
+/// The same for an opaque token. The gateway accepts one for a minute after its end, but the authorization server does not exchange it then.
 const OPAQUE_SECONDS: &str = "12";
 const CALL: Duration = Duration::from_secs(8);
 const USER: &str = "ada";
@@ -100,18 +97,6 @@ fn is_for(token: &str, issuer: &str, resource: &str) -> bool {
     claims.is_some_and(|claims| claims["iss"] == issuer && claims["aud"] == resource && claims["sub"] == USER)
 }
 
-/// A gateway that exchanges tokens at `login`, in front of one server.
-async fn gateway(what: &str, login: &Issuer, issuer: &str, credential: &str, server: &ScriptedServer) -> Gateway {
-    let config = format!(
-        "[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\n[[auth.issuers]]\nissuer = \"{}\"\n{issuer}\
-         [upstreams.up]\nurl = \"{}\"\n[upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"300ms\"\n\
-         [upstreams.up.credential]\n{credential}\n",
-        login.url,
-        server.url()
-    );
-    Gateway::start_public(&format!("{what}-gateway"), &config, 1).await.unwrap()
-}
-
 /// The table of the gateway as a client of `issuer`.
 fn client(issuer: &Issuer, more: &str) -> String {
     format!(
@@ -120,16 +105,42 @@ fn client(issuer: &Issuer, more: &str) -> String {
     )
 }
 
-/// A person logs in, and follows a slow call of theirs to its end.
-async fn follows_a_call(what: &str, peers: &Peers, login: &Issuer, gateway: &Gateway) {
-    let wanted = json!({
-        "url": gateway.url("up"), "issuer": login.url, "flow": "registration", "user": USER, "tool": "slow", "ms": 0,
-    });
-    let command = peers.command("node", ["login_ts.mjs".to_owned(), wanted.to_string()]);
-    let facts = Child::start(&format!("{what}-client"), command).unwrap().line("facts ").await.unwrap();
-    let facts: Value = serde_json::from_str(&facts).unwrap();
-    let seen = (&facts["status"], &facts["text"], &facts["logins"]);
-    assert_eq!(seen, (&json!("completed"), &json!("done"), &json!(1)), "{facts}");
+/// A person's authorization server, and a server behind the gateway that accepts other tokens.
+struct Exchange {
+    what: &'static str,
+    peers: Peers,
+    login: Issuer,
+    tasks: TaskServer,
+    server: ScriptedServer,
+}
+
+impl Exchange {
+    /// A person logs in and follows a slow call to its end; meanwhile the gateway exchanges their token at least twice, for the server's
+    /// address. `issuer` has further keys of the issuer's table, and `credential` those of the upstream's.
+    async fn renews_while_a_call_runs(&mut self, issuer: &str, credential: &str) {
+        let config = format!(
+            "[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\n[[auth.issuers]]\nissuer = \"{}\"\n{issuer}\
+             [upstreams.up]\nurl = \"{}\"\n[upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"300ms\"\n\
+             [upstreams.up.credential]\n{credential}\n",
+            self.login.url,
+            self.server.url()
+        );
+        let gateway = Gateway::start_public(&format!("{}-gateway", self.what), &config, 1).await.unwrap();
+        let wanted = json!({ "url": gateway.url("up"), "flow": "registration", "user": USER });
+        let (client, name) = (Client::TypeScript, format!("{}-client", self.what));
+        let facts = client.run(&self.peers, &name, wanted, &[client.task("slow", 0)]).await.unwrap().remove(0);
+        let seen = (&facts["status"], &facts["text"], &facts["logins"]);
+        assert_eq!(seen, (&json!("completed"), &json!("done"), &json!(1)), "{facts}");
+        for _ in 0..2 {
+            assert_eq!(self.login.granted("token-exchange").await, self.granted());
+        }
+        assert!(self.tasks.distinct().len() >= 2, "the token was renewed while the task ran");
+    }
+
+    /// What an authorization server prints of a token for the server.
+    fn granted(&self) -> String {
+        format!("{USER} {}", self.server.url())
+    }
 }
 
 /// The server accepts tokens for its own address alone.
@@ -137,26 +148,19 @@ async fn follows_a_call(what: &str, peers: &Peers, login: &Issuer, gateway: &Gat
 async fn a_persons_token_is_exchanged_at_a_real_provider_and_renewed_while_the_call_runs() {
     let what = "exchange-jwt";
     let Some(peers) = Peers::find(what) else { return };
-    let mut login = Issuer::start(&peers, &format!("{what}-issuer"), ["jwt", SIGNED_SECONDS], None).await.unwrap();
-    let tasks = TaskServer::default();
-    let issuer = login.url.clone();
+    let login = Issuer::start(&peers, &format!("{what}-issuer"), ["jwt", SIGNED_SECONDS], None).await.unwrap();
+    let (tasks, issuer) = (TaskServer::default(), login.url.clone());
     let server = tasks.clone().start(move |token, own| is_for(token, &issuer, own)).await;
     let credential = format!("exchange = {}", client(&login, &format!(", resource = \"{}\"", server.url())));
-    let gateway = gateway(what, &login, "", &credential, &server).await;
-    follows_a_call(what, &peers, &login, &gateway).await;
-    let resource = format!("{USER} {}", server.url());
-    for _ in 0..2 {
-        assert_eq!(login.granted("token-exchange").await, resource);
-    }
-    assert!(tasks.distinct().len() >= 2, "the token was renewed while the task ran");
+    Exchange { what, peers, login, tasks, server }.renews_while_a_call_runs("", &credential).await;
 }
 
-/// Opaque tokens: the gateway asks about the client's, and its own for the server are opaque too.
+/// The person's token and the server's are opaque: the gateway asks about the former.
 #[tokio::test]
 async fn an_opaque_token_is_introspected_and_exchanged_at_a_real_provider() {
     let what = "exchange-opaque";
     let Some(peers) = Peers::find(what) else { return };
-    let mut login = Issuer::start(&peers, &format!("{what}-issuer"), ["opaque", OPAQUE_SECONDS], None).await.unwrap();
+    let login = Issuer::start(&peers, &format!("{what}-issuer"), ["opaque", OPAQUE_SECONDS], None).await.unwrap();
     let tasks = TaskServer::default();
     let server = tasks.clone().start(|token, _| !token.contains('.')).await;
     let credential = format!("exchange = {}", client(&login, &format!(", resource = \"{}\"", server.url())));
@@ -165,13 +169,7 @@ async fn an_opaque_token_is_introspected_and_exchanged_at_a_real_provider() {
          client_secret = \"taskgate-password\" }}\n",
         login.url
     );
-    let gateway = gateway(what, &login, &introspection, &credential, &server).await;
-    follows_a_call(what, &peers, &login, &gateway).await;
-    let resource = format!("{USER} {}", server.url());
-    for _ in 0..2 {
-        assert_eq!(login.granted("token-exchange").await, resource);
-    }
-    assert!(tasks.distinct().len() >= 2, "the token was renewed while the task ran");
+    Exchange { what, peers, login, tasks, server }.renews_while_a_call_runs(&introspection, &credential).await;
 }
 
 /// The server's tokens come from another company's authorization server, which trusts the identity provider.
@@ -179,19 +177,16 @@ async fn an_opaque_token_is_introspected_and_exchanged_at_a_real_provider() {
 async fn an_identity_assertion_of_a_real_provider_is_redeemed_at_another_one_for_each_token() {
     let what = "exchange-id-jag";
     let Some(peers) = Peers::find(what) else { return };
-    let mut login = Issuer::start(&peers, &format!("{what}-identity"), ["jwt", SIGNED_SECONDS], None).await.unwrap();
-    let mut theirs =
-        Issuer::start(&peers, &format!("{what}-issuer"), ["jwt", SIGNED_SECONDS], Some(&login.url)).await.unwrap();
-    let tasks = TaskServer::default();
-    let issuer = theirs.url.clone();
+    let tokens = ["jwt", SIGNED_SECONDS];
+    let login = Issuer::start(&peers, &format!("{what}-identity"), tokens, None).await.unwrap();
+    let mut theirs = Issuer::start(&peers, &format!("{what}-issuer"), tokens, Some(&login.url)).await.unwrap();
+    let (tasks, issuer) = (TaskServer::default(), theirs.url.clone());
     let server = tasks.clone().start(move |token, own| is_for(token, &issuer, own)).await;
     let more = format!(", resource = \"{}\", audience = \"{}\", scope = \"mcp\"", server.url(), theirs.url);
     let credential = format!("exchange = {}\nid_jag = {}", client(&login, &more), client(&theirs, ""));
-    let gateway = gateway(what, &login, "", &credential, &server).await;
-    follows_a_call(what, &peers, &login, &gateway).await;
+    let mut exchange = Exchange { what, peers, login, tasks, server };
+    exchange.renews_while_a_call_runs("", &credential).await;
     for _ in 0..2 {
-        assert_eq!(login.granted("token-exchange").await, format!("{USER} {}", server.url()));
-        assert_eq!(theirs.granted("jwt-bearer").await, format!("{USER} {}", server.url()));
+        assert_eq!(theirs.granted("jwt-bearer").await, exchange.granted());
     }
-    assert!(tasks.distinct().len() >= 2, "each renewal has an assertion of its own");
 }

@@ -6,60 +6,38 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-pub(crate) mod issuer;
-
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
-use issuer::Issuer;
 use serde_json::{Value, json};
 use support::peers::coverage::every_cell_runs;
 use support::peers::gateway::Gateway;
 use support::peers::install::{Peers, Pins};
-use support::peers::process::Child;
+use support::peers::login::{Client, Issuer, config, slow_server};
 use support::peers::report;
-use support::scripted::{ScriptedReply, ScriptedServer, SeenRequest, answer};
+use support::scripted::ScriptedServer;
 
-/// How long the gateway accepts an access token. The clients and the gateway are done with a login sooner.
+/// How long the gateway accepts an access token. A login takes less.
 const TOKEN_SECONDS: &str = "5";
 /// How long the call takes: a token that was new when it began has expired before its end.
 const CALL_MILLIS: u64 = 8_000;
-/// They wait for most of their time. Many more would take so long to log in, on two cores, that their tokens expire meanwhile.
+/// The clients wait most of the time. With many more, two cores would need longer for their logins than the tokens are accepted.
 const CLIENTS_AT_ONCE: usize = 8;
 
-/// A client, by its driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Client {
-    TypeScript,
-    Python,
-    AiSdk,
-}
-
-impl Client {
-    const fn driver(self) -> (&'static str, &'static str) {
-        match self {
-            Self::TypeScript => ("node", "login_ts.mjs"),
-            Self::Python => ("py-modern/bin/python", "login_py.py"),
-            Self::AiSdk => ("node", "login_ai_sdk.mjs"),
-        }
-    }
-
-    fn title(self) -> String {
-        let (pins, package, tasks) = match self {
-            Self::TypeScript => (Pins::Npm, "@modelcontextprotocol/client", "ext-tasks"),
-            Self::Python => (Pins::PyModern, "mcp", "`fallback = \"tools\"`"),
-            Self::AiSdk => (Pins::Npm, "@ai-sdk/mcp", "`fallback = \"tools\"`"),
-        };
-        format!("{package} {}, {tasks}", pins.version(package))
-    }
+fn title_of(client: Client) -> String {
+    let (pins, package, tasks) = match client {
+        Client::TypeScript => (Pins::Npm, "@modelcontextprotocol/client", "ext-tasks"),
+        Client::Python => (Pins::PyModern, "mcp", "`fallback = \"tools\"`"),
+        Client::AiSdk => (Pins::Npm, "@ai-sdk/mcp", "`fallback = \"tools\"`"),
+    };
+    format!("{package} {}, {tasks}", pins.version(package))
 }
 
 /// A client in one of the flows that it has.
 #[derive(Debug)]
 struct Login {
     client: Client,
-    /// As its driver names it.
+    /// The driver's name of the flow, or `step-up`.
     flow: &'static str,
     title: &'static str,
     /// How often a person logs in.
@@ -114,7 +92,7 @@ struct LoginPeers {
     gateway: Gateway,
     server: ScriptedServer,
     issuer: Issuer,
-    /// Where people of the company log in, for identity assertions.
+    /// The company's identity provider, for identity assertions.
     identity: Issuer,
 }
 
@@ -124,42 +102,32 @@ impl LoginPeers {
         let tokens = ["jwt", TOKEN_SECONDS];
         let identity = Issuer::start(&peers, "logins-identity", tokens, None).await.unwrap();
         let issuer = Issuer::start(&peers, "logins-issuer", tokens, Some(&identity.url)).await.unwrap();
-        let server = ScriptedServer::slow(async |seen: SeenRequest, _| slow_answer(&seen).await).await;
-        let upstream = |name: &str| {
-            format!(
-                "[upstreams.{name}]\nurl = \"{}\"\nfirst_byte_max = \"5m\"\nidle_max = \"5m\"\n\
-                 [upstreams.{name}.tasks]\ngrace = \"300ms\"\npoll_interval = \"300ms\"\nfallback = \"tools\"\n\
-                 [[upstreams.{name}.tools]]\nmatch = \"change\"\nscopes = [\"reports:write\"]\n",
-                server.url()
-            )
-        };
-        let config = format!(
-            "[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\ndpop = \"accept\"\n[[auth.issuers]]\nissuer = \"{}\"\n\
-             {}{}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"two\"]\n",
-            issuer.url,
-            upstream("up"),
-            upstream("two")
+        let server = slow_server().await;
+        let auth = format!(
+            "[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\ndpop = \"accept\"\n[[auth.issuers]]\nissuer = \"{}\"\n",
+            issuer.url
         );
-        let gateway = Gateway::start_public("logins-gateway", &config, 3).await.unwrap();
+        let gateway = Gateway::start_public("logins-gateway", &config(&auth, &server), 3).await.unwrap();
         Some(Self { peers, gateway, server, issuer, identity })
     }
 
     /// Runs one cell; `ms` tells its call from those of others.
     async fn run(&self, login: &Login, (path, prefix): (&str, &str), ms: u64) -> Result<(), String> {
         let name = format!("{:?}-{}-{path}", login.client, login.flow).to_lowercase();
-        let tool = format!("{prefix}{}", if login.flow == "step-up" { "change" } else { "slow" });
+        let is_step_up = login.flow == "step-up";
+        let tool = format!("{prefix}{}", if is_step_up { "change" } else { "slow" });
         let signer: Value = serde_json::from_str(&self.issuer.signer).map_err(|error| error.to_string())?;
         let wanted = json!({
-            "url": self.gateway.url(path), "issuer": self.issuer.url, "identity": self.identity.url, "flow": login.flow,
-            "user": name, "tool": tool, "ms": ms, "signer": signer,
+            "url": self.gateway.url(path), "issuer": self.issuer.url, "identity": self.identity.url, "user": name,
+            "flow": if is_step_up { "document" } else { login.flow }, "signer": signer,
         });
-        let (program, script) = login.client.driver();
-        let command = self.peers.command(program, [script.to_owned(), wanted.to_string()]);
-        let mut child = Child::start(&format!("logins-{name}"), command)?;
-        let facts = child.line("facts ").await?;
-        let facts: Value = serde_json::from_str(&facts).map_err(|error| error.to_string())?;
+        // Other clients log in once more by themselves.
+        let step_up = (is_step_up && login.client == Client::TypeScript).then(|| json!({ "stepUp": tool }));
+        let steps: Vec<_> = step_up.into_iter().chain([login.client.task(&tool, ms)]).collect();
+        let facts = login.client.run(&self.peers, &format!("logins-{name}"), wanted, &steps).await?;
+        let facts = facts.last().expect("a driver has facts of each step");
         let calls = self.server.world.all(|seen| seen.is_call() && seen.body["params"]["arguments"]["ms"] == ms);
-        login.judge(&facts, calls.len()).map_err(|why| format!("{why}: {facts}"))
+        login.judge(facts, calls.len()).map_err(|why| format!("{why}: {facts}"))
     }
 }
 
@@ -171,26 +139,11 @@ impl Login {
             ("it has the result", facts["status"] == "completed" && facts["text"] == "done"),
             ("it polled", facts["polls"].as_u64() >= Some(2)),
             ("the call ran once", calls == 1),
-            ("its people log in as often as needed", facts["logins"] == self.logins),
+            ("its user logs in as often as needed", facts["logins"] == self.logins),
             ("it renewed its token", facts["tokens"].as_u64() > Some(self.logins.max(1))),
-            ("its token is of the kind", is_lower(&facts["scheme"], scheme)),
+            ("its token has the right scheme", is_lower(&facts["scheme"], scheme)),
         ];
         rows.iter().find(|(_, holds)| !holds).map_or(Ok(()), |(claim, _)| Err(format!("not so: {claim}")))
-    }
-}
-
-async fn slow_answer(seen: &SeenRequest) -> Option<ScriptedReply> {
-    match seen.rpc() {
-        "tools/list" => {
-            let tools = ["slow", "change"].map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
-            Some(answer(seen, &json!({ "tools": tools })))
-        }
-        "tools/call" => {
-            let millis = seen.body["params"]["arguments"]["ms"].as_u64().unwrap();
-            tokio::time::sleep(Duration::from_millis(millis)).await;
-            Some(answer(seen, &json!({ "content": [{ "type": "text", "text": "done" }] })))
-        }
-        _ => None,
     }
 }
 
@@ -210,7 +163,7 @@ async fn outcomes(world: &LoginPeers) -> Vec<Outcome> {
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "| client | flow | a server's path | an endpoint of several |\n|---|---|---|---|\n".to_owned();
     for row in outcomes.chunks(PATHS.len()) {
-        let _ = write!(table, "| {} | {} |", row[0].0.client.title(), row[0].0.title);
+        let _ = write!(table, "| {} | {} |", title_of(row[0].0.client), row[0].0.title);
         for (_, _, outcome) in row {
             let _ = match outcome {
                 Ok(()) => write!(table, " ok |"),
@@ -229,7 +182,7 @@ async fn real_clients_log_in_by_every_flow_and_read_the_result_of_a_call_that_ou
     assert_eq!(outcomes.len(), if every_cell_runs() { LOGINS.len() * PATHS.len() } else { 8 });
     let failed = outcomes.iter().filter_map(|(login, path, outcome)| {
         let why = outcome.as_ref().err()?;
-        Some(format!("{} × {} × {path}: {why}", login.client.title(), login.title))
+        Some(format!("{} × {} × {path}: {why}", title_of(login.client), login.title))
     });
     let failed: Vec<_> = failed.collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));

@@ -5,37 +5,35 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use support::peers::gateway::Gateway;
 use support::peers::install::Peers;
+use support::peers::login::{Client, Issuer, config, slow_server};
 use support::peers::process::Child;
-use support::scripted::{ScriptedReply, ScriptedServer, SeenRequest, answer};
+use support::scripted::ScriptedServer;
 
-/// Interpreter and script of a client.
-const CLIENTS: [(&str, &str, &str); 2] =
-    [("ts", "node", "oauth_ts.mjs"), ("py", "py-modern/bin/python", "oauth_py.py")];
+const CLIENTS: [Client; 2] = [Client::TypeScript, Client::Python];
 
-/// A protected server, and the gateway in front of it.
+/// A server that checks tokens, and the gateway in front of it.
 struct ProtectedPair {
     peers: Peers,
     what: String,
-    _server: Child,
     gateway: Gateway,
+    _server: Child,
+    _issuer: Issuer,
 }
 
 impl ProtectedPair {
-    /// `None` where no peers are installed. Tokens are good for so many seconds.
-    async fn start(what: &str, kind: &str, token_seconds: u32) -> Option<Self> {
+    /// `None` where no peers are installed. The server accepts a token for `token_seconds`.
+    async fn start(what: &str, kind: &str, token_seconds: &str) -> Option<Self> {
         Self::start_with(what, kind, token_seconds, "").await
     }
 
-    /// The same with more of a configuration.
-    async fn start_with(what: &str, kind: &str, token_seconds: u32, more: &str) -> Option<Self> {
+    /// As [`ProtectedPair::start`], with further tables in the gateway's configuration.
+    async fn start_with(what: &str, kind: &str, token_seconds: &str, more: &str) -> Option<Self> {
         let peers = Peers::find(what)?;
-        let seconds = token_seconds.to_string();
-        let command = peers.command("node", ["oauth_server.mjs", kind, &seconds]);
+        let issuer = Issuer::start(&peers, &format!("{what}-issuer"), ["jwt", token_seconds], None).await.unwrap();
+        let command = peers.command("node", ["login_server.mjs", kind, &issuer.url]);
         let mut server = Child::start(&format!("{what}-server"), command).unwrap();
         let url = server.line("ready ").await.unwrap();
         let upstream = format!(
@@ -43,23 +41,16 @@ impl ProtectedPair {
              [upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\n"
         );
         let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
-        Some(Self { peers, what: what.to_owned(), _server: server, gateway })
+        Some(Self { peers, what: what.to_owned(), gateway, _server: server, _issuer: issuer })
     }
 
-    /// What a client saw at each of these steps.
-    async fn seen(&self, client: (&str, &str, &str), user: &str, mode: &str, steps: &[Value]) -> Vec<Value> {
-        let (name, program, script) = client;
-        let wanted = Value::from(steps).to_string();
-        let mut command = self.peers.command(program, [script, self.gateway.url("up"), user, mode, &wanted]);
-        command.env("PEER_KEY", key_of(user));
-        let mut child = Child::start(&format!("{}-{name}-{user}-{mode}", self.what), command).unwrap();
-        let mut seen = Vec::with_capacity(steps.len());
-        for step in steps {
-            let facts =
-                child.line("facts ").await.unwrap_or_else(|why| panic!("{} {name} {mode} {step}: {why}", self.what));
-            seen.push(serde_json::from_str(&facts).unwrap());
-        }
-        seen
+    /// The client's facts of each step.
+    async fn seen(&self, client: Client, user: &str, mode: &str, steps: &[Value]) -> Vec<Value> {
+        let name = format!("{}-{client:?}-{user}-{mode}", self.what);
+        let wanted = json!({
+            "url": self.gateway.url("up"), "flow": "registration", "user": user, "mode": mode, "key": key_of(user),
+        });
+        client.run(&self.peers, &name, wanted, steps).await.unwrap_or_else(|why| panic!("{name}: {why}"))
     }
 }
 
@@ -68,9 +59,9 @@ impl ProtectedPair {
 async fn both_clients_log_in_through_the_gateway_in_either_era() {
     for kind in ["stateless", "session"] {
         let what = format!("oauth-login-{kind}");
-        let Some(pair) = ProtectedPair::start(&what, kind, 300).await else { return };
+        let Some(pair) = ProtectedPair::start(&what, kind, "300").await else { return };
         for client in CLIENTS {
-            let steps = [json!({"tools": true}), json!({"whoami": true})];
+            let steps = [json!({"tools": true}), json!({"call": "whoami"})];
             let legacy = pair.seen(client, "alice", "legacy", &steps).await;
             let steps = [&steps[..], &[json!({"task": "slow", "ms": 900})]].concat();
             let auto = pair.seen(client, "bob", "auto", &steps).await;
@@ -92,18 +83,18 @@ async fn both_clients_log_in_through_the_gateway_in_either_era() {
 async fn a_token_that_ran_out_is_refreshed_without_another_login() {
     for kind in ["stateless", "session"] {
         let what = format!("oauth-refresh-{kind}");
-        let Some(pair) = ProtectedPair::start(&what, kind, 3).await else { return };
+        let Some(pair) = ProtectedPair::start(&what, kind, "3").await else { return };
         for client in CLIENTS {
-            let steps = [json!({"whoami": true}), json!({"sleep": 3_500}), json!({"whoami": true})];
+            let steps = [json!({"call": "whoami"}), json!({"sleep": 3_500}), json!({"call": "whoami"})];
             let seen = pair.seen(client, "alice", "auto", &steps).await;
             let last = &seen[2];
             assert_eq!((&last["text"], &last["logins"]), (&json!("alice"), &json!(1)), "{kind} {client:?}");
-            assert!(last["refreshes"].as_u64() >= Some(1), "{kind} {client:?} {last}");
+            assert!(last["tokens"].as_u64() >= Some(2), "{kind} {client:?} {last}");
         }
     }
 }
 
-/// The key that a gateway which asks for keys knows somebody by.
+/// The user's API key at a gateway that asks for one.
 fn key_of(user: &str) -> String {
     format!("tg_{user}_00112233445566778899aabbccddeeff")
 }
@@ -113,12 +104,11 @@ fn keys() -> String {
     format!("[auth]\nmode = \"api_keys\"\n{}{}", block("alice"), block("bob"))
 }
 
-/// Whose tasks are whose is said by keys here, so that a client which refreshes its token finds its tasks. A call that the server
-/// answers on the request that it has outlives its token; a task of the server's own, which has to be
-/// asked about, does not.
+/// An API key owns the tasks here, so that a client finds its tasks after it refreshed its token. A call that the server answers on its request
+/// outlives the token of the request. A task of the server does not: the gateway needs a valid token to poll it.
 #[tokio::test]
 async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_request() {
-    let Some(pair) = ProtectedPair::start_with("oauth-expiry", "stateless", 3, &keys()).await else { return };
+    let Some(pair) = ProtectedPair::start_with("oauth-expiry", "stateless", "3", &keys()).await else { return };
     for client in CLIENTS {
         let steps = [json!({"task": "slow", "ms": 5_000})];
         let seen = pair.seen(client, "alice", "auto", &steps).await;
@@ -128,8 +118,8 @@ async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_re
             "{client:?}"
         );
         let seen = pair.seen(client, "bob", "auto", &[json!({"task": "job", "ms": 20_000})]).await;
-        let told = (&seen[0]["status"], &seen[0]["reason"], &seen[0]["executed"]);
-        assert_eq!(told, (&json!("failed"), &json!("upstream_auth"), &json!("unknown")), "{client:?}");
+        let end = (&seen[0]["status"], &seen[0]["reason"], &seen[0]["executed"]);
+        assert_eq!(end, (&json!("failed"), &json!("upstream_auth"), &json!("unknown")), "{client:?}");
     }
 }
 
@@ -137,13 +127,13 @@ async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_re
 async fn a_second_person_sees_nothing_of_the_first_ones_tasks() {
     for kind in ["stateless", "session"] {
         let what = format!("oauth-two-{kind}");
-        let Some(pair) = ProtectedPair::start(&what, kind, 300).await else { return };
+        let Some(pair) = ProtectedPair::start(&what, kind, "300").await else { return };
         for client in CLIENTS {
             let made = pair.seen(client, "alice", "auto", &[json!({"task": "slow", "ms": 900})]).await;
             let peeks = [made[0]["taskId"].clone(), json!("0".repeat(32))].map(|id| json!({"peek": id}));
             let seen = pair.seen(client, "bob", "auto", &peeks).await;
             assert_eq!((&seen[0]["status"], &seen[0]["code"]), (&Value::Null, &json!(-32602)), "{kind} {client:?}");
-            assert_eq!(seen[0], seen[1], "as one that there never was: {kind} {client:?}");
+            assert_eq!(seen[0], seen[1], "an unknown id and another user's look alike: {kind} {client:?}");
         }
     }
 }
@@ -154,113 +144,70 @@ struct OwnLogin {
     what: &'static str,
     server: ScriptedServer,
     gateway: Gateway,
-    _issuer: Child,
-    /// Whether the client's tokens are bound to its key.
-    is_bound: bool,
+    _issuer: Issuer,
+    flow: &'static str,
 }
 
 impl OwnLogin {
-    async fn start(what: &'static str, token_seconds: u32) -> Option<Self> {
-        Self::start_with(what, token_seconds, "").await
-    }
-
-    /// The same with more of `[auth]`.
-    async fn start_with(what: &'static str, token_seconds: u32, auth: &str) -> Option<Self> {
+    /// The client logs in by `flow`. `auth` has further keys of `[auth]`.
+    async fn start(what: &'static str, flow: &'static str, auth: &str) -> Option<Self> {
         let peers = Peers::find(what)?;
-        let command = peers.command("node", ["oauth_server.mjs", "stateless", &token_seconds.to_string()]);
-        let mut issuer = Child::start(&format!("{what}-issuer"), command).unwrap();
-        let address = issuer.line("as ").await.unwrap();
-        let server = ScriptedServer::slow(async |seen: SeenRequest, _| own_answer(&seen).await).await;
-        let upstream = |name: &str| {
-            format!(
-                "[upstreams.{name}]\nurl = \"{}\"\nfirst_byte_max = \"5m\"\nidle_max = \"5m\"\n\
-                 [upstreams.{name}.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\n",
-                server.url()
-            )
-        };
-        let config = format!(
-            "[auth]\nmode = [\"tokens\", \"api_keys\"]\nscopes = [\"mcp\"]\n{auth}[[auth.issuers]]\nissuer = \"{address}\"\n\
-             [[auth.api_keys]]\nid = \"alice\"\nkey = \"{}\"\n{}{}\
-             [[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"two\"]\n",
-            key_of("alice"),
-            upstream("up"),
-            upstream("two")
+        let issuer = Issuer::start(&peers, &format!("{what}-issuer"), ["jwt", "300"], None).await.unwrap();
+        let server = slow_server().await;
+        let auth = format!(
+            "[auth]\nmode = [\"tokens\", \"api_keys\"]\nscopes = [\"mcp\"]\n{auth}[[auth.issuers]]\nissuer = \"{}\"\n\
+             [[auth.api_keys]]\nid = \"alice\"\nkey = \"{}\"\n",
+            issuer.url,
+            key_of("alice")
         );
-        let gateway = Gateway::start_public(&format!("{what}-gateway"), &config, 3).await.unwrap();
-        Some(Self { peers, what, server, gateway, _issuer: issuer, is_bound: auth.contains("dpop") })
+        let gateway = Gateway::start_public(&format!("{what}-gateway"), &config(&auth, &server), 3).await.unwrap();
+        Some(Self { peers, what, server, gateway, _issuer: issuer, flow })
     }
 
     async fn seen(&self, path: &str, user: &str, steps: &[Value]) -> Vec<Value> {
-        let wanted = Value::from(steps).to_string();
-        let mut command = self.peers.command("node", ["oauth_ts.mjs", self.gateway.url(path), user, "auto", &wanted]);
-        if self.is_bound {
-            command.env("PEER_DPOP", "1");
-        }
         let name = format!("{}-{path}-{user}", self.what);
-        let mut child = Child::start(&name, command).unwrap();
-        let mut seen = Vec::with_capacity(steps.len());
-        for step in steps {
-            let facts = child.line("facts ").await.unwrap_or_else(|why| panic!("{name} {step}: {why}"));
-            seen.push(serde_json::from_str(&facts).unwrap());
-        }
-        seen
+        let wanted = json!({ "url": self.gateway.url(path), "flow": self.flow, "user": user });
+        let seen = Client::TypeScript.run(&self.peers, &name, wanted, steps).await;
+        seen.unwrap_or_else(|why| panic!("{name}: {why}"))
     }
-}
 
-async fn own_answer(seen: &SeenRequest) -> Option<ScriptedReply> {
-    match seen.rpc() {
-        "tools/list" => {
-            let tools = json!([{ "name": "slow", "inputSchema": { "type": "object" } }]);
-            Some(answer(seen, &json!({ "tools": tools })))
-        }
-        "tools/call" => {
-            let millis = seen.body["params"]["arguments"]["ms"].as_u64().unwrap();
-            tokio::time::sleep(Duration::from_millis(millis)).await;
-            Some(answer(seen, &json!({ "content": [{ "type": "text", "text": "done" }] })))
-        }
-        _ => None,
-    }
-}
-
-/// 401, the gateway's own metadata, registration, authorization, token; a task that outlives the token that began it.
-#[tokio::test]
-async fn a_client_logs_in_at_the_gateway_itself_and_its_task_outlives_its_token() {
-    let Some(own) = OwnLogin::start("oauth-own", 300).await else { return };
-    for (path, tool) in [("up", "slow"), ("all", "up__slow")] {
+    /// Logs in, begins a call, refreshes the token, and follows the call to its end.
+    async fn seen_around_a_refresh(&self, path: &str, tool: &str) -> Vec<Value> {
         let steps = [
             json!({"tools": true}),
             json!({"begin": tool, "ms": 3_000}),
             json!({"refresh": true}),
             json!({"finish": true}),
         ];
-        let seen = own.seen(path, "alice", &steps).await;
+        let seen = self.seen(path, "alice", &steps).await;
         assert!(seen[0]["tools"].as_array().unwrap().contains(&json!(tool)), "{path}: {seen:?}");
         assert_eq!(seen[2]["isNew"], json!(true), "{path}: {seen:?}");
         let end = &seen[3];
         assert_eq!((&end["status"], &end["text"]), (&json!("completed"), &json!("done")), "{path}: {seen:?}");
-        assert_eq!((&end["logins"], &end["refreshes"]), (&json!(1), &json!(1)), "{path}: {seen:?}");
-        let peek = [json!({ "peek": end["taskId"] }), json!({ "peek": "0".repeat(32) })];
+        assert_eq!((&end["logins"], &end["tokens"]), (&json!(1), &json!(2)), "{path}: {seen:?}");
+        seen
+    }
+}
+
+/// 401, the gateway's own metadata, registration, authorization, token; a task that outlives the token that began it.
+#[tokio::test]
+async fn a_client_logs_in_at_the_gateway_itself_and_its_task_outlives_its_token() {
+    let Some(own) = OwnLogin::start("oauth-own", "registration", "").await else { return };
+    for (path, tool) in [("up", "slow"), ("all", "up__slow")] {
+        let seen = own.seen_around_a_refresh(path, tool).await;
+        let peek = [json!({ "peek": seen[3]["taskId"] }), json!({ "peek": "0".repeat(32) })];
         let other = own.seen(path, "bob", &peek).await;
         assert_eq!((&other[0]["status"], &other[0]["code"]), (&Value::Null, &json!(-32602)), "{path}: {other:?}");
-        assert_eq!(other[0]["message"], other[1]["message"], "as one that there never was: {path}");
+        assert_eq!(other[0]["message"], other[1]["message"], "an unknown id and another user's look alike: {path}");
     }
     let shown = own.server.world.all(|seen| seen.header("authorization").is_some());
     assert!(shown.is_empty(), "no server gets a token: {shown:?}");
 }
 
-/// The challenge, the metadata and the token's binding are what a client of the standard needs (RFC 9449).
+/// A client of RFC 9449 needs the challenge, the metadata and the binding of its token.
 #[tokio::test]
 async fn a_client_with_dpop_logs_in_where_every_token_must_be_bound() {
-    let Some(own) = OwnLogin::start_with("oauth-own-dpop", 300, "dpop = \"require\"\n").await else { return };
-    let steps = [
-        json!({"tools": true}),
-        json!({"begin": "slow", "ms": 2_000}),
-        json!({"refresh": true}),
-        json!({"finish": true}),
-    ];
-    let seen = own.seen("up", "alice", &steps).await;
-    assert_eq!((&seen[0]["tools"], &seen[0]["scheme"]), (&json!(["slow"]), &json!("DPoP")), "{seen:?}");
-    assert_eq!((&seen[2]["isNew"], &seen[2]["scheme"]), (&json!(true), &json!("DPoP")), "{seen:?}");
-    assert_eq!((&seen[3]["status"], &seen[3]["text"]), (&json!("completed"), &json!("done")), "{seen:?}");
-    assert_eq!((&seen[3]["logins"], &seen[3]["refreshes"]), (&json!(1), &json!(1)), "{seen:?}");
+    let Some(own) = OwnLogin::start("oauth-own-dpop", "dpop", "dpop = \"require\"\n").await else { return };
+    let seen = own.seen_around_a_refresh("up", "slow").await;
+    assert!(seen.iter().all(|facts| facts["scheme"] == "DPoP"), "{seen:?}");
 }

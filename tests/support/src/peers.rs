@@ -7,6 +7,7 @@ pub mod cells;
 pub mod coverage;
 pub mod gateway;
 pub mod install;
+pub mod login;
 pub mod process;
 pub mod report;
 pub mod upstream;

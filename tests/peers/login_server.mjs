@@ -1,104 +1,39 @@
-// An MCP server behind OAuth: an authorization server by oidc-provider, and a resource server that checks its tokens.
+// An MCP server that checks the tokens of login_issuer.mjs itself.
 //
-//   node oauth_server.mjs stateless|session TOKEN_SECONDS
+//   node login_server.mjs stateless|session ISSUER
 //
-// prints `as URL` and `ready URL` on stdout, then `granted TYPE SUBJECT` for each token. Whoever asks for authorization
-// is logged in as `login_hint` says, and consents: there is no page. Tokens are for the address of a gateway on this
-// machine that has this server as `up`, and for no other. Tools: `whoami`, `slow` {ms}, and `job` {ms}, which a stateless
-// server makes a task of.
+// prints `ready URL` on stdout. It accepts tokens for the address of a gateway on this machine that has it as `up`. Tools: `whoami`,
+// `slow` {ms}, and `job` {ms}, which a stateless server makes a task of.
 
-import { generateKeyPairSync, randomUUID } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { createLocalJWKSet, jwtVerify } from 'jose';
-import { Provider } from 'oidc-provider';
+import { createRemoteJWKSet, jwtVerify } from 'jose';
 
 const VERSION = '2026-07-28';
 const AUDIENCE = /^http:\/\/127\.0\.0\.1:\d+\/up\/mcp$/;
 const BODY_MAX = 64 * 1024;
+/** So much too early is the `exp` of the authorization server's tokens. */
+const EARLY_SECONDS = 58;
 
-const [kind, tokenSeconds] = process.argv.slice(2);
-if (!['stateless', 'session'].includes(kind) || !(Number(tokenSeconds) > 0)) {
-  console.error('usage: oauth_server.mjs stateless|session TOKEN_SECONDS');
+const [kind, issuer] = process.argv.slice(2);
+if (!['stateless', 'session'].includes(kind) || issuer === undefined) {
+  console.error('usage: login_server.mjs stateless|session ISSUER');
   process.exit(2);
 }
 const isStateless = kind === 'stateless';
-
-const key = { ...generateKeyPairSync('rsa', { modulusLength: 2048 }).privateKey.export({ format: 'jwk' }), alg: 'RS256', use: 'sig', kid: 'one' };
-const { d, p, q, dp, dq, qi, ...publicKey } = key;
-const keys = createLocalJWKSet({ keys: [publicKey] });
-
-const listen = (server) => new Promise((done) => server.listen(0, '127.0.0.1', () => done(`http://127.0.0.1:${server.address().port}`)));
-
-// --- the authorization server
-
-let handleAuthorization;
-const authorizationServer = createServer((request, response) => handleAuthorization(request, response));
-const issuer = await listen(authorizationServer);
-
-const provider = new Provider(issuer, {
-  jwks: { keys: [key] },
-  cookies: { keys: [randomUUID()] },
-  scopes: ['openid', 'offline_access', 'mcp'],
-  pkce: { required: () => true },
-  findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id }) }),
-  issueRefreshToken: () => true,
-  interactions: { url: (_, { uid }) => `/interaction/${uid}` },
-  features: {
-    devInteractions: { enabled: false },
-    dPoP: { enabled: true },
-    registration: { enabled: true },
-    resourceIndicators: {
-      enabled: true,
-      defaultResource: () => undefined,
-      useGrantedResource: () => true,
-      getResourceServerInfo: (_, resource) => ({
-        scope: 'mcp',
-        audience: resource,
-        accessTokenTTL: Number(tokenSeconds),
-        accessTokenFormat: 'jwt',
-        jwt: { sign: { alg: 'RS256' } },
-      }),
-    },
-  },
-});
-provider.on('grant.success', ({ oidc }) => console.log(`granted ${oidc.params.grant_type} ${oidc.account?.accountId}`));
-provider.on('server_error', (_, error) => console.error('authorization server:', error));
-
-async function interact(request, response) {
-  const { prompt, params, session, grantId } = await provider.interactionDetails(request, response);
-  if (prompt.name === 'login') {
-    return provider.interactionFinished(request, response, { login: { accountId: params.login_hint } });
-  }
-  const ids = { accountId: session.accountId, clientId: params.client_id };
-  const grant = (grantId && (await provider.Grant.find(grantId))) ?? new provider.Grant(ids);
-  grant.addOIDCScope('openid offline_access mcp');
-  grant.addResourceScope(params.resource, 'mcp');
-  const consent = { grantId: await grant.save() };
-  return provider.interactionFinished(request, response, { consent }, { mergeWithLastSubmission: true });
-}
-
-const callback = provider.callback();
-handleAuthorization = (request, response) => {
-  if (!request.url.startsWith('/interaction/')) return callback(request, response);
-  return interact(request, response).catch((error) => {
-    console.error('interaction:', error);
-    response.writeHead(500).end(String(error));
-  });
-};
-
-// --- the resource server
+const keys = createRemoteJWKSet(new URL(`${issuer}/jwks`));
 
 const tools = ['whoami', 'slow', 'job'].map((name) => ({ name, inputSchema: { type: 'object' } }));
 const sessions = new Map();
 const jobs = new Map();
 
-/** Whose token this is, if it is one for the gateway in front of this server. */
+/** The subject of a token for the gateway in front of this server; undefined for any other token. */
 async function subjectOf(request) {
   const token = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1];
   if (!token) return undefined;
   try {
-    const { payload } = await jwtVerify(token, keys, { issuer, algorithms: ['RS256'], clockTolerance: 0 });
+    const { payload } = await jwtVerify(token, keys, { issuer, algorithms: ['RS256'], clockTolerance: EARLY_SECONDS });
     return AUDIENCE.test(payload.aud) && payload.scope === 'mcp' ? payload.sub : undefined;
   } catch {
     return undefined;
@@ -106,7 +41,7 @@ async function subjectOf(request) {
 }
 
 const complete = (result) => (isStateless ? { ...result, resultType: 'complete', ttlMs: 0, cacheScope: 'private' } : result);
-const text = (said) => ({ content: [{ type: 'text', text: said }] });
+const text = (value) => ({ content: [{ type: 'text', text: value }] });
 
 function taskOf(id, job) {
   const isDone = Date.now() >= job.due;
@@ -186,7 +121,7 @@ async function serve(request, response) {
   if (request.method !== 'POST') return send(405, undefined, { allow: 'POST' });
   const message = await bodyOf(request);
   const session = request.headers['mcp-session-id'];
-  // A session is its opener's.
+  // Only the subject that opened a session may use it.
   if (!isStateless && session !== undefined && sessions.get(session) !== subject) return send(404);
   if (message.id === undefined) return send(202);
   const result = await resultOf(message, subject);
@@ -209,5 +144,4 @@ const resourceServer = createServer((request, response) => {
     response.destroy();
   });
 });
-console.log(`as ${issuer}`);
-console.log(`ready ${await listen(resourceServer)}/mcp`);
+resourceServer.listen(0, '127.0.0.1', () => console.log(`ready http://127.0.0.1:${resourceServer.address().port}/mcp`));

@@ -3,6 +3,31 @@
 //! Refuses every request that HTTP alone shows to be invalid, so that a face receives complete requests within limits. Knows no
 //! JSON-RPC method and no task. Read `stack.rs` first: it lists the layers in order.
 
+/// Declares an enum of reasons, each with a label for logs and metrics, and a sentence.
+macro_rules! reasons {
+    ($(#[$doc:meta])* $vis:vis enum $name:ident { $($(#[$why:meta])* $reason:ident: $label:literal, $sentence:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name {
+            $($(#[$why])* $reason,)*
+        }
+
+        impl $name {
+            $vis const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $label,)*
+                }
+            }
+
+            $vis const fn sentence(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $sentence,)*
+                }
+            }
+        }
+    };
+}
+
 pub mod admin;
 pub mod api_keys;
 mod body;

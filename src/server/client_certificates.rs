@@ -1,4 +1,4 @@
-//! Identifies clients by their certificates: which name of a certificate makes which principal.
+//! Identifies clients by their certificates: the configuration says which name of a certificate is which principal.
 //!
 //! `tls` verifies certificates in the handshake; no header is read here.
 
@@ -50,8 +50,8 @@ pub struct CertificatePattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateBlock {
     pub san: CertificatePattern,
-    /// The principal that a key or token beside such a certificate must have; its star stands for the text of the star in
-    /// `san`. Without it, none may be beside.
+    /// The principal that a key or token beside such a certificate must have; its star stands for the text of the star in `san`.
+    /// Without it, no key or token may come with the certificate.
     pub same_as: Option<NamePattern>,
     pub claims: Arc<Claims>,
 }
@@ -87,42 +87,21 @@ pub(super) struct CertificateOwner {
     pub(super) same_as: Option<Principal>,
 }
 
-/// Why a certificate is refused. Only operators see the reason; clients see only the refusal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CertificateRefusal {
-    Missing,
-    Unknown,
-    Ambiguous,
-    Withdrawn,
-    OfAnother,
-}
-
-impl CertificateRefusal {
-    pub(super) const fn label(self) -> &'static str {
-        match self {
-            Self::Missing => "certificate_missing",
-            Self::Unknown => "certificate_unknown",
-            Self::Ambiguous => "certificate_ambiguous",
-            Self::Withdrawn => "certificate_withdrawn",
-            Self::OfAnother => "certificate_of_another",
-        }
-    }
-
-    pub(super) const fn sentence(self) -> &'static str {
-        match self {
-            Self::Missing => "a client has no certificate",
-            Self::Unknown => "a certificate is refused: no `san` of this key matches one of its names",
-            Self::Ambiguous => "a certificate is refused: two of its names match a `san` of this key",
-            Self::Withdrawn => "a certificate is refused: it has expired, or `client_ca` or `client_crl` has changed",
-            Self::OfAnother => {
-                "a key or token is refused: it is not of the principal that `same_as` names for the certificate beside it"
-            }
-        }
+reasons! {
+    /// Why a certificate is refused. Only operators see the reason; clients see only the refusal.
+    pub(super) enum CertificateRefusal {
+        Missing: "certificate_missing", "a client has no certificate";
+        Unknown: "certificate_unknown", "a certificate is refused: no `san` of this key matches one of its names";
+        Ambiguous: "certificate_ambiguous", "a certificate is refused: two of its names match a `san` of this key";
+        Withdrawn: "certificate_withdrawn",
+            "a certificate is refused: it has expired, or `client_ca` or `client_crl` has changed";
+        OfAnother: "certificate_of_another",
+            "a key or token is refused: it is not of the principal that `same_as` names for the certificate beside it";
     }
 }
 
 impl CertificateName {
-    /// `None` for a text that has not the form of its kind: it has control characters or a `*`, or is too long.
+    /// `None` for a text without the form of its kind: it has control characters or a `*`, or is too long.
     fn read(kind: NameKind, text: &str) -> Option<Self> {
         let is_name = kind.has_form(text) && !text.contains('*');
         is_name.then(|| Self { kind, text: kind.normal(text) })
@@ -204,7 +183,7 @@ impl CertificateRing {
         &self.grant
     }
 
-    /// Replaces `before`. Streams end unless nothing has changed: another block may be a certificate's first now.
+    /// Replaces `before`. Streams end unless nothing has changed: a certificate's first matching block may be another one now.
     pub(super) fn succeed(&mut self, before: &Self) {
         if self.blocks == before.blocks {
             *self = before.clone();
@@ -217,7 +196,7 @@ impl CertificateRing {
         self.grant.withdraw();
     }
 
-    /// The principal of a certificate: by its only name that a block is for.
+    /// The principal of a certificate: exactly one of its names has a matching block.
     pub(super) fn owner(&self, certificate: &PeerCertificate) -> Result<CertificateOwner, CertificateRefusal> {
         let mut memo = certificate.owner.lock();
         if let Some(known) = memo.as_ref().filter(|known| Arc::ptr_eq(&known.blocks, &self.blocks)) {

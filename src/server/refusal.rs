@@ -78,50 +78,24 @@ pub(super) enum Refusal {
     NotForwarded(ForwardRefusal),
 }
 
-/// Why the replica listener, which serves forwarded requests only, refuses a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ForwardRefusal {
-    /// Without the seal of a key that this replica knows.
-    Unsealed,
-    /// Sealed for another replica, or an earlier process of this one.
-    Misdirected,
-    /// Sealed for another request.
-    Altered,
-    /// Sealed too long ago, or with a future time.
-    Untimely,
-    /// Received before, or too long after later requests.
-    Repeated,
-    /// Too many replicas have forwarded requests recently.
-    Crowded,
-}
-
-impl ForwardRefusal {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Unsealed => "forward_unsealed",
-            Self::Misdirected => "forward_misdirected",
-            Self::Altered => "forward_altered",
-            Self::Untimely => "forward_untimely",
-            Self::Repeated => "forward_repeated",
-            Self::Crowded => "forward_crowded",
-        }
-    }
-
-    const fn sentence(self) -> &'static str {
-        match self {
-            Self::Unsealed => {
-                "Unauthorized: only replicas with the same `seal.key` may forward requests to this listener"
-            }
-            Self::Misdirected => {
-                "Misdirected request: it was forwarded to another replica, or to an earlier process of this one"
-            }
-            Self::Altered => "Invalid seal: it was made for another request",
-            Self::Untimely => {
-                "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ"
-            }
-            Self::Repeated => "Repeated request: it was received before",
-            Self::Crowded => "Too many replicas forward requests: try again later",
-        }
+reasons! {
+    /// Why the replica listener, which serves forwarded requests only, refuses a request.
+    pub(super) enum ForwardRefusal {
+        /// Without the seal of a key that this replica knows.
+        Unsealed: "forward_unsealed",
+            "Unauthorized: only replicas with the same `seal.key` may forward requests to this listener";
+        /// Sealed for another replica, or an earlier process of this one.
+        Misdirected: "forward_misdirected",
+            "Misdirected request: it was forwarded to another replica, or to an earlier process of this one";
+        /// Sealed for another request.
+        Altered: "forward_altered", "Invalid seal: it was made for another request";
+        /// Sealed too long ago, or with a future time.
+        Untimely: "forward_untimely",
+            "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ";
+        /// Received before, or too long after later requests.
+        Repeated: "forward_repeated", "Repeated request: it was received before";
+        /// Too many replicas have forwarded requests recently.
+        Crowded: "forward_crowded", "Too many replicas forward requests: try again later";
     }
 }
 

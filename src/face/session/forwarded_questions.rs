@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::in_flight::request_key;
 use super::session_cache::ClientSession;
-use crate::upstream::recent_map::RecentMap;
+use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::wire::RequestId;
 
 /// The most questions that are remembered.
@@ -15,6 +15,12 @@ const QUESTIONS_MAX: usize = 16_384;
 pub(super) struct ForwardedQuestion {
     /// The tool of the call that asked; `None` for other requests, and on the session's own stream.
     pub(super) tool: Option<Arc<str>>,
+}
+
+impl RecentValue for ForwardedQuestion {
+    fn is_in_use(&self) -> bool {
+        self.tool.as_ref().is_some_and(RecentValue::is_in_use)
+    }
 }
 
 /// By session and question. An entry is in use as long as its call runs.

@@ -24,95 +24,37 @@ const PERSON_CLAIMS: [&str; 4] = ["username", "preferred_username", "email", "up
 /// How far the clocks of the gateway and an issuer may differ.
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
-/// Why a token is refused. Only operators see the reason; clients see only the refusal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenError {
-    TooLarge,
-    Malformed,
-    Algorithm,
-    Critical,
-    Type,
-    UnknownIssuer,
-    UnknownKey,
-    UnfitKey,
-    Signature,
-    Times,
-    Expired,
-    NotYetValid,
-    Audience,
-    Subject,
-    Bound,
-    OfAnotherCertificate,
-    OfAnotherKey,
-    NotProven,
-    NotBound,
-    Inactive,
-    Scopes,
-    Groups,
-}
-
-impl TokenError {
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::TooLarge => "token_too_large",
-            Self::Malformed => "token_malformed",
-            Self::Algorithm => "token_algorithm",
-            Self::Critical => "token_critical",
-            Self::Type => "token_type",
-            Self::UnknownIssuer => "token_issuer",
-            Self::UnknownKey => "token_key_unknown",
-            Self::UnfitKey => "token_key_unfit",
-            Self::Signature => "token_signature",
-            Self::Times => "token_times",
-            Self::Expired => "token_expired",
-            Self::NotYetValid => "token_not_yet_valid",
-            Self::Audience => "token_audience",
-            Self::Subject => "token_subject",
-            Self::Bound => "token_bound",
-            Self::OfAnotherCertificate => "token_of_another_certificate",
-            Self::OfAnotherKey => "token_of_another_key",
-            Self::NotProven => "token_not_proven",
-            Self::NotBound => "token_not_bound",
-            Self::Inactive => "token_inactive",
-            Self::Scopes => "token_scopes",
-            Self::Groups => "token_groups",
-        }
-    }
-
-    /// The explanation for operators. It names the key of the configuration that decides.
-    pub const fn sentence(self) -> &'static str {
-        match self {
-            Self::TooLarge => "a token is refused: it is larger than 16 KiB, or its header than 4 KiB",
-            Self::Malformed => "a token is refused: it is no signed token of three parts with JSON objects",
-            Self::Algorithm => "a token is refused: its algorithm is not one of `algorithms`",
-            Self::Critical => "a token is refused: its header has `crit`, which the gateway does not know",
-            Self::Type => "a token is refused: its header's `typ` is not one of `token_types`",
-            Self::UnknownIssuer => "a token is refused: no [[auth.issuers]] has its `iss`",
-            Self::UnknownKey => "a token is refused: its issuer has no key with its `kid`",
-            Self::UnfitKey => "a token is refused: its key is for another algorithm",
-            Self::Signature => "a token is refused: its signature is wrong",
-            Self::Times => "a token is refused: `exp` is missing, or a time is no number of seconds",
-            Self::Expired => "a token is refused: it has expired",
-            Self::NotYetValid => "a token is refused: it is not valid yet; compare the clocks",
-            Self::Audience => {
-                "a token is refused: its `aud` is neither the address that was asked nor one of `audiences`"
-            }
-            Self::Subject => {
-                "a token is refused: it has no usable subject: the `owner_claim`, `sub`, or `client_id` if it names no person"
-            }
-            Self::Bound => "a token is refused: it is bound (`cnf`) to something that the gateway cannot check",
-            Self::OfAnotherCertificate => {
-                "a token is refused: it is bound to a certificate, and its connection has none or another one"
-            }
-            Self::OfAnotherKey => "a token is refused: it is bound to another key than its DPoP proof has",
-            Self::NotProven => {
-                "a token is refused: it was sent as `Bearer`, and needs a DPoP proof as it is bound to a key, or by `auth.dpop`"
-            }
-            Self::NotBound => "a token is refused: it was sent with a DPoP proof, and is bound to no key",
-            Self::Inactive => "a token is refused: its issuer says that it is not active",
-            Self::Scopes => "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes",
-            Self::Groups => "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes",
-        }
+reasons! {
+    /// Why a token is refused. Only operators see the reason; clients see only the refusal.
+    pub enum TokenError {
+        TooLarge: "token_too_large", "a token is refused: it is larger than 16 KiB, or its header than 4 KiB";
+        Malformed: "token_malformed", "a token is refused: it is no signed token of three parts with JSON objects";
+        Algorithm: "token_algorithm", "a token is refused: its algorithm is not one of `algorithms`";
+        Critical: "token_critical", "a token is refused: its header has `crit`, which the gateway does not know";
+        Type: "token_type", "a token is refused: its header's `typ` is not one of `token_types`";
+        UnknownIssuer: "token_issuer", "a token is refused: no [[auth.issuers]] has its `iss`";
+        UnknownKey: "token_key_unknown", "a token is refused: its issuer has no key with its `kid`";
+        UnfitKey: "token_key_unfit", "a token is refused: its key is for another algorithm";
+        Signature: "token_signature", "a token is refused: its signature is wrong";
+        Times: "token_times", "a token is refused: `exp` is missing, or a time is no number of seconds";
+        Expired: "token_expired", "a token is refused: it has expired";
+        NotYetValid: "token_not_yet_valid", "a token is refused: it is not valid yet; compare the clocks";
+        Audience: "token_audience",
+            "a token is refused: its `aud` is neither the address that was asked nor one of `audiences`";
+        Subject: "token_subject",
+            "a token is refused: it has no usable subject: the `owner_claim`, `sub`, or `client_id` if it names no person";
+        Bound: "token_bound", "a token is refused: it is bound (`cnf`) to something that the gateway cannot check";
+        OfAnotherCertificate: "token_of_another_certificate",
+            "a token is refused: it is bound to a certificate, and its connection has none or another one";
+        OfAnotherKey: "token_of_another_key", "a token is refused: it is bound to another key than its DPoP proof has";
+        NotProven: "token_not_proven",
+            "a token is refused: it was sent as `Bearer`, and needs a DPoP proof as it is bound to a key, or by `auth.dpop`";
+        NotBound: "token_not_bound", "a token is refused: it was sent with a DPoP proof, and is bound to no key";
+        Inactive: "token_inactive", "a token is refused: its issuer says that it is not active";
+        Scopes: "token_scopes",
+            "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes";
+        Groups: "token_groups",
+            "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes";
     }
 }
 

@@ -26,54 +26,22 @@ const ID_BYTES_MAX: usize = 255;
 const AGE_MAX: Duration = Duration::from_secs(300);
 const TYPE: &str = "dpop+jwt";
 
-/// Why a proof is refused: for operators. Clients learn only that it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProofError {
-    NotOne,
-    Malformed,
-    Type,
-    Algorithm,
-    Key,
-    Signature,
-    Request,
-    Time,
-    Token,
-    Repeated,
-}
-
-impl ProofError {
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::NotOne => "proof_not_one",
-            Self::Malformed => "proof_malformed",
-            Self::Type => "proof_type",
-            Self::Algorithm => "proof_algorithm",
-            Self::Key => "proof_key",
-            Self::Signature => "proof_signature",
-            Self::Request => "proof_request",
-            Self::Time => "proof_time",
-            Self::Token => "proof_token",
-            Self::Repeated => "proof_repeated",
-        }
-    }
-
-    pub const fn sentence(self) -> &'static str {
-        match self {
-            Self::NotOne => "a DPoP proof is refused: a request has none, or more than one",
-            Self::Malformed => {
-                "a DPoP proof is refused: it is no signed token of three parts, or has no `jti` of 255 bytes"
-            }
-            Self::Type => "a DPoP proof is refused: its header's `typ` is not dpop+jwt",
-            Self::Algorithm => "a DPoP proof is refused: its algorithm is none of ES256, ES384, EdDSA, PS256 and RS256",
-            Self::Key => "a DPoP proof is refused: its `jwk` is no public key for its algorithm",
-            Self::Signature => "a DPoP proof is refused: its signature is wrong",
-            Self::Request => {
-                "a DPoP proof is refused: its `htm` and `htu` are of another request; `htu` is `listen.public_url` with the path"
-            }
-            Self::Time => "a DPoP proof is refused: its `iat` is not within 300 s of now; compare the clocks",
-            Self::Token => "a DPoP proof is refused: its `ath` is of another token",
-            Self::Repeated => "a DPoP proof is refused: its `jti` was used before",
-        }
+reasons! {
+    /// Why a proof is refused: for operators. Clients learn only that it is.
+    pub enum ProofError {
+        NotOne: "proof_not_one", "a DPoP proof is refused: a request has none, or more than one";
+        Malformed: "proof_malformed",
+            "a DPoP proof is refused: it is no signed token of three parts, or has no `jti` of 255 bytes";
+        Type: "proof_type", "a DPoP proof is refused: its header's `typ` is not dpop+jwt";
+        Algorithm: "proof_algorithm",
+            "a DPoP proof is refused: its algorithm is none of ES256, ES384, EdDSA, PS256 and RS256";
+        Key: "proof_key", "a DPoP proof is refused: its `jwk` is no public key for its algorithm";
+        Signature: "proof_signature", "a DPoP proof is refused: its signature is wrong";
+        Request: "proof_request",
+            "a DPoP proof is refused: its `htm` and `htu` are of another request; `htu` is `listen.public_url` with the path";
+        Time: "proof_time", "a DPoP proof is refused: its `iat` is not within 300 s of now; compare the clocks";
+        Token: "proof_token", "a DPoP proof is refused: its `ath` is of another token";
+        Repeated: "proof_repeated", "a DPoP proof is refused: its `jti` was used before";
     }
 }
 

@@ -211,7 +211,7 @@ keys! {
         /// The audience that the token is for, where the authorization server wants one beside `resource`. With `id_jag` the
         /// issuer of the authorization server there, and required.
         reload audience: String = read(&AUDIENCE);
-        /// What clients' tokens are to the authorization server: `"id_token"` where clients come with identity tokens.
+        /// The type of clients' tokens for the authorization server: `"id_token"` where clients come with identity tokens.
         reload subject_token_type: SubjectTokenType = word(SUBJECT_TOKEN_TYPES), default "access_token";
         /// `true` exchanges tokens that are bound to a client's key or certificate (`cnf`) too, though the gateway cannot
         /// prove that it holds the key. Otherwise they are refused (`credential_bound`).

@@ -117,7 +117,7 @@ impl ClientSessionCache {
     ) -> Option<ClientSession> {
         // A text with the same end and another beginning is no valid token.
         let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
-        // All that `open` checks.
+        // The members that `open` checks.
         let is_same = |known: &Arc<OpenedToken>| {
             let session = &known.session;
             *known.sealed == *sealed

@@ -123,7 +123,7 @@ impl TokenTable {
 
     fn make_room(&mut self, now: Timestamp) {
         self.retain(|_, token| token.is_kept(now));
-        // Those that choose the shard are equal.
+        // The digests differ outside the bits that choose the shard.
         for bit in 64..u128::BITS {
             if self.by_digest.len() <= TOKENS_MAX / 2 && self.bytes <= BYTES_MAX / 2 {
                 break;

@@ -28,7 +28,7 @@ pub enum HoldPolicy {
     Arrays,
     /// Messages that may ask their reader for input ([`MessageClassifier`]); others are held only until classified.
     Asking,
-    /// All that carry messages.
+    /// All events with messages.
     Messages,
 }
 
@@ -59,7 +59,7 @@ pub struct EventGate {
     line: usize,
     /// The line's start in `held`, if all of it is held.
     line_start: usize,
-    /// So many bytes of the held data are known to be blank.
+    /// The number of bytes of the held data that are known to be blank.
     blanks: usize,
     /// Whether a line feed that comes next belongs to the preceding carriage return.
     after_return: bool,

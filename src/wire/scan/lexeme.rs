@@ -13,10 +13,10 @@ pub(super) const fn is_whitespace(byte: u8) -> bool {
 /// Integers of so many characters fit a double with any digits.
 const SURELY_FINITE_CHARS: usize = 300;
 
-/// So many bytes are inspected before a search with a higher fixed cost.
+/// The number of bytes that are inspected before a search with a higher fixed cost.
 const NEAR: usize = 32;
 
-/// So many bytes are compared with one branch.
+/// The number of bytes that are compared with one branch.
 const BLOCK: usize = 256;
 
 #[derive(Clone, Copy, Debug)]

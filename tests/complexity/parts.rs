@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
-use taskgate::shared_access::SharedAccess;
 use taskgate::task::{
     AccessItem, AccessRule, AccessRules, AccessVerdict, Caller, Claims, DecisionArguments, ItemPatterns, Principal,
     PrincipalAccessTable, RuleItems, RuleWho,
@@ -74,8 +73,8 @@ pub(crate) fn decision(count: usize) -> BoxFuture<'static, Act> {
     };
     let rules = AccessRules { rules: (1..=count).map(rule).collect(), groups: Vec::new() };
     // Leaked, so that its end is not counted.
-    let access: &'static SharedAccess = Box::leak(Box::default());
-    access.replace(Arc::new(PrincipalAccessTable::new(HashMap::new(), rules, HashMap::new())));
+    let table = PrincipalAccessTable::new(HashMap::new(), rules, HashMap::new());
+    let access: &'static PrincipalAccessTable = Box::leak(Box::new(table));
     let claims = Claims { groups: [Arc::from("team")].into(), ..Claims::default() };
     let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::holding("ada")) };
     let tool = format!("t{count}_x");

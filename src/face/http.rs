@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
@@ -71,7 +72,7 @@ impl Body for PartsBody {
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
-    pub path: String,
+    pub path: Arc<str>,
     /// The undecoded query. It selects no path (B57); with HTTP+SSE it selects a message's stream.
     pub query: Option<String>,
     /// Contains hop-by-hop fields: an allow-list selects the forwarded ones.
@@ -98,10 +99,10 @@ pub struct Inbound {
 
 impl Inbound {
     /// A request over HTTP, without query, headers and body.
-    pub fn new(method: Method, path: String, caller: Caller) -> Self {
+    pub fn new(method: Method, path: impl Into<Arc<str>>, caller: Caller) -> Self {
         Self {
             method,
-            path,
+            path: path.into(),
             query: None,
             headers: http::HeaderMap::new(),
             body: Bytes::new(),

@@ -185,7 +185,7 @@ impl SessionOwners {
     fn request(&self, inbound: &Inbound, peer: ReplicaPeer) -> Option<http::Request<Bytes>> {
         let target = match &inbound.query {
             Some(query) => Uri::try_from(format!("{}?{query}", inbound.path)),
-            None => Uri::try_from(inbound.path.as_str()),
+            None => Uri::try_from(&*inbound.path),
         };
         let token = ForwardToken {
             target: peer.incarnation,

@@ -1,11 +1,13 @@
 //! Reads a complete request body within limits of size, time and rate.
 
 use std::error::Error;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ListenerLimits;
 use super::refusal::Refusal;
@@ -23,27 +25,28 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
     if announced > bytes_max {
         return Err(Refusal::BodyTooLarge);
     }
-    let started = Instant::now();
-    let ends_at = started + limits.body_deadline;
-    let timer = sleep_until((started + limits.body_window).min(ends_at));
-    tokio::pin!(timer);
     let mut gathered = BodyBuffer::default();
-    let mut seen_by_window = 0;
+    let mut pace = None;
+    let mut timer = pin!(None::<Sleep>);
     loop {
-        // The body is polled first: a body that has arrived never polls the timer.
-        let frame = tokio::select! {
-            biased;
-            frame = body.frame() => frame,
-            () = &mut timer => {
-                let now = Instant::now();
-                if now >= ends_at || gathered.len() - seen_by_window < limits.body_window_bytes_min {
-                    return Err(Refusal::BodyTooSlow);
-                }
-                seen_by_window = gathered.len();
-                timer.as_mut().reset((now + limits.body_window).min(ends_at));
-                continue;
+        let frame = poll_fn(|context| {
+            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
+                return Poll::Ready(Ok(frame));
             }
-        };
+            // A body that has arrived sets no timer.
+            let pace = pace.get_or_insert_with(|| BodyPace::begin(limits));
+            loop {
+                if timer.is_none() {
+                    timer.set(Some(sleep_until(pace.next_look(limits))));
+                }
+                ready!(timer.as_mut().as_pin_mut().map_or(Poll::Pending, |timer| timer.poll(context)));
+                if pace.is_too_slow(gathered.len(), limits) {
+                    return Poll::Ready(Err(Refusal::BodyTooSlow));
+                }
+                timer.set(None);
+            }
+        });
+        let frame = frame.await?;
         match frame {
             None => return Ok(gathered.finish()),
             // The body is complete and its client has left: the reset hides the end of the body.
@@ -57,6 +60,35 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
                 gathered.push(data, announced);
             }
         }
+    }
+}
+
+/// The time limits of a body from its first wait on: all of it, and a number of bytes in each window.
+struct BodyPace {
+    window_began: Instant,
+    ends_at: Instant,
+    /// The bytes before the window.
+    seen: usize,
+}
+
+impl BodyPace {
+    fn begin(limits: &ListenerLimits) -> Self {
+        let now = Instant::now();
+        Self { window_began: now, ends_at: now + limits.body_deadline, seen: 0 }
+    }
+
+    fn next_look(&self, limits: &ListenerLimits) -> Instant {
+        (self.window_began + limits.body_window).min(self.ends_at)
+    }
+
+    /// Whether the window that ends now had too few bytes, or was the last one. Else the next window begins.
+    fn is_too_slow(&mut self, received: usize, limits: &ListenerLimits) -> bool {
+        let now = Instant::now();
+        if now >= self.ends_at || received - self.seen < limits.body_window_bytes_min {
+            return true;
+        }
+        (self.window_began, self.seen) = (now, received);
+        false
     }
 }
 

@@ -18,8 +18,9 @@ use super::refusal::{Refusal, StreamPosition};
 use super::tokens::KeyWait;
 use super::{ListenerLimits, body, head, media};
 use crate::face::arrival::Arrival;
-use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, empty_body};
+use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
 use crate::task::{Caller, Principal};
+use crate::upstream::ForwardedHeaders;
 
 /// Paths that the answer to a request for an unknown one names.
 const PATHS_SHOWN: usize = 20;
@@ -27,7 +28,7 @@ const PATHS_SHOWN: usize = 20;
 /// Maps paths to endpoints. Paths match byte for byte (B56), the query is ignored (B57).
 #[derive(Clone, Default)]
 pub struct Routes {
-    exact: BTreeMap<String, Arc<dyn Endpoint>>,
+    exact: BTreeMap<Arc<str>, Arc<dyn Endpoint>>,
     below: Vec<(String, Arc<dyn Endpoint>)>,
     forward_authorization: bool,
 }
@@ -41,7 +42,7 @@ impl Routes {
     #[must_use]
     pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
         self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
-        self.exact.insert(path.into(), endpoint);
+        self.exact.insert(Arc::from(path.into()), endpoint);
         self
     }
 
@@ -56,8 +57,8 @@ impl Routes {
     /// Adds an endpoint beside each path that serves clients, as `beside` makes it for the path.
     pub fn with_beside(self, beside: impl Fn(&str) -> (String, Arc<dyn Endpoint>)) -> Self {
         let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
-        let paths: Vec<String> =
-            self.exact.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(path, _)| path.clone()).collect();
+        let paths: Vec<Arc<str>> =
+            self.exact.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(path, _)| Arc::clone(path)).collect();
         paths.iter().map(|path| beside(path)).fold(self, |routes, (path, endpoint)| routes.with(path, endpoint))
     }
 
@@ -66,16 +67,14 @@ impl Routes {
         self.exact.values().chain(below).any(|endpoint| endpoint.forwards(header))
     }
 
-    /// The route's path for a request's path. Ignores one trailing slash: a redirect would lose the body and the credentials.
-    fn served_path<'p>(&self, path: &'p str) -> &'p str {
-        let shorter = path.strip_suffix('/').filter(|shorter| self.exact.contains_key(*shorter));
-        shorter.filter(|_| !self.exact.contains_key(path)).unwrap_or(path)
-    }
-
-    fn find(&self, path: &str) -> Option<&Arc<dyn Endpoint>> {
-        let path = self.served_path(path);
-        let below = || self.below.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, endpoint)| endpoint);
-        self.exact.get(path).or_else(below)
+    /// The route of a request's path. Ignores one trailing slash: a redirect would lose the body and the credentials.
+    fn find(&self, path: &str) -> Option<Route<'_>> {
+        let exact = self.exact.get_key_value(path).or_else(|| self.exact.get_key_value(path.strip_suffix('/')?));
+        if let Some((path, endpoint)) = exact {
+            return Some(Route { path: Some(path), endpoint });
+        }
+        let below = self.below.iter().find(|(prefix, _)| path.starts_with(prefix));
+        below.map(|(_, endpoint)| Route { path: None, endpoint })
     }
 
     /// The first paths of servers, for the operator's own client on this machine. Other clients do not learn them.
@@ -85,13 +84,32 @@ impl Routes {
         }
         let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
         let all = self.exact.iter().filter(|(_, endpoint)| serves(endpoint));
-        all.map(|(path, _)| path.as_str()).take(PATHS_SHOWN).collect::<Vec<_>>().join(", ")
+        all.map(|(path, _)| &**path).take(PATHS_SHOWN).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl fmt::Debug for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.exact.keys().chain(self.below.iter().map(|(prefix, _)| prefix))).finish()
+        let below = self.below.iter().map(|(prefix, _)| prefix.as_str());
+        f.debug_set().entries(self.exact.keys().map(|path| &**path).chain(below)).finish()
+    }
+}
+
+/// An endpoint, as a request's path leads to it.
+#[derive(Clone, Copy)]
+pub(super) struct Route<'r> {
+    /// `None` for one of all paths below a prefix, which is served under the request's path.
+    path: Option<&'r Arc<str>>,
+    endpoint: &'r Arc<dyn Endpoint>,
+}
+
+impl Route<'_> {
+    pub(super) fn is_public(&self) -> bool {
+        self.endpoint.is_public()
+    }
+
+    fn served_path(&self, path: &str) -> Arc<str> {
+        self.path.map_or_else(|| Arc::from(path), Arc::clone)
     }
 }
 
@@ -105,7 +123,7 @@ pub(super) struct AdmittedCaller {
 
 /// The parts of an admitted request that an endpoint needs; the rest is dropped, so that no buffer is retained.
 fn inbound(
-    path: String,
+    path: Arc<str>,
     request: Request<Incoming>,
     body: Bytes,
     caller: AdmittedCaller,
@@ -113,16 +131,23 @@ fn inbound(
     received_at: Instant,
 ) -> Box<Inbound> {
     let (parts, _) = request.into_parts();
+    // Each field is named: `Inbound::new` reads the clock, and allocates another arrival.
     Box::new(Inbound {
+        method: parts.method,
+        path,
         query: parts.uri.query().map(str::to_owned),
         headers: parts.headers,
         body,
+        message: None,
+        caller: caller.caller,
         client: Some(network(caller.client)),
         accepted,
+        forwarded: ForwardedHeaders::default(),
         received_at,
+        carriage: MessageChannel::Request,
         is_counted: caller.is_counted,
+        endpoint_session: None,
         arrival: caller.arrival,
-        ..Inbound::new(parts.method, path, caller.caller)
     })
 }
 
@@ -143,23 +168,24 @@ impl Dispatch {
         Self(Arc::new(DispatchState { routes, limits, body_bytes_max, notices }))
     }
 
-    pub(super) fn serves(&self, path: &str) -> bool {
-        self.0.routes.find(path).is_some()
-    }
-
-    pub(super) fn is_public(&self, path: &str) -> bool {
-        self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
+    pub(super) fn route(&self, path: &str) -> Option<Route<'_>> {
+        self.0.routes.find(path)
     }
 
     /// The facts about a request's path that the guards need.
-    pub(super) fn asked<'p>(&self, path: &'p str) -> AskedPath<'p> {
-        let routes = &self.0.routes;
-        let found = routes.find(path).filter(|endpoint| !endpoint.is_public());
+    pub(super) fn asked<'p>(&'p self, path: &'p str) -> AskedPath<'p> {
+        self.asked_at(self.route(path), path)
+    }
+
+    /// As [`Self::asked`], for the route of `path`.
+    pub(super) fn asked_at<'p>(&self, route: Option<Route<'p>>, path: &'p str) -> AskedPath<'p> {
+        let found = route.filter(|route| !route.is_public());
+        let forwards = |route: Route<'_>| route.endpoint.forwards(&AUTHORIZATION);
         AskedPath {
-            endpoint: found.map(|_| routes.served_path(path)),
+            endpoint: found.map(|route| route.path.map_or(path, |path| path)),
             wait: KeyWait::Allowed,
             certificate: None,
-            forwards: routes.forward_authorization && found.is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION)),
+            forwards: self.0.routes.forward_authorization && found.is_some_and(forwards),
         }
     }
 
@@ -177,7 +203,7 @@ impl DispatchState {
     async fn answer(&self, mut request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (endpoint, accepted) = match self.admit(&request, &caller.caller) {
+        let (route, accepted) = match self.admit(&request, &caller.caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
@@ -199,9 +225,9 @@ impl DispatchState {
         } else {
             Bytes::new()
         };
-        let path = self.routes.served_path(request.uri().path()).to_owned();
+        let path = route.served_path(request.uri().path());
         let inbound = inbound(path, *request, body, caller, accepted, received_at);
-        let mut response = endpoint.serve(inbound).await;
+        let mut response = route.endpoint.serve(inbound).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -209,13 +235,10 @@ impl DispatchState {
     }
 
     /// Checks everything that needs no byte of the body.
-    fn admit(
-        &self,
-        request: &Request<Incoming>,
-        caller: &Caller,
-    ) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
+    fn admit(&self, request: &Request<Incoming>, caller: &Caller) -> Result<(Route<'_>, AcceptedTypes), Refusal> {
         let unknown = || Refusal::PathUnknown(self.routes.paths_for(&caller.principal));
-        let endpoint = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
+        let route = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
+        let endpoint = route.endpoint;
         if !endpoint.is_for(caller) {
             return Err(Refusal::PathWithheld);
         }
@@ -232,7 +255,7 @@ impl DispatchState {
         }
         head::check_expectation(headers)?;
         head::check_transfer_coding(headers)?;
-        Ok((endpoint, accepted))
+        Ok((route, accepted))
     }
 
     async fn read(&self, incoming: &mut Incoming) -> Result<Bytes, Refusal> {

@@ -90,8 +90,8 @@ impl CertificateHolders {
     fn joined(
         &self,
         certificate: &PeerCertificate,
-        mut known: Box<AuthenticatedCaller>,
-    ) -> Result<Box<AuthenticatedCaller>, CertificateRefusal> {
+        mut known: AuthenticatedCaller,
+    ) -> Result<AuthenticatedCaller, CertificateRefusal> {
         if known.has_certificate {
             return Ok(known);
         }
@@ -389,14 +389,14 @@ pub(super) enum TokenUse {
 
 /// The sender of a request by its credential, or the lookup that must come first.
 pub(super) enum Identity {
-    Known(Box<AuthenticatedCaller>),
+    Known(AuthenticatedCaller),
     /// The token's issuer must be asked first.
     NeedsLookup(TokenLookup),
 }
 
 impl From<AuthenticatedCaller> for Identity {
     fn from(caller: AuthenticatedCaller) -> Self {
-        Self::Known(Box::new(caller))
+        Self::Known(caller)
     }
 }
 
@@ -435,7 +435,7 @@ impl AuthenticatedCaller {
     }
 
     /// Ends it at the latest with its connection's certificate.
-    fn within(mut self: Box<Self>, certificate: &PeerCertificate, now: Timestamp, files: Grant) -> Box<Self> {
+    fn within(mut self, certificate: &PeerCertificate, now: Timestamp, files: Grant) -> Self {
         let until = certificate.until();
         self.caller.until = Some(self.caller.until.map_or(until, |own| own.min(until)));
         self.ends_in = self.caller.until.map(|until| until.since(now));
@@ -589,7 +589,7 @@ impl PrincipalGuard {
                             waits @ Identity::NeedsLookup(_) => return Ok(waits),
                         }
                     }
-                    (Some(certificate), _) => holders.caller(certificate).map(Box::new),
+                    (Some(certificate), _) => holders.caller(certificate),
                     (None, Some(others)) => return self.identify_by(others, request, asked),
                     (None, None) => Err(CertificateRefusal::Missing),
                 };

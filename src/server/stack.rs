@@ -147,7 +147,7 @@ impl Layers {
         };
         match identity {
             Ok(Identity::Known(known)) => {
-                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = *known;
+                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = known;
                 let exchanges = || self.dispatch.asked(request.uri().path()).forwards;
                 let is_exchanged = self.principal.takes_tokens() && exchanges();
                 let token = if is_exchanged { TokenUse::Exchange } else { TokenUse::Identity };
@@ -197,15 +197,16 @@ impl Layers {
             let asked = AskedPath { endpoint: None, forwards: false, wait, certificate };
             return self.principal.identify(request, asked);
         }
-        if is_metadata(path) && !self.dispatch.serves(path) {
+        let route = self.dispatch.route(path);
+        if route.is_none() && is_metadata(path) {
             return Err(Refusal::NoMetadata);
         }
         // A client that looks for a login has no credential yet.
-        if self.dispatch.is_public(path) {
+        if route.is_some_and(|route| route.is_public()) {
             return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked(path) })
+        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked_at(route, path) })
     }
 }
 

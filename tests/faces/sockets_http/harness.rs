@@ -74,7 +74,7 @@ impl Endpoint for Recorder {
         note_messages(&request);
         self.seen.lock().push(*request);
         self.arrived.add_permits(1);
-        match path.as_str() {
+        match &*path {
             "/panic" => panic!("a handler with a bug"),
             "/hold" => self.hold().await,
             "/page" => return FaceResponse::new(full_body(Bytes::from(vec![b' '; 2_000]))),

@@ -231,7 +231,7 @@ async fn the_endpoint_gets_the_body_the_accepted_types_and_a_principal_of_ours()
     assert_eq!(outcome(&gate, post(lines, "{\"odd\" : 1.10}").as_bytes()).await, "200");
     let seen = gate.recorder.seen.lock();
     assert_eq!(seen[0].body, "{\"odd\" : 1.10}");
-    assert_eq!(seen[0].path, "/mcp");
+    assert_eq!(&*seen[0].path, "/mcp");
     assert_eq!(seen[0].accepted, AcceptedTypes::EventStream);
     assert_eq!(seen[0].caller.principal, Principal::local());
 }
@@ -246,7 +246,7 @@ async fn a_slash_too_many_at_the_end_of_a_path_is_served_like_the_path() {
         assert!(outcome.starts_with(expected), "{path}: {outcome}");
     }
     let seen = gate.recorder.seen.lock();
-    assert_eq!(seen.iter().map(|seen| seen.path.as_str()).collect::<Vec<_>>(), ["/mcp"]);
+    assert_eq!(seen.iter().map(|seen| &*seen.path).collect::<Vec<_>>(), ["/mcp"]);
 }
 
 /// The user of a client on this machine is the operator, where there are no keys and no other name.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, StatusCode};
+use http::header::{ALLOW, CACHE_CONTROL, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
 
 use super::http::{
     AcceptedTypes, FaceResponse, Inbound, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
+    typed_response,
 };
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, insufficient_scope_error, rate_error};
@@ -179,18 +180,17 @@ pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
 }
 
 pub(super) fn json(body: ResponseBody) -> FaceResponse {
-    let mut response = FaceResponse::new(body);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    typed_response(body, "application/json")
 }
+
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An event stream is never buffered, never cached.
 pub fn event_stream(body: ResponseBody) -> FaceResponse {
-    let mut response = FaceResponse::new(body);
+    let mut response = typed_response(body, "text/event-stream");
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    headers.insert(BUFFERING, HeaderValue::from_static("no"));
     response
 }
 

@@ -2,14 +2,13 @@
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 use http_body_util::BodyExt;
 
 use super::{CallMessage, CallMessages};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
-use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::answer::{Addressee, bare, event_stream, json};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::http::{
     AcceptedTypes, FaceResponse, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
@@ -46,11 +45,7 @@ impl RequestAnswer {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
                 event_stream(SingleEventBody::new(body).boxed_unsync())
             }
-            Self::Json(body) => {
-                let mut response = FaceResponse::new(body);
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                response
-            }
+            Self::Json(body) => json(body),
             Self::Events(body) => event_stream(body),
             Self::Result(result) => addressee.result(result),
             Self::Error(error) => addressee.error(StatusCode::OK, &error),

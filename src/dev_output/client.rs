@@ -75,7 +75,7 @@ impl ClientRequest {
         };
         let asked = params.and_then(|params| params.get_lossy("protocolVersion"));
         let client = client(request, version.or(asked.as_deref()));
-        let kind = match request.method.as_str() {
+        let kind = match &*request.method {
             method::TOOLS_CALL => {
                 let number = output.tasks.lock().next();
                 let tool = params.and_then(|params| params.get_lossy("name")).unwrap_or_default();

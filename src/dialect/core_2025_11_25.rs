@@ -111,15 +111,14 @@ impl CoreTasks {
 
     /// The Task object (L25-16 to L25-18).
     fn fields(&self, task: &Summary) -> Payload {
-        let writer =
-            ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase.kind()));
+        let writer = ObjectWriter::new().plain_text("taskId", &task.key.id).text("status", status(task.phase.kind()));
         let writer = match status_message(task) {
             Some(message) => writer.text("statusMessage", &message),
             None => writer,
         };
         let writer = writer
-            .text("createdAt", &task.created_at.to_string())
-            .text("lastUpdatedAt", &task.updated_at.to_string())
+            .plain_text("createdAt", &task.created_at)
+            .plain_text("lastUpdatedAt", &task.updated_at)
             .number("ttl", millis(task.ttl))
             .number("pollInterval", millis(task.poll_interval));
         if self.names_tree { tree_fields(writer, &task.tree) } else { writer }.finish()
@@ -147,7 +146,7 @@ impl CoreTasks {
 /// Adds a task's parent and children, by the ids that `tasks/get` takes (SEP-2268).
 fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
     let writer = match tree.parent {
-        Some(parent) => writer.text("parentTaskId", &parent.to_string()),
+        Some(parent) => writer.plain_text("parentTaskId", &parent),
         None => writer,
     };
     if tree.children.is_empty() {
@@ -173,7 +172,7 @@ impl FaceDialect for CoreTasks {
             method::TASKS_RESULT => Ok(TaskCommand::Await(task_id(params)?)),
             method::TASKS_CANCEL => Ok(TaskCommand::Cancel(task_id(params)?)),
             method::TASKS_LIST => Ok(TaskCommand::List(list_cursor(params)?)),
-            other => Err(RequestError::UnknownMethod(other.to_owned())),
+            other => Err(RequestError::UnknownMethod(other.to_owned().into())),
         }
     }
 

@@ -117,7 +117,7 @@ impl FaceDialect for DraftTasks {
             method::TASKS_DELETE => Ok(TaskCommand::Delete(self.key(params)?)),
             method::TASKS_CANCEL => Ok(TaskCommand::Cancel(self.key(params)?)),
             method::TASKS_LIST => Ok(TaskCommand::List(list_cursor(params)?)),
-            other => Err(RequestError::UnknownMethod(other.to_owned())),
+            other => Err(RequestError::UnknownMethod(other.to_owned().into())),
         }
     }
 

@@ -85,7 +85,7 @@ impl FaceDialect for ExtTasks {
             method::TASKS_GET => Ok(TaskCommand::Get(id)),
             method::TASKS_CANCEL => Ok(TaskCommand::Cancel(id)),
             method::TASKS_UPDATE => Ok(TaskCommand::Answer(id, answers(params)?)),
-            other => Err(RequestError::UnknownMethod(other.to_owned())),
+            other => Err(RequestError::UnknownMethod(other.to_owned().into())),
         }
     }
 
@@ -105,14 +105,14 @@ impl FaceDialect for ExtTasks {
 
 /// The Task object (EXT-15). A handle carries these fields and no others (EXT-18).
 fn task_fields(writer: ObjectWriter, task: &Task) -> ObjectWriter {
-    let writer = writer.text("taskId", &task.key.id.to_string()).text("status", status(&task.phase));
+    let writer = writer.plain_text("taskId", &task.key.id).text("status", status(&task.phase));
     let writer = match status_message(task) {
         Some(message) => writer.text("statusMessage", &message),
         None => writer,
     };
     writer
-        .text("createdAt", &task.created_at.to_string())
-        .text("lastUpdatedAt", &task.updated_at.to_string())
+        .plain_text("createdAt", &task.created_at)
+        .plain_text("lastUpdatedAt", &task.updated_at)
         .number("ttlMs", millis(task.ttl))
         .number("pollIntervalMs", millis(task.poll_interval))
 }

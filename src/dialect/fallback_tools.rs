@@ -313,7 +313,7 @@ impl FaceDialect for FallbackTools {
 
 fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
-        .text("taskId", &task.key.id.to_string())
+        .plain_text("taskId", &task.key.id)
         .text("tool", &task.origin.tool)
         .text("status", status(&task.phase));
     let writer = match &task.status_message {
@@ -321,8 +321,8 @@ fn status_content(task: &Task) -> Payload {
         None => writer,
     };
     let writer = writer
-        .text("createdAt", &task.created_at.to_string())
-        .text("lastUpdatedAt", &task.updated_at.to_string())
+        .plain_text("createdAt", &task.created_at)
+        .plain_text("lastUpdatedAt", &task.updated_at)
         .number("ttl", millis(task.ttl))
         .number("pollInterval", millis(task.poll_interval));
     match &task.phase {

@@ -25,7 +25,7 @@ pub enum RequestError {
     Metadata(Cow<'static, str>),
     /// A wrong parameter of a known method.
     Params(Cow<'static, str>),
-    UnknownMethod(String),
+    UnknownMethod(Cow<'static, str>),
     /// The requested name, sanitised; see [`RequestError::unknown_tool`].
     UnknownTool(String),
     UnknownTask,
@@ -70,7 +70,7 @@ impl RequestError {
             }
             Self::UnknownMethod(method) => {
                 // Task methods differ between versions.
-                let elsewhere = match method.as_str() {
+                let elsewhere = match &**method {
                     _ if !version.is_stateless() => "",
                     method::TASKS_RESULT => "; in 2026-07-28 `tasks/get` has the result",
                     method::TASKS_LIST => "; 2026-07-28 has no list of tasks",
@@ -452,7 +452,7 @@ mod tests {
         let params = Object::of(&Payload::of(&serde_json::json!({ "name": "re\u{1b}port" })));
         check(&RequestError::unknown_tool(params.as_ref()), r#"{"code":-32602,"message":"Unknown tool: report"}"#);
         check(&RequestError::unknown_tool(None), r#"{"code":-32602,"message":"Unknown tool"}"#);
-        check(&RequestError::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
+        check(&RequestError::UnknownMethod(Cow::Borrowed("x")), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }
 
     /// T-80.

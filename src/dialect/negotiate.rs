@@ -32,20 +32,26 @@ pub fn names_version(params: Option<&Object>) -> bool {
 }
 
 impl StatelessRequest {
-    /// Checks the shape of `_meta` (MOD-03); the error names the key. The version is checked later, after the headers
-    /// (GW-03).
-    pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), RequestError> {
+    /// Checks the shape of `_meta` (MOD-03), and returns it; the error names the key. The version is checked later, after the
+    /// headers (GW-03).
+    pub fn check_shape(params: Option<&Object>) -> Result<Object, RequestError> {
         let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
             complaint("params._meta must be an object with the protocol version and the client's capabilities")
         })?;
-        let version = meta
-            .get_string(PROTOCOL_VERSION)
-            .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"))?;
+        if meta.get_str(PROTOCOL_VERSION).is_none() {
+            return Err(complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"));
+        }
         if !meta.has_object(CLIENT_CAPABILITIES) {
             return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"));
         }
-        Ok((version, meta))
+        Ok(meta)
+    }
+
+    /// The version that a checked `_meta` names, served or not.
+    #[must_use]
+    pub fn named_version(meta: &Object) -> Cow<'_, str> {
+        meta.get_str(PROTOCOL_VERSION).unwrap_or_default()
     }
 
     /// Reads the other members, once the version is known to be served. Refuses an invalid progress token or log level
@@ -256,8 +262,8 @@ mod tests {
         let text = format!(r#"{{"_meta":{meta}}}"#);
         let payload = Payload::parse(&bytes::Bytes::from(text), ScanLimits::CLIENT).unwrap();
         let params = Object::of(&payload).unwrap();
-        let (version, meta) = StatelessRequest::check_shape(Some(&params))?;
-        StatelessRequest::read(ProtocolVersion::parse(&version).unwrap(), &meta)
+        let meta = StatelessRequest::check_shape(Some(&params))?;
+        StatelessRequest::read(ProtocolVersion::parse(&StatelessRequest::named_version(&meta)).unwrap(), &meta)
     }
 
     fn with_capabilities(capabilities: &str) -> StatelessRequest {

@@ -60,7 +60,7 @@ impl RelatedTask {
     fn beside(&self, meta: Option<&Object>) -> Payload {
         let related = ObjectWriter::new().text("taskId", &self.id);
         let related = match self.parent {
-            Some(parent) => related.text("parentTaskId", &parent.to_string()).finish(),
+            Some(parent) => related.plain_text("parentTaskId", &parent).finish(),
             None => related.finish(),
         };
         match meta {

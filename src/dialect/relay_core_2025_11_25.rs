@@ -201,7 +201,7 @@ pub enum MessageConcern {
 
 pub fn concern(message: &Message) -> MessageConcern {
     let (name, params) = match message {
-        Message::Request(request) => (request.method.as_str(), &request.params),
+        Message::Request(request) => (&*request.method, &request.params),
         Message::Notification(notification) => (notification.method.as_str(), &notification.params),
         Message::Response(_) => return MessageConcern::Client,
     };

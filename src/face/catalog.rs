@@ -58,6 +58,8 @@ pub struct Catalog {
     peer: Arc<dyn UpstreamDialect>,
     unmatched_rules: Option<Arc<UnmatchedRules>>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
+    /// The list that was found last: a lookup in the cache costs more than the rest of a call's check.
+    last: Mutex<Option<(ListKey, Arc<ToolList>)>>,
     /// The last complete lists; they hold no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
     cut_off: GaugeShare,
@@ -147,6 +149,7 @@ impl Catalog {
             peer,
             unmatched_rules: None,
             lists,
+            last: Mutex::default(),
             whole,
             cut_off: GaugeShare::new(cut_off),
             circular: CircularLists::default(),
@@ -162,6 +165,7 @@ impl Catalog {
     /// busy.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
+            self.last.lock().take_if(|(_, list)| !list.is_fresh());
             self.lists.run_pending_tasks().await;
             self.whole.run_pending_tasks().await;
         }
@@ -175,10 +179,13 @@ impl Catalog {
         let key = list_key(context);
         if let Some(list) = self.lists.get(&key).await {
             if list.is_fresh() {
+                *self.last.lock() = Some((key, Arc::clone(&list)));
                 return Ok(list);
             }
             self.lists.invalidate(&key).await;
         }
+        // It may be older than the list that is fetched now.
+        self.last.lock().take();
         // Boxed: most calls find a list, and need no memory for a fetch.
         let fetched = Box::pin(async move {
             let fetch = async {
@@ -188,6 +195,21 @@ impl Catalog {
             self.lists.try_get_with(key, fetch).await
         });
         fetched.await.map_err(|shared| (*shared).clone())
+    }
+
+    /// The list of a client with these capabilities, if it is the one that was found last, is fresh and has this tool.
+    #[must_use]
+    pub fn last_with(
+        &self,
+        tool: &str,
+        principal: &Principal,
+        credential: &ClientCredential,
+        capabilities: &Payload,
+    ) -> Option<Arc<ToolList>> {
+        let last = self.last.lock();
+        let ((of, bearing, declaring), list) = last.as_ref()?;
+        let is_its = of == principal && bearing == credential && declaring == capabilities;
+        (is_its && list.tool(tool).is_some() && list.is_fresh()).then(|| Arc::clone(list))
     }
 
     /// The list with this tool, fetched again if the cached one lacks it.

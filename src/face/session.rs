@@ -416,7 +416,7 @@ fn sort(
                 None => None,
             };
             if let Some(wish) = wish {
-                let tool = tool_of(request.params.object())?;
+                let tool = tool_of(request.params.object())?.into_owned();
                 return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
             }
             if session.is_bridged() {
@@ -524,12 +524,12 @@ fn vet_request(request: &Request) -> Result<(), RequestError> {
 }
 
 /// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
-fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
+fn tool_of(params: Option<&Object>) -> Result<Cow<'_, str>, RequestError> {
     let invalid = |what| RequestError::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
     if params.contains("arguments") && !params.has_object("arguments") {
         return Err(invalid("arguments must be an object"));
     }
-    let name = params.get_string("name").filter(|name| !name.contains('\0'));
+    let name = params.get_str("name").filter(|name| !name.contains('\0'));
     name.ok_or_else(|| invalid("name must be a string without null characters"))
 }

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::call_stream::engine_call::{CallView, Promotable, ResultEdit};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
-use super::catalog::{Catalog, no_such_cursor};
+use super::catalog::{Catalog, ToolList, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::item_refusal::{AskedAccess, names_item};
@@ -161,12 +161,13 @@ impl StatelessFace {
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
             return Err(RequestError::Metadata(Cow::Borrowed("_meta is spelt in another case")));
         }
-        let (named, meta) = StatelessRequest::check_shape(params)?;
+        let meta = StatelessRequest::check_shape(params)?;
+        let named = StatelessRequest::named_version(&meta);
         if around.carriage == MessageChannel::Request {
             headers::check_request(around.headers, &named, &request.method)?;
         }
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
-        let version = version.ok_or(RequestError::Version { requested: named })?;
+        let version = version.ok_or_else(|| RequestError::Version { requested: named.into_owned() })?;
         addressee.version = version;
         let metadata = StatelessRequest::read(version, &meta);
         // The gateway's own tools need no upstream.
@@ -342,8 +343,13 @@ impl StatelessFace {
                 refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint)),
             ));
         }
-        let list = self.catalog.list_with(&tool, &self.context(request)).await;
-        let list = list.map_err(|error| Box::new(error.answer(&request.addressee)))?;
+        let list = match self.last_list_with(&tool, request) {
+            Some(list) => list,
+            None => {
+                let list = Box::pin(self.catalog.list_with(&tool, &self.context(request))).await;
+                list.map_err(|error| Box::new(error.answer(&request.addressee)))?
+            }
+        };
         let hides_some = asked.access.is_narrowed() || self.served.channel.hides_tools();
         let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
         // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
@@ -376,6 +382,11 @@ impl StatelessFace {
         };
         let native = native_task(listed.task_support, plan, policy.deadline);
         Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
+    }
+
+    fn last_list_with(&self, tool: &str, request: &StatelessRequestContext<'_>) -> Option<Arc<ToolList>> {
+        let (principal, credential) = (&request.caller.principal, request.forwarded.credential());
+        self.catalog.last_with(tool, principal, &credential, &request.metadata.upstream_capabilities())
     }
 
     async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
@@ -445,7 +456,7 @@ impl StatelessFace {
         Box::new(CallView {
             rounds: self.seal_for(&request),
             shown: self.list_edit(&request),
-            method: request.method.to_owned(),
+            method: request.message.method.clone(),
             uri: (request.method == method::RESOURCES_READ).then(|| request.params.get_string("uri")).flatten(),
             server_info: self.identity(),
             notices: CallNotices {

@@ -340,7 +340,7 @@ impl RenamingChannel {
         let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
         let message = text.read(ScanLimits::CLIENT).map_err(unreadable)?;
         let Message::Request(request) = &*message else { return Ok(RenamedMessage::On(text)) };
-        Ok(match request.method.as_str() {
+        Ok(match &*request.method {
             method::TOOLS_LIST => RenamedMessage::ForList(text),
             method::TOOLS_CALL => self.call(request, text),
             _ => RenamedMessage::On(text),

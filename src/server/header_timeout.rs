@@ -50,6 +50,13 @@ impl HeaderTimeout {
     /// Ready with the stage that timed out. hyper may stop reading while it is idle, and then only the timer wakes it,
     /// so a timer is always set.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
+        if self.trail.is_busy() {
+            // The stage begins when the request is over: the clock is read then.
+            (self.stage, self.begun) = (HeaderTimeoutStage::Idle, self.trail.begun().wrapping_sub(1));
+            if self.is_armed_for(context) {
+                return Poll::Pending;
+            }
+        }
         loop {
             if self.trail.is_busy() || self.trail.begun() != self.begun {
                 self.enter(HeaderTimeoutStage::Idle);
@@ -59,11 +66,12 @@ impl HeaderTimeout {
                     HeaderTimeoutStage::Idle => limits.idle_deadline,
                     HeaderTimeoutStage::Head => limits.head_deadline,
                 };
+            let is_armed = self.is_armed_for(context);
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(ends_at)));
             // A timer that fires too early is set again; only a timer that would fire too late is moved at once.
             if timer.deadline() > ends_at {
                 timer.as_mut().reset(ends_at);
-            } else if !timer.is_elapsed() && self.woken.as_ref().is_some_and(|task| task.will_wake(context.waker())) {
+            } else if is_armed {
                 return Poll::Pending;
             }
             self.woken = Some(context.waker().clone());
@@ -77,6 +85,12 @@ impl HeaderTimeout {
             self.woken = None;
             timer.as_mut().reset(ends_at);
         }
+    }
+
+    /// Whether the timer will wake this task.
+    fn is_armed_for(&self, context: &Context<'_>) -> bool {
+        self.timer.as_ref().is_some_and(|timer| !timer.is_elapsed())
+            && self.woken.as_ref().is_some_and(|task| task.will_wake(context.waker()))
     }
 
     fn enter(&mut self, stage: HeaderTimeoutStage) {

@@ -113,16 +113,16 @@ impl Breaker {
 
     /// Refuses with `UpstreamCircuitOpen`, without delay, and the time until the next probe.
     pub(crate) fn admit(&self) -> Result<BreakerPermit<'_>, GatewayFault> {
-        let now = Instant::now();
         let mut state = self.state.lock();
         match state.phase {
             BreakerPhase::Closed(_) => (),
-            BreakerPhase::Open { until } | BreakerPhase::Trying { until } if now < until => {
-                let fault = GatewayFault::new(Reason::UpstreamCircuitOpen, Executed::No);
-                return Err(GatewayFault { retry_after: Some(until - now), ..fault });
-            }
-            BreakerPhase::Open { .. } | BreakerPhase::Trying { .. } => {
-                state.phase = BreakerPhase::Trying { until: now + PROBE_FOR }
+            BreakerPhase::Open { until } | BreakerPhase::Trying { until } => {
+                let now = Instant::now();
+                if now < until {
+                    let fault = GatewayFault::new(Reason::UpstreamCircuitOpen, Executed::No);
+                    return Err(GatewayFault { retry_after: Some(until - now), ..fault });
+                }
+                state.phase = BreakerPhase::Trying { until: now + PROBE_FOR };
             }
         }
         Ok(BreakerPermit { breaker: self, generation: state.generation })

@@ -254,7 +254,11 @@ impl OutgoingRequest {
         // None has the name of an existing or a later one.
         self.forwarded.add_to(&mut headers);
         match &self.verb {
-            OutgoingMethod::Post { further: Some(further), .. } => headers.extend(HeaderMap::clone(further)),
+            OutgoingMethod::Post { further: Some(further), .. } => {
+                for (name, value) in &**further {
+                    headers.append(name.clone(), value.clone());
+                }
+            }
             OutgoingMethod::Post { further: None, .. } => (),
             OutgoingMethod::Get { last_event, .. } => {
                 headers.remove(CONTENT_TYPE);

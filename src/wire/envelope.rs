@@ -33,7 +33,8 @@ pub enum Message {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub id: RequestId,
-    pub method: String,
+    /// Borrowed if it is one that clients often send.
+    pub method: Cow<'static, str>,
     pub params: Params,
 }
 
@@ -212,7 +213,6 @@ impl<'t> EnvelopeParts<'t> {
         if method.is_empty() || method.len() > METHOD_BYTES_MAX || method.contains(char::is_control) {
             return Err("`method` is empty, too long or holds control characters");
         }
-        let method = method.into_owned();
         let params = match params {
             None => Params::Absent,
             Some(span) => match self.object(span.clone(), ObjectPlace::Params, members) {
@@ -221,8 +221,12 @@ impl<'t> EnvelopeParts<'t> {
             },
         };
         Ok(match id {
-            Some(id) => Message::Request(Request { id, method, params }),
-            None => Message::Notification(Notification { method, params }),
+            Some(id) => {
+                let known = method::frequent(&method).map(Cow::Borrowed);
+                let method = known.unwrap_or_else(|| Cow::Owned(method.into_owned()));
+                Message::Request(Request { id, method, params })
+            }
+            None => Message::Notification(Notification { method: method.into_owned(), params }),
         })
     }
 
@@ -255,21 +259,21 @@ pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
 }
 
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
-    let mut out = open(Some(id), result.len());
+    let mut out = open(Some(id), member_room("result") + result.len());
     put(&mut out, "result", result.bytes());
     close(out)
 }
 
 /// As [`result`], for a result in pieces; returns consecutive pieces.
 pub fn result_of_pieces(id: &RequestId, result: Vec<Bytes>) -> impl Iterator<Item = Bytes> {
-    let mut head = open(Some(id), 0);
+    let mut head = open(Some(id), member_room("result"));
     put(&mut head, "result", b"");
     std::iter::once(head.into()).chain(result).chain([Bytes::from_static(b"}")])
 }
 
 /// As [`result`], in two pieces. The second is the result's own text if its buffer is not shared.
 pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
-    let mut head = open(Some(id), 0);
+    let mut head = open(Some(id), member_room("result"));
     put(&mut head, "result", b"");
     let mut tail = BytesMut::from(result.into_bytes());
     tail.extend_from_slice(b"}");
@@ -278,7 +282,7 @@ pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
 
 /// Writes an error response; without an id the member is left out (MCP has no null id).
 pub fn error(id: Option<&RequestId>, error: &RpcError) -> Bytes {
-    let mut out = open(id, error.message.len() + error.data.as_ref().map_or(0, Payload::len) + 48);
+    let mut out = open(id, error.message.len() + error.data.as_ref().map_or(0, Payload::len) + 64);
     put(&mut out, "error", b"{\"code\":");
     out.extend_from_slice(error.code.to_string().as_bytes());
     put(&mut out, "message", b"");
@@ -291,7 +295,8 @@ pub fn error(id: Option<&RequestId>, error: &RpcError) -> Bytes {
 }
 
 fn call(id: Option<&RequestId>, method: &str, params: Option<&Payload>) -> Bytes {
-    let mut out = open(id, method.len() + params.map_or(0, Payload::len));
+    let params_room = params.map_or(0, |params| member_room("params") + params.len());
+    let mut out = open(id, member_room("method") + method.len() + 2 + params_room);
     put(&mut out, "method", b"");
     write_string(&mut out, method);
     if let Some(params) = params {
@@ -300,14 +305,23 @@ fn call(id: Option<&RequestId>, method: &str, params: Option<&Payload>) -> Bytes
     close(out)
 }
 
-/// Begins an envelope; `room` is the number of bytes that the caller will append.
+const OPENING: &[u8] = b"{\"jsonrpc\":\"2.0\"";
+
+/// Begins an envelope; `room` is the number of bytes that the caller will append before the closing brace. `Bytes` takes over a
+/// vector without room to spare as it is.
 fn open(id: Option<&RequestId>, room: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(room + id.map_or(0, |id| id.as_json().len()) + 64);
-    out.extend_from_slice(b"{\"jsonrpc\":\"2.0\"");
+    let id_room = id.map_or(0, |id| member_room("id") + id.as_json().len());
+    let mut out = Vec::with_capacity(OPENING.len() + id_room + room + 1);
+    out.extend_from_slice(OPENING);
     if let Some(id) = id {
         put(&mut out, "id", id.as_json().as_bytes());
     }
     out
+}
+
+/// The bytes of a member without its value, as [`put`] writes them.
+const fn member_room(key: &str) -> usize {
+    key.len() + 4
 }
 
 /// Appends a member; `key` needs no escapes.

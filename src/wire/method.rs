@@ -39,6 +39,13 @@ pub const PROMPTS_CHANGED: &str = "notifications/prompts/list_changed";
 pub const RESOURCES_CHANGED: &str = "notifications/resources/list_changed";
 pub const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 
+const FREQUENT: [&str; 7] = [TOOLS_CALL, TASKS_GET, TASKS_RESULT, TOOLS_LIST, PING, RESOURCES_READ, PROMPTS_GET];
+
+/// The constant of a method that clients often send.
+pub(in crate::wire) fn frequent(name: &str) -> Option<&'static str> {
+    FREQUENT.into_iter().find(|frequent| *frequent == name)
+}
+
 /// Whether the result may hold questions, after which the client repeats its request (MOD-26).
 pub fn may_ask(name: &str) -> bool {
     [TOOLS_CALL, PROMPTS_GET, RESOURCES_READ].contains(&name)

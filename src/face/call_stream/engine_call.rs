@@ -2,6 +2,7 @@
 //!
 //! During a grace period that may end in a task handle nothing is sent (T-55).
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
 use http::StatusCode;
@@ -26,7 +27,7 @@ const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unk
 #[derive(Debug)]
 pub struct CallView<D> {
     pub addressee: Addressee,
-    pub method: String,
+    pub method: Cow<'static, str>,
     /// The URI of a `resources/read`.
     pub uri: Option<String>,
     pub server_info: Payload,

@@ -45,7 +45,7 @@ impl CombinedUpstreams {
             return Ok(RequestTarget::List(list));
         }
         let params = request.params.object();
-        match request.method.as_str() {
+        match &*request.method {
             method::TOOLS_CALL => self.named(client, MergedList::Tools, params).await,
             method::PROMPTS_GET => self.named(client, MergedList::Prompts, params).await,
             // Stateless clients name resources in `subscriptions/listen`.

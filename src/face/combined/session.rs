@@ -153,7 +153,7 @@ impl CombinedUpstreams {
             Ok(target) => target,
             Err(complaint) => return Ok(AskedMember::Answered(refuse(addressee, &complaint))),
         };
-        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, request.method.as_str()) {
+        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, &*request.method) {
             self.check_available(&client, *at).await?;
         }
         Ok(AskedMember::Answered(match target {

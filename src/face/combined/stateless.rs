@@ -29,7 +29,7 @@ impl CombinedUpstreams {
             return addressee.complaint(&complaint);
         }
         let client = EndpointClient::stateless(inbound, request.params.object());
-        let asked = match request.method.as_str() {
+        let asked = match &*request.method {
             method::DISCOVER => self.discover(&client, &addressee).await,
             method::LISTEN => return self.listen(&client, inbound, &request, &addressee).await,
             _ => self.asked_alone(client, request, inbound.body.clone(), &addressee).await,
@@ -63,7 +63,7 @@ impl CombinedUpstreams {
             Ok(target) => target,
             Err(complaint) => return Ok(addressee.complaint(&complaint)),
         };
-        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, request.method.as_str()) {
+        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, &*request.method) {
             self.check_available(&client, *at).await?;
         }
         match target {
@@ -92,13 +92,14 @@ impl CombinedUpstreams {
 /// Compares headers before names are edited (MOD-04 to MOD-06). The endpoint that answers checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
-    let (named, _) = StatelessRequest::check_shape(params)?;
+    let meta = StatelessRequest::check_shape(params)?;
+    let named = StatelessRequest::named_version(&meta);
     if inbound.carriage == MessageChannel::Stream {
         return Ok(());
     }
     headers::check_request(&inbound.headers, &named, &request.method)?;
     if ProtocolVersion::parse(&named).is_none_or(|version| !version.is_stateless()) {
-        return Err(RequestError::Version { requested: named });
+        return Err(RequestError::Version { requested: named.into_owned() });
     }
     headers::check_name(&inbound.headers, &request.method, params)
 }

@@ -4,6 +4,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
@@ -130,6 +131,11 @@ impl<E: PipeEra> PipedCall<E> {
         if permit.is_some() { &metrics.calls } else { other }.increment(1);
         let mark = era.served().channel.health().map(UpstreamHealth::mark).unwrap_or_default();
         Self { era, began: Instant::now(), permit, mark }
+    }
+
+    /// The time so long after its beginning.
+    pub(in crate::face) fn at(&self, span: Duration) -> Instant {
+        self.began + span
     }
 
     pub(in crate::face) async fn answer(

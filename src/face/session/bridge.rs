@@ -89,7 +89,7 @@ fn own_answer(
     session: &ClientSession,
     request: &Request,
 ) -> Option<Result<Payload, RequestError>> {
-    match request.method.as_str() {
+    match &*request.method {
         method::PING => Some(Ok(Payload::empty_object())),
         method::SET_LEVEL => {
             let params = request.params.object();

@@ -106,7 +106,7 @@ pub(super) fn begin_on(
 ) -> Result<ReplayStream, RpcError> {
     let version = session.token.client_version;
     let complain = |complaint: &RequestError| complaint.to_error(version);
-    let tool = match request.method.as_str() {
+    let tool = match &*request.method {
         method::TOOLS_CALL => Some(tool_of(request.params.object()).map_err(|complaint| complain(&complaint))?),
         _ => None,
     };
@@ -166,7 +166,7 @@ pub(super) fn begin_on(
         is_named: idempotency.is_some(),
         era: route.era,
     };
-    let mut spec = driver.spec(route, &client, params, tool, caller, session.own.forwarded.clone());
+    let mut spec = driver.spec(route, &client, params, tool.as_deref(), caller, session.own.forwarded.clone());
     if falls_back {
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
@@ -195,7 +195,7 @@ fn checked(
 pub(super) struct BridgedCall {
     pub(super) shared: Arc<SessionFaceState>,
     pub(super) engine: Arc<Engine>,
-    method: String,
+    method: Cow<'static, str>,
     uri: Option<String>,
     pub(super) nonce: u128,
     caller: Caller,
@@ -230,7 +230,7 @@ impl BridgedCall {
         route: &CallRoute,
         client: &BridgedClient,
         params: Option<&Object>,
-        tool: Option<String>,
+        tool: Option<&str>,
         caller: BridgedCaller,
         forwarded: ForwardedHeaders,
     ) -> CallSpec {
@@ -243,7 +243,7 @@ impl BridgedCall {
             forwarded,
             arrived: caller.arrived,
         };
-        let tool = tool.map(|tool| (Arc::from(tool.as_str()), served.settings.rules.policy_of(&tool)));
+        let tool = tool.map(|tool| (Arc::from(tool), served.settings.rules.policy_of(tool)));
         let request = plain_request(&self.method, params);
         let mut spec = served.target().plain_call(maker, request, tool);
         spec.upstream = Arc::clone(&route.upstream);

@@ -8,6 +8,7 @@ mod paused_calls;
 mod resumable;
 mod stream_edits;
 
+use std::borrow::Cow;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -77,7 +78,7 @@ pub(super) enum PipedMessage {
 pub(super) struct PipedRequest {
     id: RequestId,
     arrived: Instant,
-    method: String,
+    method: Cow<'static, str>,
     text: MessageText,
     tool: Option<Arc<str>>,
     /// A setting to repeat in a renewed session.
@@ -101,12 +102,12 @@ pub(super) fn request(
     drafts: Drafts,
 ) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
-    let tool = match request.method.as_str() {
-        method::TOOLS_CALL => Some(tool_of(params)?.into()),
+    let tool = match &*request.method {
+        method::TOOLS_CALL => Some(Arc::from(&*tool_of(params)?)),
         _ => None,
     };
     let uri = || params.and_then(|params| params.get_string("uri"));
-    let preference = match request.method.as_str() {
+    let preference = match &*request.method {
         method::SET_LEVEL => params.map(|params| PreferenceChange::Level(params.payload().clone())),
         method::RESOURCES_SUBSCRIBE => uri().map(PreferenceChange::Subscribe),
         method::RESOURCES_UNSUBSCRIBE => uri().map(PreferenceChange::Unsubscribe),
@@ -249,7 +250,7 @@ impl PipeForward {
     /// Dropping the future closes the upstream's stream without a cancel (T-81).
     fn run(self, accepted: AcceptedTypes) -> impl Future<Output = RequestAnswer> {
         let upstream = self.shared.served.channel.name();
-        let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
+        let span = tracing::debug_span!("pipe", %upstream, method = &*self.request.method);
         // No `async` block around it, which would hold the request twice.
         let answering = self.attempt(accepted).map(|answered| {
             answered.unwrap_or_else(|fault| {
@@ -263,7 +264,7 @@ impl PipeForward {
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let Self { shared, session, mut request, signs } = self;
         let settings = &shared.served.settings;
-        let (permit, timeouts, deadline) = match &request.tool {
+        let (permit, timeouts, deadline_after) = match &request.tool {
             Some(tool) => {
                 let arguments = || arguments_in(&request.text);
                 let owner = &session.own.opened.owner;
@@ -279,13 +280,13 @@ impl PipeForward {
                 // The client has cancelled it meanwhile.
                 let Some(permit) = permit else { return Ok(unanswered(accepted)) };
                 let policy = settings.rules.rule(tool);
-                let deadline = Instant::now() + policy.deadline;
-                (Some(permit), settings.call_timeouts.of_tool(policy.limits), Some(deadline))
+                (Some(permit), settings.call_timeouts.of_tool(policy.limits), Some(policy.deadline))
             }
             None => (None, settings.timeouts, None),
         };
         let text = std::mem::take(&mut request.text);
         let mut call = PipedCall::begin(SessionPipeEra { shared, session, request, resumed_at: None }, permit);
+        let deadline = deadline_after.map(|span| call.at(span));
         let era = &call.era;
         if !era.is_wanted() {
             return Ok(unanswered(accepted));

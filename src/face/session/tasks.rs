@@ -457,7 +457,7 @@ impl SessionFaceState {
     async fn list(&self, caller: &Caller, cursor: Option<String>, params: &Object) -> Result<Payload, TaskMethodError> {
         let owner = &caller.principal;
         if !owner.is_identified() {
-            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
+            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.into())));
         }
         let filter = self.wanted_tasks(params)?;
         let (sealer, filter) = (&self.served.sealer, filter.as_ref());

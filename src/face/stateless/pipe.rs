@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use tokio::time::Instant;
 
 use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
@@ -64,7 +63,7 @@ impl StatelessFace {
         let asker = StateBinding {
             upstream: Arc::clone(self.served.upstream.name()),
             principal: request.caller.principal.clone(),
-            method: request.method.to_owned(),
+            method: request.message.method.clone(),
             params: request.params.clone(),
         };
         let state = match returned_state(&self.served, &request, &asker) {
@@ -252,13 +251,13 @@ impl StatelessForward {
 
     async fn attempt(mut self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let settings = &self.served.settings;
-        let (permit, timeouts, deadline) = match self.call {
+        let (permit, timeouts, deadline_after) = match self.call {
             Some((deadline, limits)) => {
                 let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
                 let asker = &self.edits.asker;
                 let arguments = || arguments_of(Some(&asker.params));
                 let permit = HeldCall::begin(&self.served, &asker.principal, Arc::from(&*tool), arguments).await?;
-                (Some(permit), settings.call_timeouts.of_tool(limits), Some(Instant::now() + deadline))
+                (Some(permit), settings.call_timeouts.of_tool(limits), Some(deadline))
             }
             None => (None, settings.timeouts, None),
         };
@@ -269,6 +268,7 @@ impl StatelessForward {
             is_subscription: self.is_subscription,
         };
         let call = PipedCall::begin(era, permit);
+        let deadline = deadline_after.map(|span| call.at(span));
         let judged = in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await?;
         let response = match judged {
             JudgedResponse::Fine(response) => response,

@@ -179,7 +179,7 @@ impl UpstreamSession {
             self.reply(envelope::result(&request.id, &Payload::empty_object()));
             return None;
         }
-        if !QUESTIONS.contains(&request.method.as_str()) {
+        if !QUESTIONS.contains(&&*request.method) {
             self.link.dropped("unknown_request");
             self.refuse(&request.id, METHOD_NOT_FOUND, "method not found");
             return None;
@@ -225,7 +225,7 @@ impl UpstreamSession {
 /// The response to a request that belongs to no call (T-20).
 pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
     let refusal = RpcError::new(INTERNAL_ERROR, "no single call that this can belong to");
-    match request.method.as_str() {
+    match &*request.method {
         method::PING => envelope::result(&request.id, &Payload::empty_object()),
         _ => envelope::error(Some(&request.id), &refusal),
     }

@@ -37,7 +37,7 @@ fn response_of(text: &str) -> Response {
 #[test]
 fn messages_are_told_apart_by_their_members() {
     let request = request_of(r#" {"params":{"name":"x"},"method":"tools/call","id":"a\n","jsonrpc":"2.0"} "#);
-    assert_eq!((request.id.as_json(), request.method.as_str()), (r#""a\n""#, "tools/call"));
+    assert_eq!((request.id.as_json(), &*request.method), (r#""a\n""#, "tools/call"));
     assert_eq!(request.params.object().and_then(|params| params.get_string("name")).as_deref(), Some("x"));
 
     let Ok(Message::Notification(notification)) = read_text(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#) else {

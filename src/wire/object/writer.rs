@@ -1,5 +1,7 @@
 //! Writes small objects of our own, member by member.
 
+use std::fmt::{self, Write as _};
+
 use bytes::Bytes;
 
 use super::Payload;
@@ -77,10 +79,23 @@ impl ObjectWriter {
         self
     }
 
+    /// Appends a text that needs no escapes, such as an id or a time.
+    pub fn plain_text(mut self, key: &str, value: &impl fmt::Display) -> Self {
+        self.key(key);
+        self.text.push(b'"');
+        self.write(value);
+        self.text.push(b'"');
+        self
+    }
+
     pub fn number(mut self, key: &str, value: u64) -> Self {
         self.key(key);
-        self.text.extend_from_slice(value.to_string().as_bytes());
+        self.write(&value);
         self
+    }
+
+    fn write(&mut self, value: &impl fmt::Display) {
+        write!(TextEnd(&mut self.text), "{value}").expect("writing to memory does not fail");
     }
 
     /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The
@@ -126,5 +141,15 @@ impl ObjectWriter {
         }
         write_string(&mut self.text, key);
         self.text.push(b':');
+    }
+}
+
+/// Formats values at the end of a text.
+struct TextEnd<'t>(&'t mut Vec<u8>);
+
+impl fmt::Write for TextEnd<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.extend_from_slice(text.as_bytes());
+        Ok(())
     }
 }

@@ -186,7 +186,7 @@ pub(super) fn subscription(
     request: &Request,
     principal: &Principal,
 ) -> Option<BoxFuture<'static, Result<Payload, RpcError>>> {
-    let is_new = match request.method.as_str() {
+    let is_new = match &*request.method {
         method::RESOURCES_SUBSCRIBE => true,
         method::RESOURCES_UNSUBSCRIBE => false,
         _ => return None,

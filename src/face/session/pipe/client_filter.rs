@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::body::Body as _;
 
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
@@ -170,7 +171,7 @@ impl ClientFilter {
             return FilteredMessage::Same;
         };
         let upstream = Arc::clone(self.shared.served.channel.name());
-        tracing::warn!(%upstream, method = request.method, "a server's question was refused: the session client cannot answer it");
+        tracing::warn!(%upstream, method = &*request.method, "a server's question was refused: the session client cannot answer it");
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {
             RefusalAnswer::Result(result) => envelope::result(&request.id, &result),
@@ -204,6 +205,8 @@ fn is_question(name: &str) -> bool {
 }
 
 pub(super) enum PeekedAnswer {
+    /// The body came in one piece.
+    Whole(Bytes),
     Plain(RawBody),
     /// Must be read as a whole first.
     Odd(RawBody),
@@ -220,6 +223,9 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
         let Some(piece) = reply::next_data(&mut body).await? else { break };
         length += piece.len();
         shows = classifier.feed(&piece);
+        if shows == MessageClass::Harmless && parts.is_empty() && body.is_end_stream() {
+            return Ok(PeekedAnswer::Whole(piece));
+        }
         parts.push_back(BodyPart::Bytes(piece));
         if shows == MessageClass::Nothing && length > LEAD_BYTES_MAX {
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));

@@ -123,6 +123,9 @@ impl ResponseEdits for StreamEdits {
         let body = match self.tool_list.is_some() || self.is_narrowed_list {
             true => body,
             false => match client_filter::opened(body).await? {
+                PeekedAnswer::Whole(text) => {
+                    return Ok(OpenedAnswer::Whole(RequestAnswer::Json(full_body(text))));
+                }
                 PeekedAnswer::Plain(body) => return Ok(OpenedAnswer::Through(body)),
                 PeekedAnswer::Odd(body) => body,
             },

@@ -3,10 +3,12 @@
 //! Seals states, adds the gateway's changes to tool lists and the server's description, and replaces errors about the
 //! gateway's own request. Everything else is forwarded unchanged.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::body::Body as _;
 
 use super::about_us;
 use crate::dialect::RequestError;
@@ -72,7 +74,7 @@ impl EditTarget {
 pub(super) struct StateBinding {
     pub(super) upstream: Arc<str>,
     pub(super) principal: Principal,
-    pub(super) method: String,
+    pub(super) method: Cow<'static, str>,
     pub(super) params: Object,
 }
 
@@ -270,6 +272,10 @@ impl ResponseEdits for AnswerEdits {
         let (mut pieces, mut classifier, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
             match reply::next_data(&mut body).await? {
+                Some(text) if pieces.is_empty() && body.is_end_stream() => {
+                    classifier.feed(&text);
+                    return self.alone_and_edited(ClassifiedMessage { text, classifier });
+                }
                 Some(piece) => {
                     length += piece.len();
                     classifier.feed(&piece);

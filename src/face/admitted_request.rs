@@ -184,7 +184,7 @@ fn unserved(served: &Served, message: &Message) -> Option<&'static GatewayFault>
 
 /// Whether a request, or the state of a task in its response, is an event of the audit.
 fn is_recorded(request: &Request) -> bool {
-    let name = request.method.as_str();
+    let name = &*request.method;
     let names_tasks = || request.params.object().is_some_and(SubscriptionFilter::speak_of_tasks);
     name == method::TOOLS_CALL || name.starts_with("tasks/") || (name == method::LISTEN && names_tasks())
 }

@@ -157,7 +157,7 @@ pub(super) fn begin_on(
         questions,
         entered,
         support: shared.tasks.support(session),
-        fallback: match request.method.as_str() {
+        fallback: match &*request.method {
             method::TOOLS_LIST => shared.fallback_listing(session, params.and_then(|params| params.get("cursor"))),
             _ => None,
         },

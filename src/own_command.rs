@@ -1,10 +1,15 @@
 //! Finds the command that starts this program again.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Whether package registries hold this program under its name. While they do not, a launcher may fetch a stranger's package,
 /// so that `taskgate install` writes no launcher into a host's file.
 pub const IS_RELEASED: bool = false;
+
+const PROGRAM: &str = if cfg!(windows) { "taskgate.exe" } else { "taskgate" };
+/// The file that marks a folder as a cache.
+const CACHE_TAG: &str = "CACHEDIR.TAG";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnCommand {
@@ -18,20 +23,38 @@ pub enum OwnCommand {
 /// The command for the program at `exe`: its launcher if the path is in a launcher's cache, else the path.
 pub fn own_command(exe: &Path) -> OwnCommand {
     let folders: Vec<_> = exe.parent().into_iter().flat_map(Path::iter).filter_map(|name| name.to_str()).collect();
-    let is_of_uv = |folder: &&str| matches!(*folder, "archive-v0" | "environments-v2");
     if folders.contains(&"_npx") {
         OwnCommand::Npx
-    } else if folders.iter().skip_while(|folder| **folder != "uv").any(is_of_uv) {
+    } else if exe.ancestors().skip(1).any(is_of_uvs_cache) {
         OwnCommand::Uvx
     } else {
         OwnCommand::Path(exe.to_owned())
     }
 }
 
+/// Whether uv keeps programs in this folder. Its cache has any place (`UV_CACHE_DIR`), and a tag.
+fn is_of_uvs_cache(folder: &Path) -> bool {
+    let is_named = folder.file_name().is_some_and(|name| name == "archive-v0" || name == "environments-v2");
+    is_named
+        && folder.parent().is_some_and(|cache| cache.iter().any(|name| name == "uv") || cache.join(CACHE_TAG).exists())
+}
+
+/// The name of the program in a folder of `PATH` (`path`), if one of them has it: an upgrade may remove the path that links lead to.
+fn named_in_path(exe: &Path, path: &OsStr) -> Option<PathBuf> {
+    let mut names =
+        std::env::split_paths(path).filter(|folder| folder.is_absolute()).map(|folder| folder.join(PROGRAM));
+    names.find(|name| name.canonicalize().is_ok_and(|target| target == exe))
+}
+
 impl OwnCommand {
     /// The command of the running program.
     pub fn of_this_process() -> Self {
-        std::env::current_exe().map_or_else(|_| Self::Path(PathBuf::from("taskgate")), |exe| own_command(&exe))
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        match std::env::current_exe().map(|exe| own_command(&exe)) {
+            Ok(Self::Path(exe)) => Self::Path(named_in_path(&exe, &path).unwrap_or(exe)),
+            Ok(launcher @ (Self::Npx | Self::Uvx)) => launcher,
+            Err(_) => Self::Path(PathBuf::from("taskgate")),
+        }
     }
 
     /// The program and its first arguments.
@@ -66,5 +89,10 @@ mod tests {
         ] {
             assert_eq!(own_command(Path::new(exe)).words().join(" "), expected, "{exe}");
         }
+        let cache = tempfile::tempdir().unwrap();
+        let exe = cache.path().join("archive-v0/Zk3/bin/taskgate");
+        assert_eq!(own_command(&exe), OwnCommand::Path(exe.clone()));
+        std::fs::write(cache.path().join(CACHE_TAG), "").unwrap();
+        assert_eq!(own_command(&exe), OwnCommand::Uvx);
     }
 }

@@ -165,10 +165,10 @@ impl<'a> HostChange<'a> {
         })
     }
 
-    /// Whether a server of the file is wrapped.
+    /// Whether a server of the file is wrapped, also one of another project.
     fn is_wrapped(&self, path: &Path) -> Result<bool, String> {
         let file = ReadFile::read(path)?;
-        match edit::servers(&file.text, &self.shape) {
+        match edit::servers(&file.text, &self.shape.of_all_projects()) {
             Ok(servers) => Ok(servers.iter().any(|server| server.own.is_some())),
             Err(ShapeError::NoServers(_)) => Ok(false),
             Err(why @ (ShapeError::Syntax(_) | ShapeError::NoTable(_))) => Err(at(path)(why)),
@@ -183,7 +183,7 @@ impl<'a> HostChange<'a> {
         }
         // With some servers wrapped already, the copy is the file without them.
         let first = match file.copy() {
-            Some(copy) => unwrap(&file.text, &self.shape, &[], Some(&copy)).map_err(at(path))?.text,
+            Some(copy) => unwrap(&file.text, &self.shape.of_all_projects(), &[], Some(&copy)).map_err(at(path))?.text,
             None => file.text.clone(),
         };
         file.replace(&edited.text, CopyChange::Write(first))?;
@@ -196,7 +196,8 @@ impl<'a> HostChange<'a> {
     fn uninstall(&self, path: &Path) -> Result<(), String> {
         let file = ReadFile::read(path)?;
         let copy = file.copy();
-        let edited = unwrap(&file.text, &self.shape, self.servers, copy.as_deref()).map_err(at(path))?;
+        let shape = self.shape.of_all_projects();
+        let edited = unwrap(&file.text, &shape, self.servers, copy.as_deref()).map_err(at(path))?;
         if !self.is_agreed(&file, path, &edited, DIRECT)? {
             return Ok(());
         }

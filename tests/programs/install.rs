@@ -57,11 +57,19 @@ impl Machine {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(TASKGATE);
+        self.run_in("project", Path::new(TASKGATE), arguments)
+    }
+
+    fn run_in(&self, folder: &str, program: &Path, arguments: &[&str]) -> Output {
+        let mut command = Command::new(program);
         for variable in ["XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "TASKGATE_LOG"] {
             command.env_remove(variable);
         }
-        command.current_dir(self.path("project")).env("HOME", self.path("home")).args(arguments);
+        command.current_dir(self.path(folder)).env("HOME", self.path("home")).args(arguments);
+        // A link to the program, if a test makes one.
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(self.path("bin")).chain(std::env::split_paths(&folders));
+        command.env("PATH", std::env::join_paths(folders).unwrap());
         command.stdin(Stdio::null()).output().unwrap()
     }
 
@@ -192,6 +200,58 @@ fn a_named_server_alone_is_wrapped_and_unwrapped() {
     assert_eq!(fs::read_to_string(&file).unwrap(), first);
     let said = machine.done(&["uninstall", "--yes"]);
     assert!(said.contains("no server is wrapped in a host's file"), "{said}");
+}
+
+/// Claude Code keeps the servers of all projects in one file, with one copy.
+#[test]
+fn servers_of_two_projects_go_back_to_the_first_bytes_from_any_folder() {
+    for (order, folder) in [(["a", "b"], "home"), (["b", "a"], "a"), (["a", "b"], "a")] {
+        let machine = Machine::new();
+        let projects = ["a", "b"].map(|name| machine.path(name));
+        projects.iter().for_each(|project| fs::create_dir(project).unwrap());
+        let projects = projects.map(|project| {
+            let name = project.file_name().unwrap().to_str().unwrap();
+            format!("\"{}\": {{\"mcpServers\": {{\"of-{name}\": {{\"command\": \"{name}\"}}}}}}", project.display())
+        });
+        let first = format!("{{\"projects\": {{{}}}}}", projects.join(", "));
+        let file = machine.put("home/.claude.json", &first);
+        let run = |folder, arguments: &[&str]| {
+            let output = machine.run_in(folder, Path::new(TASKGATE), arguments);
+            assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+            machine.shown(&output)
+        };
+        for project in order {
+            let said = run(project, &["install", "claude-code", "--yes"]);
+            assert!(said.contains(&format!("wrapped of-{project} in ~")), "{said}");
+            assert_eq!(fs::read_to_string(copy_of(&file)).unwrap(), first, "{order:?}");
+        }
+        let said = run(folder, &["uninstall", "--yes"]);
+        assert!(said.contains("unwrapped of-a, of-b in ") && said.contains("as it was before"), "{said}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), first, "{order:?}");
+        assert!(!copy_of(&file).exists());
+        let said = run(folder, &["uninstall", "--yes"]);
+        assert!(said.contains("no server is wrapped in a host's file"), "{said}");
+    }
+}
+
+/// The path that the link leads to is of one version.
+#[test]
+fn the_name_of_the_program_in_path_is_written_and_replaces_an_earlier_path() {
+    let machine = Machine::new();
+    let first = "{\"mcpServers\": {\"a\": {\"command\": \"b\"}}}";
+    let file = machine.put("home/.cursor/mcp.json", first);
+    machine.done(&["install", "cursor", "--yes"]);
+    let written = fs::read_to_string(&file).unwrap();
+    assert!(written.contains(&format!("\"command\": \"{TASKGATE}\"")), "{written}");
+    fs::create_dir(machine.path("bin")).unwrap();
+    let link = machine.path("bin/taskgate");
+    symlink(TASKGATE, &link).unwrap();
+    let said = machine.done(&["install", "cursor", "--yes"]);
+    assert!(said.contains("wrapped a in "), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), written.replace(TASKGATE, link.to_str().unwrap()));
+    assert!(machine.done(&["install", "cursor", "--yes"]).contains("already wrapped: a"));
+    machine.done(&["uninstall", "cursor", "--yes"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
 }
 
 #[test]

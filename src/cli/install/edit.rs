@@ -5,13 +5,13 @@
 
 use std::ops::Range;
 
-use super::shape::{HostEntry, HostShape, ShapeError, WrappedTarget};
+use url::{Host, Url};
+
+use super::shape::{BEARER, HostEntry, HostShape, KEY_VARIABLE, ShapeError, WrappedServer, WrappedTarget};
 use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax};
 use crate::config::{ServerTarget, is_command_line};
 
-/// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
-const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
-const BEARER: &str = "Bearer ";
+const HTTP: &str = "http://";
 const NO_LINES: &str = "has `args` in lines that cannot be changed; edit it by hand";
 /// Settings by which a host logs in at a server; `wrap` has no counterpart.
 const LOGIN_KEYS: [&str; 10] = [
@@ -56,8 +56,17 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// The splices of an entry, none if it needs no change, or why it cannot be changed.
-type EntryEdit = Result<Option<Vec<Splice>>, String>;
+/// The change of an entry.
+enum EntryChange {
+    None,
+    /// A wrapped server becomes a direct one, or the reverse.
+    Flip(Vec<Splice>),
+    /// A wrapped server is started by another path of this program.
+    OtherPath(Splice),
+}
+
+/// The change of an entry, or why it cannot be changed.
+type EntryEdit = Result<EntryChange, String>;
 
 /// Replaces a range of the text.
 struct Splice {
@@ -80,16 +89,16 @@ pub(super) fn wrap(
     own: &[String],
 ) -> Result<EditedServers, EditError> {
     edited(text, shape, names, |entry, writer| {
-        if entry.wrapped().is_some() {
-            return Ok(None);
+        if let Some(wrapped) = entry.wrapped() {
+            return Ok(writer.other_path(entry, wrapped, own));
         }
         let splices = match (entry.command(), entry.url()) {
             (Some(_), Some(_)) => Err("names both a command and an address; remove one of them".to_owned()),
             (Some(command), None) => writer.wrap_program(entry, command, own),
-            (None, Some(url)) => writer.wrap_url(entry, url, own),
+            (None, Some(url)) => writer.wrap_url(entry, url, own, !names.is_empty()),
             (None, None) => Err("has neither a command nor an address, so the host itself provides it".to_owned()),
         };
-        splices.map(Some)
+        splices.map(EntryChange::Flip)
     })
 }
 
@@ -112,22 +121,24 @@ pub(super) fn unwrap(
     let original = original.and_then(|text| Some((text, LocatedNode::parse(body(text), shape.syntax).ok()?)));
     let first_entries = original.as_ref().and_then(|(_, root)| shape.entries(root).ok()).unwrap_or_default();
     edited(text, shape, names, |entry, writer| {
-        let Some(wrapped) = entry.wrapped() else { return Ok(None) };
-        let same = |first: &&HostEntry<'_>| first.list == entry.list && first.name == entry.name;
+        let Some(wrapped) = entry.wrapped() else { return Ok(EntryChange::None) };
+        let same = |first: &&HostEntry<'_>| first.table == entry.table && first.name == entry.name;
         let first = first_entries.iter().find(same);
-        // The user wrapped it by hand.
-        if names.is_empty() && first.is_some_and(|first| first.words() == entry.words()) {
-            return Ok(None);
-        }
-        let first = first.filter(|first| first.wrapped().is_none());
         let first =
             first.zip(original.as_ref()).map(|(entry, (text, _))| FirstEntry { entry: *entry, text: body(text) });
+        // The user wrapped it by hand.
+        if names.is_empty()
+            && let Some(by_hand) = first.as_ref().filter(|first| first.has_words_of(entry, wrapped))
+        {
+            return Ok(writer.first_path(entry, by_hand));
+        }
+        let first = first.filter(|first| first.entry.wrapped().is_none());
         let splices = match wrapped.target {
             WrappedTarget::Program(at) => writer.unwrap_program(entry, at, first.as_ref()),
             WrappedTarget::Url(at) => writer.unwrap_url(entry, at, first.as_ref()),
             WrappedTarget::File => Err("starts the servers of a configuration; edit the entry by hand".to_owned()),
         };
-        splices.map(Some)
+        splices.map(EntryChange::Flip)
     })
 }
 
@@ -180,23 +191,27 @@ fn edited(
     }
     let writer = SpliceWriter { text, shape };
     let mut result = EditedServers { text: String::new(), changed: vec![], unchanged: vec![], skipped: vec![] };
-    let (mut splices, mut indexes) = (Vec::new(), Vec::new());
+    let (mut splices, mut flipped) = (Vec::new(), Vec::new());
     let is_named = |entry: &HostEntry<'_>| names.is_empty() || names.iter().any(|name| name == entry.name);
     for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| is_named(entry)) {
         let name = entry.name.to_owned();
         match edit(entry, &writer) {
-            Ok(Some(found)) => {
+            Ok(EntryChange::Flip(found)) => {
                 splices.extend(found);
-                indexes.push(index);
+                flipped.push(index);
                 result.changed.push(name);
             }
-            Ok(None) => result.unchanged.push(name),
+            Ok(EntryChange::OtherPath(found)) => {
+                splices.push(found);
+                result.changed.push(name);
+            }
+            Ok(EntryChange::None) => result.unchanged.push(name),
             Err(why) if names.is_empty() => result.skipped.push((name, why)),
             Err(why) => return Err(EditError::Refused { name, why }),
         }
     }
     let new = spliced(text, splices);
-    if !is_as_meant(&entries, &indexes, &new, shape) {
+    if !is_as_meant(&entries, &flipped, &new, shape) {
         let why = "written in a way that cannot be edited here; edit it by hand, or name the other servers".to_owned();
         return Err(EditError::Refused { name: result.changed.join(", "), why });
     }
@@ -218,13 +233,14 @@ fn spliced(text: &str, mut splices: Vec<Splice>) -> String {
 
 /// Whether each server starts as before, but for the wrapping of the edited ones. An unusual spelling, such as a comment between
 /// two words, may have misled an edit.
-fn is_as_meant(before: &[HostEntry<'_>], edited: &[usize], text: &str, shape: &HostShape) -> bool {
+fn is_as_meant(before: &[HostEntry<'_>], flipped: &[usize], text: &str, shape: &HostShape) -> bool {
     let Ok(root) = LocatedNode::parse(text, shape.syntax) else { return false };
     let Ok(after) = shape.entries(&root) else { return false };
     let pairs = before.iter().zip(&after).enumerate();
     let mut all = pairs.map(|(index, (before, after))| {
         let is_flipped = before.wrapped().is_some() != after.wrapped().is_some();
-        before.server_words() == after.server_words() && is_flipped == edited.contains(&index)
+        let starts = [before, after].map(|entry| (entry.table, entry.name, entry.server_words(), entry.token()));
+        starts[0] == starts[1] && is_flipped == flipped.contains(&index)
     });
     before.len() == after.len() && all.all(|is_same| is_same)
 }
@@ -233,6 +249,29 @@ fn is_as_meant(before: &[HostEntry<'_>], edited: &[usize], text: &str, shape: &H
 fn own_words(own: &[String]) -> Result<(String, Vec<String>), String> {
     let (program, rest) = own.split_first().ok_or("cannot start this program, which has no path")?;
     Ok((quoted(program), rest.iter().map(String::as_str).chain(["wrap"]).map(quoted).collect()))
+}
+
+/// Why a setting of a server with an address cannot become an argument.
+fn exposed(setting: &str) -> String {
+    format!(
+        "has {setting}, which other users of this machine could read in the arguments of `wrap`; write the server into \
+         a configuration for `wrap --config`"
+    )
+}
+
+/// Whether the host may log in at the address: hosts do so over https, at other machines.
+fn may_need_login(address: &str) -> bool {
+    if address.get(..HTTP.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP)) {
+        return false;
+    }
+    let is_here = |url: Url| match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    // An address that begins with a variable may be any.
+    !Url::parse(address).is_ok_and(is_here)
 }
 
 /// A string of JSON, which is one of TOML and YAML, too.
@@ -249,6 +288,12 @@ struct FirstEntry<'n> {
 impl FirstEntry<'_> {
     fn raw(&self, range: &Range<usize>) -> String {
         self.text[range.clone()].to_owned()
+    }
+
+    /// Whether the copy has the same server behind `wrap`, with the same options.
+    fn has_words_of(&self, entry: &HostEntry<'_>, wrapped: WrappedServer) -> bool {
+        let Some(first) = self.entry.wrapped() else { return false };
+        self.entry.words()[first.wrap..] == entry.words()[wrapped.wrap..]
     }
 }
 
@@ -299,7 +344,33 @@ impl SpliceWriter<'_> {
         Ok(splices)
     }
 
-    fn wrap_url(&self, entry: &HostEntry<'_>, url: &LocatedMember, own: &[String]) -> Result<Vec<Splice>, String> {
+    /// Replaces the path of this program in a wrapped server: an upgrade may have removed the earlier one.
+    fn other_path(&self, entry: &HostEntry<'_>, wrapped: WrappedServer, own: &[String]) -> EntryChange {
+        let (Some(command), [path]) = (entry.command(), own) else { return EntryChange::None };
+        let is_other = |text: &str| text.contains(['/', '\\']) && text != path;
+        if wrapped.wrap != 1 || !command.value.as_text().is_some_and(is_other) {
+            return EntryChange::None;
+        }
+        EntryChange::OtherPath(splice(&command.value.range, quoted(path)))
+    }
+
+    /// Gives a server that the user wrapped by hand its first path of this program.
+    fn first_path(&self, entry: &HostEntry<'_>, first: &FirstEntry<'_>) -> EntryChange {
+        match (entry.command(), first.entry.command()) {
+            (Some(now), Some(before)) if now.value.as_text() != before.value.as_text() => {
+                EntryChange::OtherPath(splice(&now.value.range, first.raw(&before.value.range)))
+            }
+            (Some(_) | None, Some(_) | None) => EntryChange::None,
+        }
+    }
+
+    fn wrap_url(
+        &self,
+        entry: &HostEntry<'_>,
+        url: &LocatedMember,
+        own: &[String],
+        is_named: bool,
+    ) -> Result<Vec<Splice>, String> {
         if entry.arguments().is_some() {
             return Err("has `args` beside its address; remove them".to_owned());
         }
@@ -313,11 +384,23 @@ impl SpliceWriter<'_> {
         {
             return Err(format!("has an address that `wrap` cannot use: {why}"));
         }
+        // Also a variable: the host writes its value into the arguments.
+        if url.value.as_text().is_some_and(|address| address.contains('?')) {
+            return Err(exposed("a query in its address"));
+        }
+        let is_empty = |headers: &LocatedMember| headers.value.members().is_some_and(<[_]>::is_empty);
+        let headers = entry.headers().filter(|headers| !is_empty(headers));
+        if headers.is_none() && !is_named && url.value.as_text().is_some_and(may_need_login) {
+            return Err(
+                "has an https address and no token, so the host may log in there (OAuth), which `wrap` cannot \
+                 do; if it does not, name the server"
+                    .to_owned(),
+            );
+        }
         let (program, mut words) = own_words(own)?;
         let mut splices = vec![self.renamed(&url.key_range, self.shape.command_key)];
         splices.extend(entry.transport().map(|transport| self.renamed(&transport.value.range, "stdio")));
-        let is_empty = |headers: &LocatedMember| headers.value.members().is_some_and(<[_]>::is_empty);
-        if let Some(headers) = entry.headers().filter(|headers| !is_empty(headers)) {
+        if let Some(headers) = headers {
             splices.extend(self.token_to_environment(entry, headers)?);
             words.extend([quoted("--key-env"), quoted(KEY_VARIABLE)]);
         }
@@ -328,22 +411,26 @@ impl SpliceWriter<'_> {
 
     /// Turns `headers` with one bearer token into `env` with the token.
     fn token_to_environment(&self, entry: &HostEntry<'_>, headers: &LocatedMember) -> Result<Vec<Splice>, String> {
-        let exposed = || {
-            "has headers, which other users of this machine could read in the arguments of `wrap`; write them into a \
-             configuration for `wrap --config`"
-                .to_owned()
-        };
-        let Some([header]) = headers.value.members() else { return Err(exposed()) };
-        let range = header.value.range.clone();
-        let at = self.token(&range).filter(|_| header.key.eq_ignore_ascii_case("authorization")).ok_or_else(exposed)?;
+        let [header] = headers.value.members().unwrap_or_default() else { return Err(exposed("headers")) };
+        let is_token = header.key.eq_ignore_ascii_case("authorization");
+        let range = &header.value.range;
+        let at = self.token(range).filter(|_| is_token).ok_or_else(|| exposed("headers"))?;
         if entry.environment().is_some() {
             return Err(format!("has `{}` beside its address; remove it", self.shape.environment_key));
         }
         Ok(vec![
             self.renamed(&headers.key_range, self.shape.environment_key),
             self.renamed(&header.key_range, KEY_VARIABLE),
-            splice(&(at..at + BEARER.len()), ""),
+            match header.value.as_text().and_then(|text| text.strip_prefix(BEARER)) {
+                // YAML's text without quotes may be a number or a table without the first word.
+                Some(token) if self.is_plain(&self.text[range.clone()]) => splice(range, quoted(token)),
+                Some(_) | None => splice(&(at..at + BEARER.len()), ""),
+            },
         ])
+    }
+
+    fn is_plain(&self, raw: &str) -> bool {
+        self.shape.syntax == Syntax::Yaml && !raw.starts_with(['"', '\''])
     }
 
     /// The offset of `Bearer ` at the start of a value.
@@ -404,6 +491,10 @@ impl SpliceWriter<'_> {
         if options.iter().any(of_others) || key.is_some_and(|key| key != KEY_VARIABLE) {
             return Err("has options of `wrap` that the host has no settings for; edit it by hand".to_owned());
         }
+        let variables = entry.environment().and_then(|member| member.value.members()).unwrap_or_default();
+        if variables.len() > 1 && variables.iter().any(|variable| variable.key == KEY_VARIABLE) {
+            return Err("has variables beside its token; edit it by hand".to_owned());
+        }
         let first_url = first.and_then(|first| Some((first, first.entry.url()?)));
         let raw = self.spelling(address, first_url);
         let key = match first_url {
@@ -430,18 +521,25 @@ impl SpliceWriter<'_> {
         let of_first = first.and_then(|first| {
             let headers = first.entry.headers()?;
             let header = headers.value.members()?.first()?;
-            Some((first.raw(&headers.key_range), first.raw(&header.key_range)))
+            let (keys, value) = ((headers.key_range.clone(), header.key_range.clone()), &header.value);
+            let is_same = value.as_text()?.strip_prefix(BEARER) == variable.value.as_text();
+            Some((first.raw(&keys.0), first.raw(&keys.1), is_same.then(|| first.raw(&value.range))))
         });
+        let spelled = of_first.as_ref().and_then(|(_, _, value)| value.clone());
         let (headers, header) = match of_first {
-            Some((headers, header)) => (splice(&environment.key_range, headers), splice(&variable.key_range, header)),
+            Some((headers, header, _)) => {
+                (splice(&environment.key_range, headers), splice(&variable.key_range, header))
+            }
             None => {
                 let headers = if self.shape.syntax == Syntax::Toml { "http_headers" } else { "headers" };
                 (self.renamed(&environment.key_range, headers), self.renamed(&variable.key_range, "Authorization"))
             }
         };
-        let value = &self.text[variable.value.range.clone()];
-        let token = variable.value.range.start + value.len() - value.trim_start_matches(['"', '\'']).len();
-        vec![headers, header, splice(&(token..token), BEARER)]
+        let range = &variable.value.range;
+        let value = &self.text[range.clone()];
+        let token = range.start + value.len() - value.trim_start_matches(['"', '\'']).len();
+        let value = spelled.map_or_else(|| splice(&(token..token), BEARER), |value| splice(range, value));
+        vec![headers, header, value]
     }
 
     /// The command of a wrapped server, its arguments, and the word at `at` among both.
@@ -477,9 +575,8 @@ impl SpliceWriter<'_> {
 
     /// A word in a list with brackets: YAML's text without quotes may hold marks of such a list.
     fn in_list(&self, raw: &str, value: &LocatedNode) -> String {
-        let is_plain = self.shape.syntax == Syntax::Yaml && !raw.starts_with(['"', '\'']);
         match value.as_text() {
-            Some(text) if is_plain && raw.contains([',', '[', ']', '{', '}']) => quoted(text),
+            Some(text) if self.is_plain(raw) && raw.contains([',', '[', ']', '{', '}']) => quoted(text),
             Some(_) | None => raw.to_owned(),
         }
     }

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use super::shape::HostShape;
+use super::shape::{HostShape, MeantProjects};
 use super::syntax::Syntax;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +146,7 @@ impl KnownHost {
         let json = |lists| HostShape {
             syntax: Syntax::Json,
             lists,
+            projects: MeantProjects::None,
             command_key: "command",
             environment_key: "env",
             url_key: "url",
@@ -156,9 +157,8 @@ impl KnownHost {
             Self::ClaudeDesktop | Self::Cursor => servers,
             Self::ClaudeCode => {
                 // Servers of "local" scope belong to one project.
-                let project = current.display().to_string();
-                let lists = vec![list(&["mcpServers"]), list(&["projects", &project, "mcpServers"])];
-                HostShape { remote_type: Some("http"), ..json(lists) }
+                let projects = MeantProjects::One(current.display().to_string());
+                HostShape { projects, remote_type: Some("http"), ..servers }
             }
             Self::VsCode => {
                 let lists = vec![list(&["servers"]), list(&["mcp", "servers"])];

@@ -2,6 +2,9 @@
 
 use super::syntax::{LocatedMember, LocatedNode, Syntax, SyntaxError};
 
+/// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
+pub(super) const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
+pub(super) const BEARER: &str = "Bearer ";
 /// The keys that hosts use for a server's address.
 const URL_KEYS: [&str; 4] = ["url", "serverUrl", "httpUrl", "uri"];
 
@@ -10,6 +13,8 @@ pub(super) struct HostShape {
     pub(super) syntax: Syntax,
     /// The paths of the tables of servers.
     pub(super) lists: Vec<Vec<String>>,
+    /// Further servers, in `projects.FOLDER.mcpServers`.
+    pub(super) projects: MeantProjects,
     pub(super) command_key: &'static str,
     pub(super) environment_key: &'static str,
     /// The key of an address if the copy has none.
@@ -18,11 +23,28 @@ pub(super) struct HostShape {
     pub(super) remote_type: Option<&'static str>,
 }
 
+/// The projects that keep servers in the host's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MeantProjects {
+    None,
+    /// The project in this folder.
+    One(String),
+    All,
+}
+
+/// The table that names a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServerTable<'n> {
+    /// One of [`HostShape::lists`].
+    Listed(&'n [String]),
+    /// The project's folder.
+    Project(&'n str),
+}
+
 /// One server in a host's file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostEntry<'n> {
-    /// The index of its list in [`HostShape::lists`].
-    pub(super) list: usize,
+    pub(super) table: ServerTable<'n>,
     pub(super) name: &'n str,
     pub(super) node: &'n LocatedNode,
     shape: &'n HostShape,
@@ -42,20 +64,49 @@ impl HostShape {
     /// # Errors
     /// If the file has no table of servers.
     pub(super) fn entries<'n>(&'n self, root: &'n LocatedNode) -> Result<Vec<HostEntry<'n>>, ShapeError> {
-        let mut entries = Vec::new();
-        let mut is_found = false;
-        for (list, path) in self.lists.iter().enumerate() {
+        let mut tables = Vec::new();
+        for path in &self.lists {
             let found = path.iter().try_fold(root, |node, key| node.member(key).map(|member| &member.value));
             let Some(found) = found else { continue };
-            is_found = true;
-            let Some(members) = found.members() else { return Err(ShapeError::NoTable(path.join("."))) };
-            let named =
-                |member: &'n LocatedMember| HostEntry { list, name: &member.key, node: &member.value, shape: self };
-            entries.extend(members.iter().map(named));
+            let members = found.members().ok_or_else(|| ShapeError::NoTable(path.join(".")))?;
+            tables.push((ServerTable::Listed(path), members));
+        }
+        let projects = root.member("projects").and_then(|projects| projects.value.members()).unwrap_or_default();
+        for project in projects.iter().filter(|project| self.projects.has(&project.key)) {
+            let servers = project.value.member("mcpServers").and_then(|servers| servers.value.members());
+            tables.extend(servers.map(|members| (ServerTable::Project(&project.key), members)));
         }
         match self.lists.first() {
-            Some(usual) if !is_found => Err(ShapeError::NoServers(usual.join("."))),
-            Some(_) | None => Ok(entries),
+            Some(usual) if tables.is_empty() => Err(ShapeError::NoServers(usual.join("."))),
+            Some(_) | None => {
+                let entries = tables
+                    .into_iter()
+                    .flat_map(|(table, members)| members.iter().map(move |member| self.entry(table, member)));
+                Ok(entries.collect())
+            }
+        }
+    }
+
+    fn entry<'n>(&'n self, table: ServerTable<'n>, member: &'n LocatedMember) -> HostEntry<'n> {
+        HostEntry { table, name: &member.key, node: &member.value, shape: self }
+    }
+
+    /// The shape with the servers of all projects: the copy beside the file is one for all of them.
+    pub(super) fn of_all_projects(&self) -> Self {
+        let projects = match self.projects {
+            MeantProjects::None => MeantProjects::None,
+            MeantProjects::One(_) | MeantProjects::All => MeantProjects::All,
+        };
+        Self { projects, ..self.clone() }
+    }
+}
+
+impl MeantProjects {
+    fn has(&self, folder: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::One(meant) => meant == folder,
+            Self::All => true,
         }
     }
 }
@@ -103,6 +154,19 @@ impl<'n> HostEntry<'n> {
             None => words.extend(self.url().and_then(|url| url.value.as_text())),
         }
         words
+    }
+
+    /// The bearer token that a server with an address gets.
+    pub(super) fn token(&self) -> Option<&'n str> {
+        let text = |member: &'n LocatedMember| member.value.as_text();
+        match self.wrapped().map(|wrapped| wrapped.target) {
+            Some(WrappedTarget::Url(_)) => self.environment()?.value.member(KEY_VARIABLE).and_then(text),
+            Some(WrappedTarget::Program(_) | WrappedTarget::File) => None,
+            None => {
+                self.url()?;
+                text(self.headers()?.value.members()?.first()?)?.strip_prefix(BEARER)
+            }
+        }
     }
 
     pub(super) fn wrapped(&self) -> Option<WrappedServer> {

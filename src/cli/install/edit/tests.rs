@@ -2,12 +2,14 @@
 
 use proptest::prelude::*;
 
+use super::super::shape::MeantProjects;
 use super::*;
 
 fn shape(syntax: Syntax) -> HostShape {
     HostShape {
         syntax,
         lists: vec![vec!["s".to_owned()]],
+        projects: MeantProjects::None,
         command_key: "command",
         environment_key: "env",
         url_key: "url",
@@ -106,7 +108,11 @@ fn yaml_keeps_its_styles_and_comments() {
         ),
         (
             "s:\r\n    a:\r\n        url: 'http://h'\r\n        headers:\r\n            Authorization: Bearer k\r\n",
-            "s:\r\n    a:\r\n        command: \"/bin/taskgate\"\r\n        args: [\"wrap\", \"--key-env\", \"TASKGATE_SERVER_KEY\", \"--url\", 'http://h']\r\n        env:\r\n            TASKGATE_SERVER_KEY: k\r\n",
+            "s:\r\n    a:\r\n        command: \"/bin/taskgate\"\r\n        args: [\"wrap\", \"--key-env\", \"TASKGATE_SERVER_KEY\", \"--url\", 'http://h']\r\n        env:\r\n            TASKGATE_SERVER_KEY: \"k\"\r\n",
+        ),
+        (
+            "s:\n  a: {url: http://h, headers: {Authorization: Bearer 12345678}}\n  b:\n    url: http://h\n    headers:\n      Authorization: Bearer {{X}} # y\n",
+            "s:\n  a: {command: \"/bin/taskgate\", args: [\"wrap\", \"--key-env\", \"TASKGATE_SERVER_KEY\", \"--url\", http://h], env: {TASKGATE_SERVER_KEY: \"12345678\"}}\n  b:\n    command: \"/bin/taskgate\"\n    args: [\"wrap\", \"--key-env\", \"TASKGATE_SERVER_KEY\", \"--url\", http://h]\n    env:\n      TASKGATE_SERVER_KEY: \"{{X}}\" # y\n",
         ),
     ] {
         check(Syntax::Yaml, first, wrapped);
@@ -132,12 +138,17 @@ fn a_server_that_cannot_be_wrapped_is_skipped_or_refused_with_the_reason() {
         (r#"{"url": "http://h", "oauth": {}}"#, "has `oauth`, by which the host logs in; `wrap` cannot do that"),
         (
             r#"{"url": "http://h", "headers": {"X-Key": "k"}}"#,
-            "has headers, which other users of this machine could read in the arguments of `wrap`; write them into a \
-             configuration for `wrap --config`",
+            "has headers, which other users of this machine could read in the arguments of `wrap`; write the server \
+             into a configuration for `wrap --config`",
         ),
         (
             r#"{"url": "http://h", "headers": {"Authorization": "Bearer k"}, "env": {}}"#,
             "has `env` beside its address; remove it",
+        ),
+        (
+            r#"{"url": "https://h/mcp/?key=${KEY}", "headers": {"Authorization": "Bearer k"}}"#,
+            "has a query in its address, which other users of this machine could read in the arguments of `wrap`; \
+             write the server into a configuration for `wrap --config`",
         ),
     ] {
         let text = format!(r#"{{"s": {{"a": {server}, "b": {{"command": "m"}}}}}}"#);
@@ -228,6 +239,50 @@ fn a_server_that_was_wrapped_by_hand_stays_so_unless_it_is_named() {
     assert_eq!((back.text, back.changed), (format!("{first} // mine"), vec!["a".to_owned()]));
     let named = unwrap(&now, &json, &["h".to_owned()], Some(&first)).unwrap();
     assert!(named.text.contains(r#""h": {"command": "m", "args": []}"#), "{}", named.text);
+}
+
+#[test]
+fn a_server_is_moved_to_the_path_of_the_running_program_and_back() {
+    let json = shape(Syntax::Json);
+    let first = r#"{"s": {"a": {"command": "n"}, "h": {"command": "/old/taskgate", "args": ["wrap", "--grace", "5s", "--", "m"]}}}"#;
+    let old = wrap(first, &json, &["a".to_owned()], &["/old/taskgate".to_owned()]).unwrap().text;
+    let new = wrap(&old, &json, &[], &own()).unwrap();
+    assert_eq!((new.text.as_str(), new.changed.len()), (old.replace("/old/", "/bin/").as_str(), 2));
+    for now in [new.text.clone(), format!("{} // mine", new.text)] {
+        assert_eq!(unwrap(&now, &json, &[], Some(first)).unwrap().text, now.replace(&new.text, first));
+    }
+    for unmoved in
+        [r#""npx", "args": ["-y", "taskgate", "wrap", "--", "n"]"#, r#""taskgate", "args": ["wrap", "--", "n"]"#]
+    {
+        let text = format!(r#"{{"s": {{"a": {{"command": {unmoved}}}}}}}"#);
+        assert_eq!(wrap(&text, &json, &[], &own()).unwrap().changed, Vec::<String>::new(), "{text}");
+    }
+}
+
+#[test]
+fn an_https_server_without_a_token_is_wrapped_only_by_its_name() {
+    let json = shape(Syntax::Json);
+    let login = "has an https address and no token, so the host may log in there (OAuth), which `wrap` cannot do; if it does \
+                 not, name the server";
+    for (server, is_skipped) in [
+        (r#"{"url": "https://mcp.example/mcp"}"#, true),
+        (r#"{"url": "https://mcp.example:8443", "headers": {}}"#, true),
+        (r#"{"url": "https://localhost.example/mcp"}"#, true),
+        (r#"{"url": "${BASE}/mcp"}"#, true),
+        (r#"{"url": "https://mcp.example/mcp", "headers": {"Authorization": "Bearer k"}}"#, false),
+        (r#"{"url": "https://localhost:8443/mcp"}"#, false),
+        (r#"{"url": "https://[::1]/mcp"}"#, false),
+        (r#"{"url": "HTTP://tools/mcp"}"#, false),
+    ] {
+        let text = format!(r#"{{"s": {{"a": {server}}}}}"#);
+        let all = wrap(&text, &json, &[], &own()).unwrap();
+        let expected = if is_skipped { vec![("a".to_owned(), login.to_owned())] } else { vec![] };
+        assert_eq!(all.skipped, expected, "{server}");
+        let names = ["a".to_owned()];
+        let named = wrap(&text, &json, &names, &own()).unwrap();
+        assert_eq!(named.changed, names, "{server}");
+        assert_eq!(unwrap(&named.text, &json, &[], Some(&text)).unwrap().text, text);
+    }
 }
 
 /// A launcher has several words; servers that were wrapped at different times go back together.

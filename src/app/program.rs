@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
@@ -21,7 +21,7 @@ use super::dev::{self, DevSettings, Development};
 use super::files::FileMistakes;
 use super::live_calls::NOTIFY_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
-use super::reload_trigger::ReloadTrigger;
+use super::reload_trigger::{ReloadTrigger, signal};
 use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
 use super::task_store::{IncarnationEnd, StoreRefusal};
@@ -38,6 +38,8 @@ use crate::telemetry;
 
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
+/// A SIGINT or SIGHUP this soon after another repeats it: a terminal and a launcher, or a shell and the kernel, may send one each.
+const REPETITION: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug)]
 pub enum ServedConfig {
@@ -92,7 +94,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     warned.log(&read);
     let config = read.config;
     // Signal handlers before the listeners: no signal may be missed.
-    let mut signals = Signals::new()?;
+    let mut signals = if file.is_some() { Signals::new()? } else { Signals::with_hangup()? };
     let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
     let mut development = developed.map(|settings| Development::new(&settings, &config)).transpose()?;
     if matches!(config.store, StoreSettings::Memory(_)) {
@@ -315,20 +317,52 @@ fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<T
 pub(super) struct Signals {
     interrupt: SignalStream,
     terminate: SignalStream,
+    /// SIGHUP, where no configuration file can be read again.
+    hangup: Option<SignalStream>,
+    last: LastSignal,
+}
+
+/// The time of the last SIGINT or SIGHUP that counted.
+#[derive(Default)]
+struct LastSignal(Option<Instant>);
+
+impl LastSignal {
+    /// Whether a signal of this time is another one, and no repetition.
+    fn is_other(&mut self, now: Instant) -> bool {
+        let is_other = self.0.is_none_or(|last| now.duration_since(last) >= REPETITION);
+        if is_other {
+            self.0 = Some(now);
+        }
+        is_other
+    }
 }
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
         let signals = system::interrupts().and_then(|interrupt| Ok((interrupt, system::terminations()?)));
         let (interrupt, terminate) = signals.context("cannot listen for signals")?;
-        Ok(Self { interrupt, terminate })
+        Ok(Self { interrupt, terminate, hangup: None, last: LastSignal::default() })
     }
 
-    /// Waits for a signal; returns the notice for load balancers, which is zero for a user at a terminal.
+    /// Also SIGHUP, which a closed terminal sends, unless it was ignored at the start.
+    fn with_hangup() -> anyhow::Result<Self> {
+        let is_ignored = system::is_hangup_ignored();
+        let hangup = (!is_ignored).then(system::hangups).transpose().context("cannot listen for signals")?;
+        Ok(Self { hangup, ..Self::new()? })
+    }
+
+    /// Waits for a signal that is no repetition; returns the notice for load balancers, which is zero for a user at a
+    /// terminal.
     pub(super) async fn next(&mut self) -> Duration {
-        tokio::select! {
-            _ = self.interrupt.recv() => Duration::ZERO,
-            _ = self.terminate.recv() => DRAIN_NOTICE,
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return DRAIN_NOTICE,
+                _ = self.interrupt.recv() => (),
+                _ = signal(&mut self.hangup) => (),
+            }
+            if self.last.is_other(Instant::now()) {
+                return Duration::ZERO;
+            }
         }
     }
 }
@@ -336,6 +370,14 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_that_two_senders_repeat_counts_once() {
+        let mut last = LastSignal::default();
+        let first = Instant::now();
+        let counted = [0, 1, 299, 300, 599, 601].map(|ms| last.is_other(first + Duration::from_millis(ms)));
+        assert_eq!(counted, [true, false, false, true, false, true]);
+    }
 
     #[test]
     fn a_taken_port_is_replaced_by_a_free_one_unless_somebody_asked_for_it() {

@@ -62,7 +62,8 @@ enum SeenFiles {
 
 #[derive(Debug)]
 struct ReloadWait {
-    hangups: SignalStream,
+    /// `None` without a configuration file: then SIGHUP ends the process.
+    hangups: Option<SignalStream>,
     changes: mpsc::Receiver<()>,
     /// A received trigger and its time, until `next` returns it.
     received: Option<(ReloadCause, Instant)>,
@@ -70,14 +71,14 @@ struct ReloadWait {
 }
 
 impl ReloadTrigger {
-    /// Starts watching. From now on SIGHUP does not end the process.
+    /// Starts watching. With a file, SIGHUP does not end the process from now on.
     pub(super) fn new(
         file: Option<PathBuf>,
         config: &Config,
         warned: ReportedWarnings,
         connections: ConnectionCapacity,
     ) -> anyhow::Result<Self> {
-        let hangups = system::hangups().context("cannot listen for signals")?;
+        let hangups = file.as_ref().map(|_| system::hangups()).transpose().context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
         let changed = sender.clone();
         let notice = move |event: notify::Result<notify::Event>| {
@@ -135,10 +136,7 @@ impl ReloadTrigger {
         why: ReloadCause,
         reload: impl FnOnce(Config) -> anyhow::Result<ReloadSummary>,
     ) -> Option<bool> {
-        let Some(file) = self.file.clone() else {
-            tracing::info!("there is no configuration file to read again");
-            return None;
-        };
+        let file = self.file.clone()?;
         match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
                 let fingerprint = reload::fingerprint(&file, &read.config);
@@ -181,7 +179,7 @@ impl ReloadWait {
             Some(received) => received,
             None => {
                 let why = tokio::select! {
-                    Some(()) = self.hangups.recv() => ReloadCause::Asked,
+                    Some(()) = signal(&mut self.hangups) => ReloadCause::Asked,
                     Some(()) = self.changes.recv() => ReloadCause::Changed,
                     else => std::future::pending().await,
                 };
@@ -192,13 +190,23 @@ impl ReloadWait {
         tokio::time::sleep_until(self.last.map_or(settled, |last| settled.max(last + INTERVAL))).await;
         // Triggers received meanwhile belong to this reload. Nothing is awaited from here on.
         while self.changes.try_recv().is_ok() {}
-        let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
-        if matches!(more.await, std::task::Poll::Ready(Some(()))) {
-            why = ReloadCause::Asked;
+        if let Some(hangups) = &mut self.hangups {
+            let more = std::future::poll_fn(|context| std::task::Poll::Ready(hangups.poll_recv(context)));
+            if matches!(more.await, std::task::Poll::Ready(Some(()))) {
+                why = ReloadCause::Asked;
+            }
         }
         self.last = Some(Instant::now());
         self.received = None;
         why
+    }
+}
+
+/// Waits for a signal; for ever without a stream.
+pub(super) async fn signal(stream: &mut Option<SignalStream>) -> Option<()> {
+    match stream {
+        Some(stream) => stream.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -299,7 +307,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_is_given_up_leaves_its_reason_to_the_next_one() {
         let (sender, changes) = mpsc::channel(1);
-        let hangups = system::hangups().unwrap();
+        let hangups = Some(system::hangups().unwrap());
         let mut wait = ReloadWait { hangups, changes, received: None, last: None };
         for pause in [SETTLE, INTERVAL] {
             let begun = Instant::now();

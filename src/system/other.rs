@@ -46,6 +46,10 @@ pub(crate) const fn hangups() -> io::Result<SignalStream> {
     Ok(SignalStream::Never)
 }
 
+pub(crate) const fn is_hangup_ignored() -> bool {
+    true
+}
+
 impl OwnersAlone for OpenOptions {
     fn owners_alone(&mut self) -> &mut Self {
         self
@@ -93,6 +97,10 @@ pub(crate) const fn take_owner(_: &File, _: &Metadata) -> io::Result<()> {
 /// The first question about a store's folder.
 pub(crate) fn check_access(_: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, NO_DISK_STORE))
+}
+
+pub(crate) fn check_reading(folder: &Path) -> io::Result<()> {
+    check_access(folder)
 }
 
 pub(crate) const fn space(_: &Path) -> io::Result<DiskSpace> {

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -32,6 +32,20 @@ pub(crate) fn terminations() -> io::Result<SignalStream> {
 
 pub(crate) fn hangups() -> io::Result<SignalStream> {
     signal(SignalKind::hangup())
+}
+
+/// Whether this process was started with SIGHUP ignored, as by nohup. Called before [`hangups`].
+pub(crate) fn is_hangup_ignored() -> bool {
+    match std::fs::read_to_string("/proc/self/status") {
+        Ok(status) => status.lines().find_map(ignored_signals).is_some_and(|ignored| ignored & 1 == 1),
+        // Not known. nohup takes the output from the terminal.
+        Err(_) => !io::stdout().is_terminal(),
+    }
+}
+
+/// The signals of the line `SigIgn`, SIGHUP in the lowest bit.
+fn ignored_signals(line: &str) -> Option<u64> {
+    u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok()
 }
 
 impl OwnersAlone for OpenOptions {
@@ -89,6 +103,11 @@ pub(crate) fn take_owner(file: &File, like: &Metadata) -> io::Result<()> {
 /// Whether this process may list a folder and create files in it.
 pub(crate) fn check_access(folder: &Path) -> io::Result<()> {
     Ok(access(folder, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)?)
+}
+
+/// Whether this process may list a folder and read files in it.
+pub(crate) fn check_reading(folder: &Path) -> io::Result<()> {
+    Ok(access(folder, Access::READ_OK | Access::EXEC_OK)?)
 }
 
 pub(crate) fn space(folder: &Path) -> io::Result<DiskSpace> {

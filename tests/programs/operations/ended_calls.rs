@@ -93,7 +93,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
     let (worker, (_kept, other)) = (Worker::start().await, other_gateway().await);
     for (drain_max, signals, said) in [
         ("3s", &["INT"][..], "drained; calls that ran longer"),
-        ("10m", &["INT", "INT"], "ended before the drain was done"),
+        ("10m", &["INT", "TERM"], "ended before the drain was done"),
     ] {
         let (_folder, mut program) = gateway(&other, &worker, drain_max).await;
         let held = hold_calls(&program).await;
@@ -157,7 +157,7 @@ async fn a_call_that_ends_with_the_gateway_before_it_was_sent_says_so() {
 /// and the next process sends again what may be sent again.
 #[tokio::test]
 async fn tasks_at_a_program_are_left_as_they_are_to_the_next_process() {
-    for (signals, drain_max) in [(&["INT"][..], "1s"), (&["INT", "INT"], "10m")] {
+    for (signals, drain_max) in [(&["INT"][..], "1s"), (&["INT", "TERM"], "10m")] {
         let folder = Folder::new();
         let configured = |again: &str| {
             folder.write_whole(&format!(

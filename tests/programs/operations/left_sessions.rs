@@ -122,7 +122,7 @@ async fn t_31_a_session_is_left_to_its_server_while_a_task_of_an_earlier_life_ma
             if moment == "meanwhile" {
                 assert_eq!(client.ends(&program).await, 200);
             }
-            program.signal("INT");
+            program.signal("TERM");
         };
         tokio::select! {
             () = ending => (),

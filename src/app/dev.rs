@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Gateway;
@@ -22,6 +23,10 @@ use changes::{ChangedFiles, FileChanges};
 
 /// How long a program may take to list its tools.
 const READY_MAX: Duration = Duration::from_secs(60);
+/// A change before the program was ready this long may be its own.
+const EARLY: Duration = Duration::from_secs(2);
+/// The most restarts in a row by such changes.
+const EARLY_RESTARTS_MAX: usize = 5;
 /// The most tools that are named.
 const TOOLS_SHOWN: usize = 10;
 
@@ -38,6 +43,9 @@ pub(super) struct Development {
     changes: FileChanges,
     /// Ends a restart in progress.
     restarting: Option<DropGuard>,
+    /// When the present start ended, well or not.
+    ready: Arc<Mutex<Option<Instant>>>,
+    early_restarts: usize,
 }
 
 impl Development {
@@ -49,7 +57,7 @@ impl Development {
             named => named.to_vec(),
         };
         let changes = FileChanges::new(&watched, &config.folder).context("the files cannot be watched")?;
-        Ok(Self { changes, restarting: None })
+        Ok(Self { changes, restarting: None, ready: Arc::default(), early_restarts: 0 })
     }
 
     /// Waits for changes of files. Cancel safe.
@@ -60,25 +68,45 @@ impl Development {
     /// Starts the program for the first time.
     pub(super) fn start(&mut self, gateway: &Gateway) {
         dev_output::show(DevSource::Files, format_args!("watching {}", self.changes));
-        self.in_background(gateway, |served| async move { show_readiness(&served).await });
+        self.in_background(gateway, false);
     }
 
     /// Starts the program anew. Its calls end as if it had ended.
     pub(super) fn restart(&mut self, gateway: &Gateway, changed: &ChangedFiles) {
         dev_output::show(DevSource::Files, format_args!("changed: {changed}"));
-        self.in_background(gateway, |served| async move {
-            served.pool.restart().await;
-            show_readiness(&served).await;
-        });
+        if !self.may_restart() {
+            let why = format_args!(
+                "not started again: at each of its last {EARLY_RESTARTS_MAX} starts files changed before it was ready for {} s, \
+                 so it may write {changed} itself; name the files to watch by --watch, or change one of them again",
+                EARLY.as_secs()
+            );
+            return dev_output::show(DevSource::Program, why);
+        }
+        self.in_background(gateway, true);
     }
 
-    fn in_background<F>(&mut self, gateway: &Gateway, work: impl Fn(Arc<Served>) -> F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Counts the restart. Restarts by files that the program itself writes would never end.
+    fn may_restart(&mut self) -> bool {
+        let is_early = self.ready.lock().is_none_or(|ready| ready.elapsed() < EARLY);
+        if is_early && self.early_restarts == EARLY_RESTARTS_MAX {
+            return false;
+        }
+        self.early_restarts = if is_early { self.early_restarts + 1 } else { 0 };
+        true
+    }
+
+    fn in_background(&mut self, gateway: &Gateway, is_restart: bool) {
         let token = CancellationToken::new();
+        *self.ready.lock() = None;
         for upstream in &gateway.upstreams {
-            let work = work(Arc::clone(&upstream.served));
+            let (served, ready) = (Arc::clone(&upstream.served), Arc::clone(&self.ready));
+            let work = async move {
+                if is_restart {
+                    served.pool.restart().await;
+                }
+                show_readiness(&served).await;
+                *ready.lock() = Some(Instant::now());
+            };
             gateway.parts.scope.tracker.spawn(token.clone().run_until_cancelled_owned(work));
         }
         self.restarting = Some(token.drop_guard());

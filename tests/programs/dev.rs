@@ -33,12 +33,15 @@ impl Drop for Started {
 
 impl Started {
     fn with(arguments: &[&str], files: &[(&str, &str)]) -> Self {
+        Self::start(taskgate(arguments), files)
+    }
+
+    fn start(mut command: Command, files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("server.py"), SERVER).unwrap();
         for (name, text) in files {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let mut command = taskgate(arguments);
         let command = command.current_dir(folder.path()).stdin(Stdio::null());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = child.stdout.take().unwrap();
@@ -55,6 +58,11 @@ impl Started {
         let mut started = Self::with(&["dev", "--port", "0", "--", "python3", "server.py"], files);
         started.wait("ready: developed 1.2");
         started
+    }
+
+    /// The first process of the program.
+    fn process(&self) -> String {
+        self.seen.iter().find_map(|line| line.split_once("stderr  process ")).unwrap().1.to_owned()
     }
 
     /// Waits for a line that no wait has found, and returns it.
@@ -91,10 +99,14 @@ impl Started {
         fs::write(self.folder.path().join("server.py"), text).unwrap();
     }
 
-    /// Ends it by a signal, and returns its standard error once it has ended well.
-    fn end(mut self, signal: &str) -> String {
+    fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Ends it by a signal, and returns its standard error once it has ended well.
+    fn end(mut self, signal: &str) -> String {
+        self.signal(signal);
         let mut log = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         assert!(self.child.wait().unwrap().success(), "{log}");
@@ -124,14 +136,53 @@ fn a_changed_file_starts_the_program_anew_and_the_next_call_reaches_it() {
     assert!(ended.contains("\"reason\":\"upstream_closed\",\"executed\":\"unknown\""), "{ended}");
     dev.wait("ready: developed 1.2");
     assert!(dev.call("quick", &[]).contains("second quick"));
-    // A folder that is new, and a file in it.
+    // A folder that is new, and files in it: with the folder, and later.
     let module = dev.folder.path().join("module");
     fs::create_dir(&module).unwrap();
-    dev.wait("changed: module");
+    for part in ["part.py", "more.py"] {
+        fs::write(module.join(part), "").unwrap();
+        dev.wait(&format!("changed: {part}"));
+        dev.wait("ready: developed 1.2");
+    }
+}
+
+#[test]
+fn a_folder_that_the_program_makes_at_each_start_restarts_nothing() {
+    let server = format!("import os\nos.mkdir('cache-%d' % os.getpid())\n{SERVER}");
+    let mut dev = Started::developed(&[("server.py", &server)]);
+    dev.write(SERVER);
+    assert!(dev.wait("changed: ").ends_with("changed: server.py"), "{:#?}", dev.seen);
     dev.wait("ready: developed 1.2");
-    fs::write(module.join("part.py"), "").unwrap();
-    dev.wait("changed: part.py");
-    dev.wait("ready: developed 1.2");
+}
+
+#[test]
+fn a_program_that_writes_a_source_at_each_start_is_not_started_for_ever() {
+    let server = format!("open('state.yaml', 'a').write('a: 1')\n{SERVER}");
+    let mut dev = Started::with(&["dev", "--port", "0", "--", "python3", "server.py"], &[("server.py", &server)]);
+    let line = dev.wait("not started again: at each of its last 5 starts files changed before it was ready for 2 s");
+    assert!(line.contains("it may write state.yaml itself; name the files to watch by --watch"), "{line}");
+    assert!(dev.call("quick", &[]).contains("first quick"));
+}
+
+/// A closed terminal sends it.
+#[test]
+fn a_hang_up_ends_it_with_its_program_unless_it_was_ignored_at_the_start() {
+    let developed = |how: &str| {
+        let mut command = Command::new("env");
+        command.env_remove("TASKGATE_CONFIG").env_remove("TASKGATE_LOG");
+        command.args([how, TASKGATE, "dev", "--port", "0", "--", "python3", "server.py"]);
+        let mut dev = Started::start(command, &[]);
+        dev.wait("ready: developed 1.2");
+        dev
+    };
+    let dev = developed("--default-signal=HUP");
+    let process = dev.process();
+    let log = dev.end("-HUP");
+    assert!(!Path::new("/proc").join(&process).exists(), "{log}");
+    let dev = developed("--ignore-signal=HUP");
+    dev.signal("-HUP");
+    assert!(dev.call("quick", &[]).contains("first quick"));
+    dev.end("-INT");
 }
 
 #[test]
@@ -220,7 +271,7 @@ fn a_flood_of_standard_error_is_shown_in_part_and_with_its_end() {
 fn a_signal_ends_it_with_its_program() {
     for signal in ["-INT", "-TERM"] {
         let dev = Started::developed(&[]);
-        let process = dev.seen.iter().find_map(|line| line.split_once("stderr  process ")).unwrap().1.to_owned();
+        let process = dev.process();
         assert!(Path::new("/proc").join(&process).exists());
         let log = dev.end(signal);
         assert!(!Path::new("/proc").join(&process).exists(), "{signal}: {log}");

@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use notify::event::ModifyKind;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -48,6 +49,27 @@ pub(super) fn watched_by(command: &[String]) -> Vec<PathBuf> {
 /// The files of one moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::app) struct ChangedFiles(BTreeSet<PathBuf>);
+
+impl ChangedFiles {
+    /// Replaces new folders by the files in them that people write: the program may make folders itself.
+    fn enter_folders(&mut self, roots: &[PathBuf]) {
+        let is_new = |path: &PathBuf| path.is_dir() && !roots.contains(path);
+        let mut waiting: Vec<PathBuf> = self.0.iter().filter(|path| is_new(path)).cloned().collect();
+        self.0.retain(|path| !waiting.contains(path));
+        let mut seen = waiting.len();
+        while let Some(folder) = waiting.pop() {
+            for path in folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()) {
+                let is_ignored = path.file_name().is_some_and(is_ignored_folder);
+                if path.is_dir() && !path.is_symlink() {
+                    seen += 1;
+                    waiting.extend((!is_ignored && seen < FOLDERS_MAX).then_some(path));
+                } else if is_source(&path) && self.0.len() < FILES_MAX {
+                    self.0.insert(path);
+                }
+            }
+        }
+    }
+}
 
 impl fmt::Display for ChangedFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,7 +125,8 @@ impl FileChanges {
             if matches!(event.kind, EventKind::Access(_)) {
                 return;
             }
-            for path in event.paths.into_iter().filter(|path| filter.takes(path)) {
+            let is_placed = matches!(event.kind, EventKind::Create(_) | EventKind::Modify(ModifyKind::Name(_)));
+            for path in event.paths.into_iter().filter(|path| filter.takes(path, is_placed)) {
                 let _ = sender.try_send(path);
             }
         };
@@ -115,10 +138,15 @@ impl FileChanges {
 
     /// See [`super::Development::next`].
     pub(super) async fn next(&mut self) -> ChangedFiles {
-        let changed = self.notices.next().await;
-        // Watches new folders. A folder that was removed meanwhile needs no watch.
-        let _ = self.watch();
-        changed
+        loop {
+            let mut changed = self.notices.next().await;
+            // Watches new folders. A folder that was removed meanwhile needs no watch.
+            let _ = self.watch();
+            changed.enter_folders(&self.roots);
+            if !changed.0.is_empty() {
+                return changed;
+            }
+        }
     }
 
     /// Watches all folders that exist now; watching one again changes nothing.
@@ -179,22 +207,22 @@ struct ChangeFilter {
 }
 
 impl ChangeFilter {
-    /// Whether a changed file is the program's.
-    fn takes(&self, path: &Path) -> bool {
+    /// Whether a changed file is the program's. A new folder (`is_placed`) may hold files.
+    fn takes(&self, path: &Path, is_placed: bool) -> bool {
         if path.starts_with(&self.own_folder) {
             return false;
         }
         self.roots.iter().filter_map(|root| path.strip_prefix(root).ok()).any(|below| {
             // A named file counts in any case.
-            below == Path::new("") || (is_source(below) && !below.iter().any(is_ignored_folder))
+            let may_count = is_source(below) || (is_placed && path.is_dir());
+            below == Path::new("") || (may_count && !below.iter().any(is_ignored_folder))
         })
     }
 }
 
-/// A path without an ending may be a new folder, whose files are watched from then on.
 fn is_source(path: &Path) -> bool {
     let is_variables = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".env"));
-    is_variables || path.extension().map_or_else(|| path.is_dir(), |end| SOURCES.split(' ').any(|source| end == source))
+    is_variables || path.extension().is_some_and(|end| SOURCES.split(' ').any(|source| end == source))
 }
 
 fn is_ignored_folder(name: impl AsRef<std::ffi::OsStr>) -> bool {
@@ -246,8 +274,26 @@ mod tests {
             ("/s/.server.py.swp", false),
             ("/s/taskgate-data/made.py", false),
         ] {
-            assert_eq!(filter.takes(Path::new(path)), expected, "{path}");
+            assert_eq!(filter.takes(Path::new(path), true), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn a_new_folder_counts_by_the_files_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = ["cache", "lib/part", "lib/.git"].map(|name| folder.path().join(name));
+        made.iter().for_each(|folder| std::fs::create_dir_all(folder).unwrap());
+        for name in ["cache/a.db", "lib/part/b.py", "lib/.git/c.py"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let filter = ChangeFilter { roots: vec![folder.path().to_owned()], own_folder: "/none".into() };
+        assert_eq!([true, false].map(|is_placed| filter.takes(&made[0], is_placed)), [true, false]);
+        let entered = |names: &[&str]| {
+            let mut changed = ChangedFiles(names.iter().map(|name| folder.path().join(name)).collect());
+            changed.enter_folders(&[folder.path().to_owned()]);
+            changed.0.len()
+        };
+        assert_eq!((entered(&["cache"]), entered(&["lib"]), entered(&["cache", "a.py"]), entered(&[""])), (0, 1, 1, 1));
     }
 
     #[test]

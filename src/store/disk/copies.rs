@@ -18,6 +18,7 @@ use crate::task::ShortReference;
 
 /// References of damaged rows that a report names.
 const NAMED_MAX: usize = 20;
+const TAKEN: &str = "there is a file already; name another folder";
 
 /// The contents of a store's file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -43,7 +44,8 @@ pub fn check(folder: &Path) -> Result<CheckedStore, OpenError> {
 /// Copies the file as it is at one moment, and checks the copy. Tasks that are made later are not in it.
 ///
 /// `to` is created (mode 0700), or has neither a store nor files of one. Nothing stands there under the store's name before it is
-/// whole and on the disk, and no existing file is written. `also` are further files of the folder to copy, if they exist.
+/// whole and on the disk, and no existing file is written: of two copies into one folder, one is refused. `also` are further files
+/// of the folder to copy, if they exist.
 ///
 /// Fails as [`check`], and if the copy cannot be written; a copy that is not whole is removed.
 pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, OpenError> {
@@ -51,55 +53,71 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
     let source = open(&path)?;
     folder::prepare(to)?;
     let target = schema::file_in(to);
+    let unfinished = to.join("tasks.db.unfinished");
+    let mut made = MadeFiles::default();
+    // Before the other files are looked for: another copy may be about to make them.
+    made.create(
+        &unfinished,
+        "another copy is made here, or was interrupted; remove this file, or name another folder",
+    )?;
     let beside = ["db-wal", "db-shm", "db-journal"].map(|ending| target.with_extension(ending));
     let others = also.iter().map(|name| to.join(name));
     let mut names = std::iter::once(target.clone()).chain(beside).chain(others);
     if let Some(taken) = names.find(|path| path.exists()) {
-        let taken_error = io::Error::new(io::ErrorKind::AlreadyExists, "there is a file already; name another folder");
-        return Err(folder_error(&taken)(taken_error));
+        return Err(folder_error(&taken)(io::Error::new(io::ErrorKind::AlreadyExists, TAKEN)));
     }
-    let unfinished = to.join("tasks.db.unfinished");
-    let prepared = copy_checked(&source, &unfinished).and_then(|found| {
-        also.iter().try_for_each(|name| copy_file(&folder.join(name), &to.join(name)))?;
-        Ok(found)
-    });
-    let found = prepared.inspect_err(|_| {
-        // The files may hold arguments, results and a key. The first error is returned.
-        for path in also.iter().map(|name| to.join(name)).chain([unfinished.clone()]) {
-            let _ = fs::remove_file(path);
-        }
-    })?;
+    let found = copy_checked(&source, &unfinished)?;
+    also.iter().try_for_each(|name| made.copy(&folder.join(name), &to.join(name)))?;
     fs::rename(&unfinished, &target).map_err(folder_error(&target))?;
+    made.0.clear();
     sync(to)?;
     Ok(found)
 }
 
+/// The files of a copy. They may hold arguments, results and a key, and are removed unless the copy is whole.
+#[derive(Default)]
+struct MadeFiles(Vec<PathBuf>);
+
+impl MadeFiles {
+    /// Creates a file for its owner alone; `taken` is the error if there is one.
+    fn create(&mut self, path: &Path, taken: &'static str) -> Result<File, OpenError> {
+        let created = File::options().write(true).create_new(true).owners_alone().open(path);
+        let file = created.map_err(|error| {
+            let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
+            folder_error(path)(if is_taken { io::Error::new(error.kind(), taken) } else { error })
+        })?;
+        self.0.push(path.to_owned());
+        Ok(file)
+    }
+
+    /// Copies a file that may be missing.
+    fn copy(&mut self, from: &Path, to: &Path) -> Result<(), OpenError> {
+        let bytes = match fs::read(from) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(folder_error(from)(error)),
+        };
+        self.create(to, TAKEN)?.write_all(&bytes).map_err(folder_error(to))?;
+        sync(to)
+    }
+}
+
+impl Drop for MadeFiles {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // The error that ended the copy is returned.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 /// Copies the database, and reads the copy.
 fn copy_checked(source: &Connection, to: &Path) -> Result<CheckedStore, OpenError> {
-    create(to, true).map_err(folder_error(to))?;
     copy(source, to).map_err(|error| schema::open_error(to, error))?;
     let copied = open(to)?;
     let found = contents(&copied).map_err(|error| schema::open_error(to, error))?;
     sync(to)?;
     Ok(found)
-}
-
-/// Copies a file that may be missing.
-fn copy_file(from: &Path, to: &Path) -> Result<(), OpenError> {
-    let bytes = match fs::read(from) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(folder_error(from)(error)),
-    };
-    create(to, false).and_then(|mut file| file.write_all(&bytes)).map_err(folder_error(to))?;
-    sync(to)
-}
-
-/// Creates a file for its owner alone. The rest of an interrupted copy may be replaced.
-fn create(path: &Path, may_replace: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create_new(!may_replace).create(may_replace).truncate(may_replace);
-    options.owners_alone().open(path)
 }
 
 fn sync(path: &Path) -> Result<(), OpenError> {
@@ -126,7 +144,7 @@ fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
 }
 
 fn existing_file(folder: &Path) -> Result<PathBuf, OpenError> {
-    folder::examine(folder)?;
+    folder::examine_for_reading(folder)?;
     let path = schema::file_in(folder);
     fs::metadata(&path).map_err(folder_error(&path))?;
     schema::examine(&path)?;

@@ -61,9 +61,18 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
 
 /// Checks that an existing folder is usable; a missing one is no error.
 pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
+    examine_for(folder, system::check_access)
+}
+
+/// Checks that an existing folder can be read, also on a read-only disk; a missing one is no error.
+pub(super) fn examine_for_reading(folder: &Path) -> Result<(), OpenError> {
+    examine_for(folder, system::check_reading)
+}
+
+fn examine_for(folder: &Path, check: fn(&Path) -> io::Result<()>) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     match fs::metadata(folder) {
-        Ok(found) if found.is_dir() => system::check_access(folder).map_err(wrong),
+        Ok(found) if found.is_dir() => check(folder).map_err(wrong),
         Ok(_) => Err(wrong(io::ErrorKind::NotADirectory.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(wrong(error)),

@@ -101,12 +101,19 @@ async fn a_copy_writes_over_no_file_and_leaves_none_behind_that_is_not_whole() {
     let server = server().await;
     let (folder, _program, _) = gateway_with_a_task(&server).await;
     let data = folder.path().join("data");
-    for name in ["tasks.db", "tasks.db-wal", "tasks.db-journal", "seal.key"] {
+    let (ready, begun) = ("there is a file already", "another copy is made here, or was interrupted");
+    for (name, why) in [
+        ("tasks.db", ready),
+        ("tasks.db-wal", ready),
+        ("tasks.db-journal", ready),
+        ("seal.key", ready),
+        ("tasks.db.unfinished", begun),
+    ] {
         let copy = folder.path().join(name.replace('.', "-"));
         std::fs::create_dir(&copy).unwrap();
         std::fs::write(copy.join(name), "mine").unwrap();
         let (code, text) = said(&store(&[Path::new("backup"), &data, &copy]));
-        assert_eq!((code, text.contains(&format!("{name}: there is a file already"))), (Some(74), true), "{text}");
+        assert_eq!((code, text.contains(&format!("{name}: {why}"))), (Some(74), true), "{text}");
         assert_eq!(std::fs::read_to_string(copy.join(name)).unwrap(), "mine");
         assert_eq!(std::fs::read_dir(&copy).unwrap().count(), 1, "{name}: nothing else is there");
     }

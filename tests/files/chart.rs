@@ -14,7 +14,7 @@ use taskgate::config;
 
 const CHART: &str = "deploy/helm/taskgate";
 const VALUE_FILES: usize = 8;
-const REFUSED_FILES: usize = 46;
+const REFUSED_FILES: usize = 51;
 /// The values that each refused file changes.
 const BASE: &str = "tests/chart/values/disk.yaml";
 

@@ -41,11 +41,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* The host by which clients reach the Ingress or HTTPRoute; empty without one. */}}
+{{/* The first host without a wildcard by which clients reach the Ingress or HTTPRoute; empty without one. */}}
 {{- define "taskgate.outsideHost" -}}
-{{- if .Values.ingress.enabled -}}
-{{ .Values.ingress.host }}
-{{- else if and .Values.httpRoute.enabled .Values.httpRoute.hostnames -}}
-{{ first .Values.httpRoute.hostnames }}
+{{- $hosts := list }}
+{{- if .Values.ingress.enabled }}{{ $hosts = list .Values.ingress.host }}
+{{- else if .Values.httpRoute.enabled }}{{ $hosts = .Values.httpRoute.hostnames }}
 {{- end }}
+{{- $found := "" }}
+{{- range $hosts }}{{ if not (or $found (contains "*" .)) }}{{ $found = . }}{{ end }}{{ end }}
+{{- $found }}
 {{- end }}

@@ -28,6 +28,9 @@
 {{- if regexMatch "://[^/@]*:[^/@]*@" $postgres.url }}
 {{- $found = append $found "store.postgres.url: a password in it would be in a ConfigMap; set store.postgres.passwordSecret.name instead." }}
 {{- end }}
+{{- if regexMatch "[?&](ssl)?password=" $postgres.url }}
+{{- $found = append $found "store.postgres.url: a password in its query would be in a ConfigMap; set store.postgres.passwordSecret.name or store.postgres.urlSecret.name instead." }}
+{{- end }}
 {{- if contains "sslmode=disable" $postgres.url }}
 {{- $found = append $found "store.postgres.url: with sslmode=disable the password and all results would cross the network in clear text; leave it out." }}
 {{- end }}
@@ -88,6 +91,9 @@
 {{- if and $values.httpRoute.enabled (not $values.httpRoute.hostnames) }}
 {{- $found = append $found "httpRoute.hostnames: a route without a host takes the requests of every name; name one." }}
 {{- end }}
+{{- if and (or $values.ingress.host $values.httpRoute.hostnames) (or $values.ingress.enabled $values.httpRoute.enabled) (not $values.listen.publicUrl) (not (include "taskgate.outsideHost" .)) }}
+{{- $found = append $found "listen.publicUrl: a host with a wildcard is no address that clients can use; set it, or name a host without one." }}
+{{- end }}
 {{- if and $values.httpRoute.enabled $values.listen.tlsSecret }}
 {{- $found = append $found "httpRoute: its Gateway sends plain HTTP to pods that expect TLS; set listen.plaintext to true in place of listen.tlsSecret." }}
 {{- end }}
@@ -107,6 +113,16 @@
 {{- $secret := get ($upstream.auth | default dict) $key }}
 {{- if and $secret (not (contains "${" $secret)) }}
 {{- $found = append $found (printf "upstreams.%s.auth.%s: the secret would be in a ConfigMap; write \"${NAME}\", and name its secret in env." $name $key) }}
+{{- end }}
+{{- end }}
+{{- range regexFindAll "\"client_secret\":\"[^\"]*\"" (toRawJson $upstream) -1 }}
+{{- if not (contains "${" .) }}
+{{- $found = append $found (printf "upstreams.%s.credential: a client_secret in it would be in a ConfigMap; write \"${NAME}\", and name its secret in env, or write client_secret_file." $name) }}
+{{- end }}
+{{- end }}
+{{- range $variable, $value := $upstream.env | default dict }}
+{{- if and (regexMatch "(?i)(^|_)(token|secret|password|api_?key)$" $variable) (not (contains "${" (toString $value))) }}
+{{- $found = append $found (printf "upstreams.%s.env.%s: by its name it is a secret, which would be in a ConfigMap; write \"${NAME}\", and name its secret in env." $name $variable) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,12 +1,13 @@
-{{/* A value of YAML as an inline value of TOML. The gateway has no key with a fraction. */}}
+{{/* A value of YAML as an inline value of TOML, without null values. The gateway has no key with a fraction. */}}
 {{- define "taskgate.toml.value" -}}
 {{- if kindIs "map" . -}}
-{ {{ $parts := list }}{{ range $key, $value := . }}{{ $parts = append $parts (printf "%s = %s" (include "taskgate.toml.key" $key) (include "taskgate.toml.value" $value)) }}{{ end }}{{ join ", " $parts }} }
+{ {{ $parts := list }}{{ range $key, $value := . }}{{ if not (kindIs "invalid" $value) }}{{ $parts = append $parts (printf "%s = %s" (include "taskgate.toml.key" $key) (include "taskgate.toml.value" $value)) }}{{ end }}{{ end }}{{ join ", " $parts }} }
 {{- else if kindIs "slice" . -}}
-[{{ $parts := list }}{{ range . }}{{ $parts = append $parts (include "taskgate.toml.value" .) }}{{ end }}{{ join ", " $parts }}]
+[{{ $parts := list }}{{ range . }}{{ if not (kindIs "invalid" .) }}{{ $parts = append $parts (include "taskgate.toml.value" .) }}{{ end }}{{ end }}{{ join ", " $parts }}]
 {{- else if typeIs "json.Number" . -}}
 {{ . }}
 {{- else if kindIs "float64" . -}}
+{{ if ne (floor .) . }}{{ fail (printf "\n%v: no key of the gateway takes a fraction; write a whole number." .) }}{{ end -}}
 {{ int64 . }}
 {{- else if kindIs "string" . -}}
 {{ toRawJson . }}

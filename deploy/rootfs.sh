@@ -53,8 +53,11 @@ programs() {
         aarch64-*) architecture=arm64 wheel=manylinux_2_17_aarch64 ;;
         *) fail "$target: the programs are made for x86_64 and aarch64" ;;
     esac
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-        --platform "$wheel" --dest "$work" "uv==${UV_VERSION:-0.13.9}"
+    printf 'uv==0.13.9 --hash=sha256:%s --hash=sha256:%s\n' \
+        d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19 \
+        5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe >"$work/requirements.txt"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+        --platform "$wheel" --dest "$work" --requirement "$work/requirements.txt"
     python3 -m zipfile -e "$work"/uv-*.whl "$work/wheel"
     install -m 0755 -t "$work" "$work"/wheel/uv-*.data/scripts/uv "$work"/wheel/uv-*.data/scripts/uvx
     mmdebstrap --quiet --variant=minbase --architectures="$architecture" \

@@ -11,6 +11,10 @@ cd "$(dirname "$0")/.."
 root=$PWD out=$PWD/target/dist work=$PWD/target/dist-build tools=$PWD/target/tools
 machine=$(uname -m)
 [ "$#" != 0 ] || set -- "$machine-unknown-linux-musl" "$machine-unknown-linux-gnu"
+# RUSTFLAGS and CFLAGS name both folders, and blanks end their words.
+case "$root${CARGO_HOME:-$HOME/.cargo}" in
+	*[[:space:]]*) printf 'dist: the path of the clone or of CARGO_HOME has a blank: move it\n' >&2; exit 64 ;;
+esac
 
 step() { printf '\n==== dist: %s (after %s min)\n' "$*" "$((SECONDS / 60))"; }
 

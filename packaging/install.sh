@@ -94,8 +94,10 @@ main() {
 	trap 'exit 143' TERM
 
 	download SHA256SUMS
-	line=$(sed -n "/  taskgate-${version:-[0-9][^ ]*}-$target\.tar\.gz\$/p" "$work/SHA256SUMS" | tail -n 1)
+	line=$(sed -n "/  taskgate-${version:-[0-9][^ ]*}-$target\.tar\.gz\$/p" "$work/SHA256SUMS")
 	[ -n "$line" ] || fail 69 "$from holds no archive of ${version:-any version} for $target"
+	versions=$(printf '%s\n' "$line" | sed "s/.*  taskgate-\(.*\)-$target\.tar\.gz\$/\1/" | tr '\n' ' ')
+	[ "$(printf '%s\n' "$line" | wc -l)" -eq 1 ] || fail 64 "$from holds several versions: ${versions% }; name one by --version"
 	wanted=${line%% *}
 	archive=${line##* }
 	download "$archive"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what `packaging/dist.sh` uses into DIR, each in the version that is written here. With nothing to do it takes a second.
+# Installs what `packaging/dist.sh` uses into DIR, each in the version that is written here, wheels by their hashes. With nothing to do it takes a second.
 #   packaging/tools.sh DIR
 set -euo pipefail
 tools=$1
 mkdir -p "$tools"
 
-python=(ziglang==0.17.1 cargo-zigbuild==0.24.1)
-stamp=$(printf '%s\n' "${python[@]}")
+wheels=$(dirname "$0")/tools.txt
+stamp=$(cat "$wheels")
 if [ "$(cat "$tools/dist/.stamp" 2> /dev/null || true)" != "$stamp" ]; then
 	python3 -m venv "$tools/dist"
-	"$tools/dist/bin/pip" install --quiet --disable-pip-version-check "${python[@]}"
+	"$tools/dist/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: --require-hashes --requirement "$wheels"
 	printf '%s\n' "$stamp" > "$tools/dist/.stamp"
 fi
 # crate NAME VERSION [WORD...]

@@ -12,19 +12,27 @@ dir=${1:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/target/secrets}
 gateway=65532 database=999
 days=3650
 
+command -v openssl >/dev/null || { echo "secrets: openssl is missing: install it" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "secrets: run this as root: the files get the users 65532 and 999" >&2; exit 1; }
 umask 077
 mkdir -p "$dir"
 chmod 0755 "$dir"
 cd "$dir"
-hex() { openssl rand -hex 32; }
+# new_key FILE [PREFIX]: a key of 64 hex digits, unless the file is there.
+new_key() {
+    local key
+    [ ! -e "$1" ] || return 0
+    key=$(openssl rand -hex 32)
+    printf '%s%s\n' "${2:-}" "$key" >"$1"
+}
 # quiet COMMAND...: shows its messages only if it fails
 quiet() { "$@" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }; }
 
 # The client's key: `TASKGATE_KEY=$(sudo cat FILE) taskgate call …`
-[ -e ada.key ] || printf 'tg_ada1_%s\n' "$(hex)" >ada.key
-[ -e seal.key ] || hex >seal.key
-[ -e database.password ] || { hex >database.password; cp database.password database.own.password; }
+new_key ada.key tg_ada1_
+new_key seal.key
+new_key database.password
+[ -e database.own.password ] || cp database.password database.own.password
 
 if [ ! -e replica.crt ] || [ ! -e database.crt ]; then
     work=$(mktemp -d)
@@ -42,7 +50,7 @@ if [ ! -e replica.crt ] || [ ! -e database.crt ]; then
     signed database DNS:database
 fi
 
-chmod 0400 -- *
+chmod 0400 ada.key seal.key database.password database.own.password replica.key database.key
 chmod 0444 ca.crt replica.crt database.crt
 chown "$gateway:$gateway" ada.key seal.key database.password ca.crt replica.crt replica.key
 chown "$database:$database" database.own.password database.crt database.key

@@ -222,6 +222,74 @@ fn debian_and_rpm_packages_keep_the_configuration_and_name_their_files() {
     }
 }
 
+/// A minimal image has no useradd, and the file for sysusers is not there yet.
+#[test]
+fn the_rpm_package_makes_its_user_without_useradd() {
+    let programs = folder();
+    let written = programs.path().join("line");
+    write_program(&programs.path().join("getent"), "#!/bin/sh\nexit 2\n");
+    let sysusers = format!("#!/bin/sh\n/bin/cat > '{}'\n", written.display());
+    write_program(&programs.path().join("systemd-sysusers"), &sysusers);
+    output_of(Command::new("/bin/sh").arg(repository("packaging/rpm/pre.sh")).env("PATH", programs.path()));
+    let conf = fs::read_to_string(repository("packaging/sysusers.conf")).expect("a file");
+    let line = fs::read_to_string(written).expect("it runs systemd-sysusers");
+    assert!(conf.ends_with(&line) && line.starts_with("u taskgate "), "{line}");
+}
+
+/// Without openssl a key would be a prefix, and would be kept.
+#[test]
+fn the_compose_secrets_are_whole_and_other_files_of_the_folder_stay() {
+    let (programs, secrets) = (folder(), folder());
+    let other = secrets.path().join("other");
+    fs::write(&other, "").expect("a file");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o644)).expect("a mode");
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap_or_default());
+    let run = || {
+        let mut command = Command::new("bash");
+        command.arg(repository("deploy/compose/secrets.sh")).arg(secrets.path()).env("PATH", &path);
+        command.output().expect("bash runs")
+    };
+    write_program(&programs.path().join("id"), "#!/bin/sh\necho 0\n");
+    write_program(&programs.path().join("chown"), "#!/bin/sh\n");
+    write_program(&programs.path().join("openssl"), "#!/bin/sh\nexit 1\n");
+    assert!(!run().status.success());
+    assert!(!secrets.path().join("ada.key").exists());
+    fs::remove_file(programs.path().join("openssl")).expect("removed");
+    if install::program("openssl").is_none() {
+        println!("left out: openssl is not installed");
+        return;
+    }
+    let output = run();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mode = |name: &str| fs::metadata(secrets.path().join(name)).expect("a file").permissions().mode() & 0o777;
+    assert_eq!(["ada.key", "replica.key", "ca.crt", "other"].map(mode), [0o400, 0o400, 0o444, 0o644]);
+    let key = fs::read_to_string(secrets.path().join("ada.key")).expect("a key");
+    assert_eq!((&key[..8], key.len()), ("tg_ada1_", 8 + 64 + 1));
+}
+
+/// `systemctl kill` signals all processes of a unit, programs of upstreams among them.
+#[test]
+fn pages_signal_the_gateway_alone() {
+    let pages = fs::read_dir(repository("docs")).expect("pages").flatten().map(|entry| entry.path());
+    for page in pages.filter(|page| page.extension().is_some_and(|end| end == "md")) {
+        let text = fs::read_to_string(&page).expect("a page");
+        let killed = text.lines().filter(|line| line.contains("systemctl kill"));
+        let others: Vec<_> = killed.filter(|line| !line.contains("--kill-whom=main")).collect();
+        assert!(others.is_empty(), "{}: {others:?}", page.display());
+    }
+}
+
+/// Only the job that a person approves has the key, and no tool of the packing.
+#[test]
+fn the_key_of_signatures_is_in_the_job_that_signs_alone() {
+    let text = fs::read_to_string(repository(".github/workflows/release.yml")).expect("a workflow");
+    let jobs = text.split("\n  sign:\n").collect::<Vec<_>>();
+    let [before, rest] = jobs[..] else { panic!("{} jobs sign", jobs.len() - 1) };
+    let (sign, after) = rest.split_once("\n\n  github:\n").expect("the next job");
+    assert!(sign.contains("secrets.MINISIGN_SECRET") && sign.contains("environment: release"), "{sign}");
+    assert!(!before.contains("MINISIGN") && !after.contains("MINISIGN") && !sign.contains("pack.sh"), "{text}");
+}
+
 #[test]
 fn the_formula_names_the_archives_and_their_checksums() {
     if !Peers::are_asked_for("the formula") {

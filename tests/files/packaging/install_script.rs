@@ -187,6 +187,26 @@ fn a_bad_download_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_folder_of_several_releases_needs_the_name_of_one() {
+    if !Peers::are_asked_for("downloads of the script for users") {
+        return;
+    }
+    let mut several = files("0.9.0");
+    for (name, body) in files("0.10.0") {
+        let (sums, length) = several.entry(name).or_default();
+        sums.extend(body.0);
+        *length = sums.len();
+    }
+    let (machine, release) = (Machine::linux(), Release::serve(several));
+    let (code, text) = machine.run(&["--from", &release.from]);
+    assert_eq!(code, Some(64), "{text}");
+    assert!(text.contains("holds several versions: 0.9.0 0.10.0; name one by --version"), "{text}");
+    assert!(machine.is_clean() && !machine.installed().exists());
+    let (code, text) = machine.run(&["--from", &release.from, "--version", "0.10.0"]);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
 fn a_program_that_does_not_run_replaces_nothing() {
     if !Peers::are_asked_for("downloads of the script for users") {
         return;

@@ -205,10 +205,12 @@ mod tests {
         let (ended, uses_tasks, other) = (of(1 << 64 | 1, 1), of(2 << 64 | 2, 1), of(3, 2));
         sessions.ended(ended.token.nonce, ended.counted_as());
         sessions.note_tasks(&uses_tasks);
-        for number in 100..100 + 2 * ENDED_MAX as u128 {
-            let flood = number << 64 | number;
-            sessions.ended.insert(flood, other.counted_as(), ());
-            sessions.task_clients.insert(flood, other.counted_as(), ());
+        // More than the map holds, so that its own shard is full.
+        for number in 100..100 + (ENDED_MAX + ENDED_MAX / 10) as u128 {
+            sessions.ended.insert(number << 64 | number, other.counted_as(), ());
+        }
+        for number in 100..100 + 2 * TASK_CLIENTS_MAX as u128 {
+            sessions.task_clients.insert(number << 64 | number, other.counted_as(), ());
         }
         assert!(sessions.has_ended(ended.token.nonce) && sessions.uses_tasks(&uses_tasks));
     }

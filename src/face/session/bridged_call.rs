@@ -157,10 +157,7 @@ pub(super) fn begin_on(
         questions,
         entered,
         support: shared.tasks.support(session),
-        fallback: match &*request.method {
-            method::TOOLS_LIST => shared.fallback_listing(session, params.and_then(|params| params.get("cursor"))),
-            _ => None,
-        },
+        fallback: shared.fallback_listing_of(session, request),
         tools: shared.reachable_tools(session, &caller.caller),
         plan: Plan::Direct,
         is_named: idempotency.is_some(),

@@ -56,6 +56,15 @@ impl SessionFaceState {
         self.fallback_for(session).map(|fallback| fallback.listing(reader(), cursor))
     }
 
+    /// As [`Self::fallback_listing`], for the response to this request, if it is for a page.
+    pub(super) fn fallback_listing_of(&self, session: &ClientSession, request: &Request) -> Option<FallbackListing> {
+        if request.method != method::TOOLS_LIST {
+            return None;
+        }
+        let cursor = request.params.object().and_then(|params| params.get("cursor"));
+        self.fallback_listing(session, cursor)
+    }
+
     pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {
         self.fallback_for(session).is_some_and(|fallback| fallback.covers(tool))
     }

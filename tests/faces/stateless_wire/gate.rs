@@ -43,6 +43,7 @@ impl Gate {
              [[upstreams.demo.tools]]\nmatch = \"greet\"\nmode = \"never\"\n\
              [[upstreams.demo.tools]]\nmatch = \"crash\"\nmode = \"never\"\n\
              [[upstreams.demo.tools]]\nmatch = \"summarise\"\ngrace = \"30s\"\n\
+             [[upstreams.demo.tools]]\nmatch = \"fail\"\ngrace = \"30s\"\n\
              {odd_section}[[upstreams.odd.tools]]\nmatch = \"late*\"\nmode = \"always\"\n"
         );
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;

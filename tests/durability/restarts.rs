@@ -7,6 +7,7 @@
 
 use support::history;
 use support::ledger;
+use support::scripted::WAIT_MAX;
 use support::wire_client;
 
 use std::net::{SocketAddr, TcpListener};
@@ -28,7 +29,7 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{Instant, sleep, timeout};
 use wire_client::{Answer, Flavour, WireClient};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = WAIT_MAX;
 
 /// How many clients call all the time.
 const CLIENTS: usize = 6;
@@ -85,7 +86,7 @@ impl Watch {
 
     /// Calls one tool after the other, and follows each to its end.
     async fn client(&self, number: usize, address: SocketAddr, is_over: &AtomicBool) {
-        let wire = WireClient::new(Flavour::Extension);
+        let wire = WireClient { patience: PATIENCE, ..WireClient::new(Flavour::Extension) };
         let mut count = 0;
         while !is_over.load(Ordering::Relaxed) && self.mistakes.lock().len() < 20 {
             count += 1;

@@ -2,6 +2,7 @@
 
 mod client_login;
 mod edges;
+mod endpoint_twin;
 mod endpoints;
 mod fallback;
 mod faults;

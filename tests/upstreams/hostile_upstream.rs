@@ -1,8 +1,8 @@
 //! Upstreams that fail or lie (rules U01, U02 and so on): what a hostile or broken upstream sends, and what the client of
-//! a whole gateway sees of it, over real sockets: for a plain call, for a task, and through the pipe of a session client.
+//! a whole gateway sees of it, over real sockets: for a plain call, for a task of either flavour, and through the pipes of both eras.
 //!
-//! Read `server` (an upstream that says what it is told to, byte for byte), `gate` (the gateway and its three clients),
-//! then `table`.
+//! Read `server` (an upstream that says what it is told to, byte for byte), `gate` (the gateway and its clients), then `table` and
+//! `verdicts`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -12,3 +12,4 @@ mod health;
 mod server;
 mod table;
 mod talk;
+mod verdicts;

@@ -170,11 +170,8 @@ impl Ask {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = format!("POST {} HTTP/1.1\r\nConnection: close\r\n", self.path).into_bytes();
         let upstream = self.path.trim_matches('/').trim_end_matches("/mcp");
-        let body = hostile_twin::prefixed(self.body.clone().into(), upstream);
-        let named = serde_json::from_slice::<Value>(&body).unwrap_or_default()["params"]["name"].clone();
-        for (name, value) in &self.headers {
-            let prefixed = format!("{upstream}__{value}");
-            let value = if name == NAME && named == *prefixed { &prefixed } else { value };
+        let (headers, body) = hostile_twin::written(&self.headers, self.body.clone().into(), upstream);
+        for (name, value) in headers {
             bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
         }
         bytes.extend_from_slice(format!("Content-Length: {}\r\n\r\n", body.len()).as_bytes());

@@ -1,6 +1,7 @@
 //! Tools that clients know by other names than the upstream, or not at all.
 
 use serde_json::json;
+use support::hostile_twin;
 
 use super::client::TestGateway;
 use super::peers::{PAIRS, Person, SESSION, STATELESS, said, server, server_with};
@@ -72,7 +73,8 @@ async fn a_renamed_tool_runs_as_a_task_by_the_rules_of_its_block() {
             continue;
         }
         let listed = person.ask("tools/list", json!({})).await;
-        let execution = &listed["result"]["tools"][0]["execution"];
+        let tools = hostile_twin::own_items(listed["result"]["tools"].as_array().unwrap().clone());
+        let execution = &tools[0]["execution"];
         assert_eq!(execution["taskSupport"], "required", "{client} {kind} {listed}");
         let params = json!({"name": "make_report", "arguments": {}, "task": {}});
         let made = person.ask("tools/call", params).await;

@@ -4,6 +4,7 @@ use ::bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
+use support::hostile_twin;
 
 use super::client::{Client, Reply, TestGateway};
 use super::upstream::{self, ScriptedServer, SeenRequest, answer, json_text, status};
@@ -125,12 +126,12 @@ impl Person {
             headers.push(("mcp-method", method));
             headers.extend(name.as_deref().map(|name| ("mcp-name", name)));
         }
-        last(&self.send(&body, &headers).await.text().await)
+        last(&hostile_twin::unprefixed(self.send(&body, &headers).await.text().await, "up"))
     }
 
     /// Sends an array of messages; every answer to one of them.
     pub(crate) async fn ask_all(&self, array: &Value) -> Vec<Value> {
-        let text = self.send(&array.to_string(), &[]).await.text().await;
+        let text = hostile_twin::unprefixed(self.send(&array.to_string(), &[]).await.text().await, "up");
         let events = text.lines().filter_map(|line| line.strip_prefix("data:")).collect::<Vec<_>>();
         let texts = if events.is_empty() { vec![text.as_str()] } else { events };
         let read = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"));
@@ -159,6 +160,7 @@ impl Person {
         for _ in 0..5 {
             let answer = self.ask("tools/list", params).await;
             let tools = answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer}"));
+            let tools = hostile_twin::own_items(tools.clone());
             names.extend(tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()));
             match answer["result"]["nextCursor"].as_str() {
                 Some(cursor) => params = json!({"cursor": cursor}),

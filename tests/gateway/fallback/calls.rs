@@ -165,9 +165,10 @@ async fn a_task_that_waits_for_an_answer_says_so() {
     let gate = Gate::open(&stage.server, "", TOOLS).await;
     for client in [SESSION, STATELESS] {
         let person = Person::with(&gate, client, json!({ "elicitation": {} }), None).await;
-        let call = json!({ "name": "asks", "arguments": { "after_ms": 600 } });
+        let call = json!({ "name": "asks", "arguments": { "waits": true } });
         let notice = person.ask("tools/call", call).await["result"].take();
         let id = notice["structuredContent"]["taskId"].as_str().unwrap_or_else(|| panic!("{client}: {notice}"));
+        stage.end_one();
         let status = in_time(async {
             loop {
                 let status = person.call("task_status", json!({ "id": id })).await;

@@ -6,6 +6,7 @@ use ::bytes::Bytes;
 use http_body_util::Full;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
+use support::hostile_twin;
 use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
@@ -94,7 +95,7 @@ async fn act(
             ends.acquire().await.unwrap().forget();
             complete(json!({ "content": [{ "type": "text", "text": "done" }], "structuredContent": { "n": 1 } }))
         }
-        ("tools/call", Some("asks")) if !is_stateless => asks(seen, world),
+        ("tools/call", Some("asks")) if !is_stateless => asks(seen, world, ends),
         ("tools/call", Some("asks")) => asks_by_result(seen),
         ("tools/call", Some(name)) => {
             complete(json!({ "content": [{ "type": "text", "text": name }], "structuredContent": {} }))
@@ -120,13 +121,14 @@ async fn act(
     }
 }
 
-/// Asks once the grace period must be over, and ends with what was said.
-fn asks(seen: &SeenRequest, world: &Arc<ScriptedState>) -> super::upstream::ScriptedReply {
+/// Asks at once, or when the test says so, and ends with what was said.
+fn asks(seen: &SeenRequest, world: &Arc<ScriptedState>, ends: &Arc<Semaphore>) -> super::upstream::ScriptedReply {
     let (events, reply) = BodySender::open();
-    let (seen, world) = (seen.clone(), Arc::clone(world));
+    let (seen, world, ends) = (seen.clone(), Arc::clone(world), Arc::clone(ends));
     TaskTracker::new().spawn(async move {
-        let late = seen.body["params"]["arguments"]["after_ms"].as_u64().unwrap_or(0);
-        tokio::time::sleep(std::time::Duration::from_millis(late)).await;
+        if seen.body["params"]["arguments"]["waits"] == true {
+            ends.acquire().await.unwrap().forget();
+        }
         let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
         events.message(&json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params }));
         let told = world.first(|other| other.body["id"] == "q" && other.body.get("method").is_none()).await;
@@ -155,22 +157,23 @@ fn asks_by_result(seen: &SeenRequest) -> super::upstream::ScriptedReply {
 pub(crate) struct Gate {
     pub(crate) gateway: Gateway,
     _folder: TempDir,
+    _hostile: Option<ScriptedServer>,
 }
 
 impl Gate {
     /// `keys` stand in the upstream's section, `before` in front of it.
     pub(crate) async fn open(server: &ScriptedServer, before: &str, keys: &str) -> Self {
+        let (section, hostile) = hostile_twin::section("up", "/mcp", server.url().as_str()).await;
         let text = format!(
             "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{before}\n\
-             [upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n{keys}\n",
-            server.url()
+             {section}{keys}\n"
         );
         let mut config = config::parse("test", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = in_time(Gateway::start(config, metrics)).await.unwrap();
-        Self { gateway, _folder: folder }
+        Self { gateway, _folder: folder, _hostile: hostile }
     }
 
     /// Ada and Bob may come, each with a key.
@@ -247,7 +250,7 @@ impl Person {
 
     /// The whole answer, as text.
     pub(crate) async fn text(&self, method: &str, params: Value) -> String {
-        in_time(self.begin(7, method, params)).await.text().await
+        hostile_twin::unprefixed(in_time(self.begin(7, method, params)).await.text().await, "up")
     }
 
     /// The answer, be it JSON or the last event of a stream.
@@ -272,7 +275,8 @@ impl Person {
         let mut params = json!({});
         for _ in 0..5 {
             let answer = self.ask("tools/list", params).await;
-            pages.push(answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer}")).clone());
+            let tools = answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer}"));
+            pages.push(hostile_twin::own_items(tools.clone()));
             match answer["result"]["nextCursor"].as_str() {
                 Some(cursor) => params = json!({ "cursor": cursor }),
                 None => break,

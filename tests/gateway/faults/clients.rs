@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::fault_proxy::{Fault, FaultProxy, Verb};
 use super::stage::{Stage, wire};
-use super::upstream::in_time;
+use super::upstream::{WAIT_MAX, in_time};
 use super::wire_client::{Flavour, WireClient};
 
 /// F46: what did not arrive whole is not begun.
@@ -40,7 +40,7 @@ async fn f46_a_client_that_leaves_before_its_body_is_whole_has_nothing_executed(
 #[tokio::test]
 async fn f48_a_handle_that_was_cut_on_its_way_is_a_task() {
     let stage = Stage::new(false, "").await;
-    let mut owner = WireClient { path: "/mcp", ..WireClient::new(Flavour::Core(None)) };
+    let mut owner = WireClient { path: "/mcp", patience: WAIT_MAX, ..WireClient::new(Flavour::Core(None)) };
     assert!(owner.open(stage.address()).await);
     for (nth, after) in [1, 60, 200, 350].into_iter().enumerate() {
         let line = FaultProxy::with(stage.address(), Fault::down("tools/call", after, Verb::Reset)).await;

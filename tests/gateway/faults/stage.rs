@@ -10,7 +10,7 @@ use super::client::TestGateway;
 use super::fault_proxy::FaultProxy;
 use super::history::{Entry, Fact, History};
 use super::ledger::Ledger;
-use super::upstream::in_time;
+use super::upstream::{WAIT_MAX, in_time};
 use super::wire_client::{Answer, Flavour, WireClient};
 
 pub(crate) struct Stage {
@@ -85,7 +85,8 @@ impl Stage {
 }
 
 pub(crate) fn wire() -> WireClient {
-    WireClient { path: "/mcp", ..WireClient::new(Flavour::Extension) }
+    // Its gateway lives, however busy the machine is.
+    WireClient { path: "/mcp", patience: WAIT_MAX, ..WireClient::new(Flavour::Extension) }
 }
 
 /// `completed`, or why a task failed and whether its call ran.

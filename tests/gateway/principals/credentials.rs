@@ -413,8 +413,11 @@ async fn another_credential_in_the_file_is_used_after_a_reload() {
     let mut world = World::start(at_once(issued), anything(), client_credentials).await;
     assert_eq!(world.call(ADA).await.status(), "200");
     let changed = world.gate.reload_with(|config| {
-        let ServerSettings::Http(http) = &mut config.upstreams[0].server else { panic!("a url") };
-        let Some(IssuedCredentialSettings::ClientCredentials(request)) = http.issued.as_deref_mut() else {
+        let mut issued = config.upstreams.iter_mut().filter_map(|upstream| {
+            let ServerSettings::Http(http) = &mut upstream.server else { panic!("a url") };
+            http.issued.as_deref_mut()
+        });
+        let Some(IssuedCredentialSettings::ClientCredentials(request)) = issued.next() else {
             panic!("client credentials")
         };
         request.target.scope = Some("c".to_owned());

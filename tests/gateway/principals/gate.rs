@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
+use support::hostile_twin;
 use taskgate::app::Gateway;
 use taskgate::app::sockets::Sockets;
 use taskgate::config;
@@ -25,6 +26,9 @@ pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 /// A key that is not configured.
 pub(crate) const EVE: &str = "tg_eve1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 
+/// The path of the server.
+const PATH: &str = "/mcp";
+
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
 pub(crate) struct Gate {
@@ -32,6 +36,7 @@ pub(crate) struct Gate {
     pub(crate) gateway: Gateway,
     config: config::Config,
     _folder: TempDir,
+    _hostile: Option<ScriptedServer>,
 }
 
 /// A server whose tool `quick` returns its arguments at once, `held` never returns, and `ask` asks first. Each session has one
@@ -124,20 +129,20 @@ impl Gate {
     }
 
     async fn before(server: ScriptedServer, (listen, auth, upstream): (&str, &str, &str), sockets: Sockets) -> Self {
+        let (section, hostile) = hostile_twin::section("up", PATH, server.url().as_str()).await;
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             [auth]\n{auth}\n[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n{upstream}\n\
+             [auth]\n{auth}\n{section}{upstream}\n\
              [[upstreams.up.tools]]\nmatch = \"held\"\nmode = \"always\"\n\
              [[upstreams.up.tools]]\nmatch = \"task\"\nmode = \"always\"\n\
-             [[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n",
-            server.url()
+             [[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n"
         );
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = in_time(Gateway::start_on(config.clone(), metrics, sockets)).await.unwrap();
-        Self { server, gateway, config, _folder: folder }
+        Self { server, gateway, config, _folder: folder, _hostile: hostile }
     }
 
     /// Reloads with other keys.
@@ -233,7 +238,7 @@ impl Ask {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let mut headers: Vec<_> = usual.iter().chain(headers).map(own).collect();
         headers.push(("Authorization".to_owned(), format!("Bearer {key}")));
-        Self { verb: "POST", target: "/mcp".to_owned(), headers, body }
+        Self { verb: "POST", target: PATH.to_owned(), headers, body }
     }
 
     /// A request of 2026-07-28 whose client takes tasks.
@@ -281,11 +286,15 @@ impl Ask {
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nConnection: close\r\n", self.verb, self.target);
-        for (name, value) in &self.headers {
+        let (mut headers, mut body) = (self.headers.clone(), self.body.clone().into());
+        if self.target == PATH {
+            (headers, body) = hostile_twin::written(&headers, body, "up");
+        }
+        for (name, value) in headers {
             write!(text, "{name}: {value}\r\n").unwrap();
         }
-        write!(text, "Content-Length: {}\r\n\r\n{}", self.body.len(), self.body).unwrap();
-        text.into_bytes()
+        write!(text, "Content-Length: {}\r\n\r\n", body.len()).unwrap();
+        [text.as_bytes(), &body].concat()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Access rules: lists, calls, arguments, prompts, resources, completion, subscriptions and tasks.
 
 use serde_json::{Value, json};
+use support::hostile_twin;
 use taskgate::config;
 use tokio::io::AsyncReadExt as _;
 
@@ -70,6 +71,7 @@ impl Gate {
 
 fn names(answer: &Value, list: &str, key: &str) -> Vec<String> {
     let items = answer["result"][list].as_array().unwrap_or_else(|| panic!("{answer}"));
+    let items = hostile_twin::own_items(items.clone());
     let names = items.iter().map(|item| item[key].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned());
     names.filter(|name| !name.starts_with("of-") && !name.starts_with("up__of-")).collect()
 }

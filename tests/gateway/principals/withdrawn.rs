@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use support::hostile_twin;
 use support::issuer::{IssuerKey, key_set, with};
 use taskgate::config;
 use taskgate::task::{Clock as _, SystemClock};
@@ -524,16 +525,17 @@ async fn sec_43_a_client_does_not_come_back_for_the_answer_of_a_lost_tool() {
         events.raw("id: e1\nretry: 60000\ndata:\n\n");
         drop(events);
         let paused = world.ask(call).await;
-        assert!(paused.body.contains("id: e1"), "{paused:?}");
+        let event = paused.body.lines().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned();
+        assert!(event.ends_with("e1"), "{paused:?}");
         let wide = world.token.clone();
         world.lose(way);
-        let refused = world.ask(resume(&world, &session, "e1")).await;
+        let refused = world.ask(resume(&world, &session, &event)).await;
         assert_eq!(refused.status(), "400", "{way:?}: {refused:?}");
         let resumed = |seen: &SeenRequest| seen.header("last-event-id").is_some();
         assert!(world.gate.server.world.all(resumed).is_empty(), "{way:?}");
         world.token = wide;
         world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
-        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
+        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, &event)).await;
         until(&mut stream, &mut text, "canary").await;
     }
 }
@@ -612,6 +614,7 @@ async fn a_list_of_a_server_without_sessions_has_the_tools_of_its_caller() {
                 [world.in_session(&session, "tools/list", &json!({})), Ask::new(&world.token, "tools/list", json!({}))];
             let names = |answer: Answer| {
                 let tools = answer.json()["result"]["tools"].as_array().unwrap_or_else(|| panic!("{answer:?}")).clone();
+                let tools = hostile_twin::own_items(tools);
                 tools.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
             };
             [names(world.ask(own).await), names(world.ask(stateless).await)]

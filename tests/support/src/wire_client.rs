@@ -16,8 +16,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The longest that one request may take.
+use crate::hostile_twin;
+
+/// The longest that one request may take where nothing else is said: a gateway that is stopped answers nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Where [`hostile_twin`] serves an endpoint.
+const ENDPOINTS: [&str; 2] = ["/mcp", "/up/mcp"];
 
 pub const MODERN: &str = "2026-07-28";
 pub const LEGACY: &str = "2025-11-25";
@@ -81,6 +86,8 @@ pub struct WireClient {
     pub path: &'static str,
     /// Whole header lines of a client with credentials.
     pub headers: Vec<(&'static str, String)>,
+    /// The longest that one request may take.
+    pub patience: Duration,
 }
 
 fn meta() -> Value {
@@ -93,7 +100,7 @@ fn meta() -> Value {
 
 impl WireClient {
     pub fn new(flavour: Flavour) -> Self {
-        Self { flavour, path: "/up/mcp", headers: Vec::new() }
+        Self { flavour, path: "/up/mcp", headers: Vec::new(), patience: ANSWER_MAX }
     }
 
     /// Opens a session where the flavour has one; whether it did.
@@ -140,15 +147,23 @@ impl WireClient {
             message["id"] = json!(7);
         }
         let Ok(request) = request.body(Full::new(Bytes::from(message.to_string()))) else { return Answer::default() };
-        send(address, request).await
+        let request = match ENDPOINTS.contains(&self.path) {
+            true => hostile_twin::addressed(request, "up").await,
+            false => request,
+        };
+        send_within(self.patience, address, request).await
     }
 }
 
 /// Sends a request on a connection of its own, and reads what comes until it ends or breaks off.
 pub async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Answer {
+    send_within(ANSWER_MAX, address, request).await
+}
+
+async fn send_within(patience: Duration, address: SocketAddr, request: Request<Full<Bytes>>) -> Answer {
     let mut answer = Answer::default();
     // What came before the time was over is kept.
-    let _ = timeout(ANSWER_MAX, read(address, request, &mut answer)).await;
+    let _ = timeout(patience, read(address, request, &mut answer)).await;
     answer
 }
 

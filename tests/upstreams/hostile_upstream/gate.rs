@@ -3,9 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
-use support::scripted::{WAIT_MAX, in_time};
+use support::hostile_twin;
+use support::scripted::{ScriptedServer, WAIT_MAX, in_time};
 use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
@@ -17,10 +20,21 @@ use super::server::{Act, Server};
 /// The most of a result that is kept.
 pub(crate) const RESULT_BYTES_MAX: usize = 64 << 10;
 
+/// How the server of each act is configured.
+struct ServerEra {
+    prefix: &'static str,
+    version: &'static str,
+    tasks: &'static str,
+}
+
+const IN_SESSIONS: ServerEra = ServerEra { prefix: "u", version: "2025-11-25", tasks: "always" };
+const STATELESS: ServerEra = ServerEra { prefix: "m", version: "2026-07-28", tasks: "never" };
+
 pub(crate) struct Gate {
     pub(crate) server: Server,
     pub(crate) gateway: Gateway,
     _folder: TempDir,
+    _hostile: Vec<ScriptedServer>,
 }
 
 impl Gate {
@@ -31,27 +45,35 @@ impl Gate {
 
     /// `keys` stand in the section of each upstream.
     pub(crate) async fn set(acts: Vec<Act>, keys: &str) -> Self {
+        Self::open(acts, keys, &[IN_SESSIONS]).await
+    }
+
+    /// The same acts by servers without sessions, too.
+    pub(crate) async fn of_both_eras(acts: Vec<Act>, deadline: &str) -> Self {
+        Self::open(acts, &format!("deadline = \"{deadline}\""), &[IN_SESSIONS, STATELESS]).await
+    }
+
+    async fn open(acts: Vec<Act>, keys: &str, eras: &[ServerEra]) -> Self {
         let count = acts.len();
         let server = Server::start(acts).await;
         let mut text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
              [limits]\nresult_bytes_max = \"{RESULT_BYTES_MAX}\"\n"
         );
-        for n in 0..count {
-            write!(
-                text,
-                "[upstreams.u{n}]\nurl = \"http://{}/{n}\"\npath = \"/{n}\"\nprotocol = \"2025-11-25\"\n\
-                 {keys}\n[upstreams.u{n}.tasks]\nmode = \"always\"\n",
-                server.address
-            )
-            .unwrap();
+        let mut hostile = Vec::new();
+        for (n, ServerEra { prefix, version, tasks }) in (0..count).flat_map(|n| eras.iter().map(move |era| (n, era))) {
+            let (name, url) = (format!("{prefix}{n}"), format!("http://{}/{n}", server.address));
+            let (section, other) = hostile_twin::section(&name, &format!("/{name}"), &url).await;
+            hostile.extend(other);
+            let fixed = format!("protocol = \"{version}\"\n{keys}\n[upstreams.{name}.tasks]\nmode = \"{tasks}\"\n");
+            write!(text, "{section}{fixed}").unwrap();
         }
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = in_time(Gateway::start(config, metrics)).await.unwrap();
-        Self { server, gateway, _folder: folder }
+        Self { server, gateway, _folder: folder, _hostile: hostile }
     }
 
     pub(crate) async fn connect(&self, ask: &Ask) -> TcpStream {
@@ -71,6 +93,29 @@ impl Gate {
     /// What a client without tasks sees.
     pub(crate) async fn plain(&self, row: usize) -> Answer {
         self.send(&Ask::modern(row, "tools/call", json!({ "name": "t", "arguments": {} }), &json!({}))).await
+    }
+
+    /// The same of a server without sessions: nothing is kept of the answer.
+    pub(crate) async fn stateless_pipe(&self, row: usize) -> Answer {
+        let (params, upstream) = (json!({ "name": "t", "arguments": {} }), format!("{}{row}", STATELESS.prefix));
+        self.send(&Ask::modern_at(&upstream, "tools/call", params, &json!({}))).await
+    }
+
+    /// What a session client's task comes to.
+    pub(crate) async fn core_task(&self, row: usize) -> Answer {
+        let session = match self.session(row).await {
+            Ok(session) => session,
+            Err(answer) => return answer,
+        };
+        let ask = async |method: &str, params: Value| {
+            let message = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
+            self.send(&Ask::session(row, Some(&session), &message)).await
+        };
+        let handle = ask("tools/call", json!({ "name": "t", "arguments": {}, "task": {} })).await;
+        match &handle.json()["result"]["task"]["taskId"] {
+            Value::Null => handle,
+            id => ask("tasks/result", json!({ "taskId": id })).await,
+        }
     }
 
     /// What a client with tasks gets first.
@@ -137,28 +182,36 @@ fn with_tasks() -> Value {
 pub(crate) struct Ask(String);
 
 impl Ask {
-    fn new(row: usize, headers: &str, body: &str) -> Self {
+    fn new(upstream: &str, headers: &[(&str, &str)], body: &Value) -> Self {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let (headers, body) = hostile_twin::written(&headers, Bytes::from(body.to_string()), upstream);
+        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         Self(format!(
-            "POST /{row} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Accept: application/json, text/event-stream\r\n{headers}Content-Length: {}\r\n\r\n{body}",
-            body.len()
+            "POST /{upstream} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\n{headers}Content-Length: {}\r\n\r\n{}",
+            body.len(),
+            std::str::from_utf8(&body).unwrap()
         ))
     }
 
-    pub(crate) fn modern(row: usize, method: &str, mut params: Value, capabilities: &Value) -> Self {
+    pub(crate) fn modern(row: usize, method: &str, params: Value, capabilities: &Value) -> Self {
+        Self::modern_at(&format!("{}{row}", IN_SESSIONS.prefix), method, params, capabilities)
+    }
+
+    fn modern_at(upstream: &str, method: &str, mut params: Value, capabilities: &Value) -> Self {
         params["_meta"] = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientCapabilities": capabilities,
         });
         let name = params["name"].as_str().or_else(|| params["taskId"].as_str()).unwrap_or_default();
-        let headers = format!("MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n");
-        let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string();
-        Self::new(row, &headers, &body)
+        let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", method), ("Mcp-Name", name)];
+        let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
+        Self::new(upstream, &headers, &body)
     }
 
     pub(crate) fn session(row: usize, session: Option<&str>, body: &Value) -> Self {
-        let session = session.map(|id| format!("Mcp-Session-Id: {id}\r\n")).unwrap_or_default();
-        Self::new(row, &session, &body.to_string())
+        let session: Vec<_> = session.iter().map(|id| ("Mcp-Session-Id", *id)).collect();
+        Self::new(&format!("{}{row}", IN_SESSIONS.prefix), &session, body)
     }
 }
 
@@ -204,7 +257,8 @@ impl Answer {
         }
         let status = self.head.split(' ').nth(1).unwrap_or_default();
         let message = self.json();
-        match (message.get("error"), message.get("result")) {
+        let member = |name: &str| message.get(name).filter(|value| !value.is_null());
+        match (member("error"), member("result")) {
             (Some(error), None) => format!("{status} {}", words(error)),
             (None, Some(result)) => format!("{status} fine {}", result["structuredContent"]),
             (Some(_), Some(_)) | (None, None) => format!("{status} as it came"),

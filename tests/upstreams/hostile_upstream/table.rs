@@ -1,7 +1,8 @@
-//! The table: what the upstream says to `tools/call`, and what three clients see.
+//! The table: what the upstream says to `tools/call`, and what five clients see.
 
-use super::gate::{Gate, RESULT_BYTES_MAX};
+use super::gate::{Answer, Gate, RESULT_BYTES_MAX};
 use super::server::Act;
+use super::verdicts;
 
 const JSON: &str = "Content-Type: application/json\r\n";
 
@@ -35,7 +36,8 @@ fn event(message: &str) -> String {
     format!("data: {message}\n\n")
 }
 
-/// What is done, and what a plain call, a task and a session client's call come to.
+/// What is done, and what a plain call, a task and a session client's call come to. A task of 2025-11-25 and a call of a server
+/// without sessions have the verdicts of [`verdicts`].
 type Row = (&'static str, Act, [String; 3]);
 
 /// The same error for all three: at HTTP 200, and of the task.
@@ -123,7 +125,7 @@ fn bodies() -> Vec<Row> {
         row(
             "U08 an error that is null",
             json(r#"{"jsonrpc":"2.0","id":{id},"result":{"structuredContent":{"n":1}},"error":null}"#),
-            [FINE[0], FINE[1], "200 as it came"],
+            FINE,
         ),
         row("U12", json(&big), [large, large_task, "200 fine null"]),
         // What never shows what it is was not begun, and gets an error of its own.
@@ -243,39 +245,86 @@ fn handshakes() -> Vec<Row> {
     ]
 }
 
-async fn check(rows: Vec<Row>, deadline: &str) {
-    let acts = rows.iter().map(|(_, act, _)| act.clone()).collect();
-    let gate = Gate::with(acts, deadline).await;
-    let mut wrong = Vec::new();
-    for (row, (name, act, expected)) in rows.iter().enumerate() {
-        // One after the other where the upstream could not tell whose stream is taken up.
-        let (plain, task, piped) = if matches!(act, Act::Resumed(..)) {
-            (gate.plain(row).await, gate.task(row).await, gate.piped(row).await)
-        } else {
-            tokio::join!(gate.plain(row), gate.task(row), gate.piped(row))
+/// What each client sees of a row.
+struct Seen {
+    plain: Answer,
+    task: String,
+    piped: Answer,
+    core_task: Answer,
+    /// `None` where the act is one of a handshake, which 2026-07-28 has not.
+    stateless_pipe: Option<Answer>,
+}
+
+impl Seen {
+    async fn of(gate: &Gate, row: usize, act: &Act) -> Self {
+        let stateless_pipe = async {
+            let has_handshake = matches!(act, Act::AtHandshake(_));
+            if has_handshake { None } else { Some(gate.stateless_pipe(row).await) }
         };
-        // A call that reached the server may have run: it is sent again only where the server says that it does not know the
-        // session, and nobody is told that it did not run.
-        let made = gate.server.calls(row).len();
-        let of_lost_session = expected.iter().filter(|seen| seen.contains("upstream_session_lost")).count();
-        assert!(made <= expected.len() + of_lost_session, "{name}: {made} calls reached the server");
-        for seen in [plain.summary(), task.clone(), piped.summary()] {
-            assert!(made == 0 || !seen.split(' ').any(|word| word == "no"), "{name}: {made} calls arrived, and {seen}");
+        // One after the other where the upstream could not tell whose stream is taken up.
+        if matches!(act, Act::Resumed(..)) {
+            return Self {
+                plain: gate.plain(row).await,
+                task: gate.task(row).await,
+                piped: gate.piped(row).await,
+                core_task: gate.core_task(row).await,
+                stateless_pipe: stateless_pipe.await,
+            };
         }
-        for answer in [&plain, &piped] {
+        let (plain, task, piped, core_task, stateless_pipe) =
+            tokio::join!(gate.plain(row), gate.task(row), gate.piped(row), gate.core_task(row), stateless_pipe);
+        Self { plain, task, piped, core_task, stateless_pipe }
+    }
+
+    fn summaries(&self) -> Vec<(&'static str, String)> {
+        let mut all = vec![
+            ("plain", self.plain.summary()),
+            ("task", self.task.clone()),
+            (verdicts::SESSION_PIPE, self.piped.summary()),
+            ("core task", self.core_task.summary()),
+        ];
+        all.extend(self.stateless_pipe.iter().map(|answer| (verdicts::STATELESS_PIPE, answer.summary())));
+        all
+    }
+
+    /// A call that reached the server may have run: it is sent again only where the server says that it does not know the
+    /// session, and nobody is told that it did not run.
+    fn check_sent(&self, name: &str, made: usize) {
+        let summaries = self.summaries();
+        let of_lost_session = summaries.iter().filter(|(_, seen)| seen.contains("upstream_session_lost")).count();
+        assert!(made <= summaries.len() + of_lost_session, "{name}: {made} calls reached the server");
+        for (client, seen) in summaries {
+            let is_denied = made > 0 && seen.split(' ').any(|word| word == "no");
+            assert!(!is_denied, "{name}, {client}: {made} calls arrived, and {seen}");
+        }
+    }
+
+    fn check_headers(&self, name: &str) {
+        for answer in [&self.plain, &self.piped, &self.core_task].into_iter().chain(&self.stateless_pipe) {
             for field in
                 ["www-authenticate", "set-cookie", "server", "alt-svc", "access-control-allow-origin", "location"]
             {
                 assert_eq!(answer.header(field), None, "{name}: {field} is theirs");
             }
         }
-        for ((found, expected), client) in
-            [plain.summary(), task, piped.summary()].iter().zip(expected).zip(["plain", "task", "pipe"])
-        {
+    }
+}
+
+async fn check(rows: Vec<Row>, deadline: &str) {
+    let acts = rows.iter().map(|(_, act, _)| act.clone()).collect();
+    let gate = Gate::of_both_eras(acts, deadline).await;
+    let mut wrong = Vec::new();
+    for (row, (name, act, expected)) in rows.iter().enumerate() {
+        let seen = Seen::of(&gate, row, act).await;
+        seen.check_sent(name, gate.server.calls(row).len());
+        seen.check_headers(name);
+        let summaries = seen.summaries();
+        for ((client, found), expected) in summaries.iter().zip(expected) {
             if found != expected {
                 wrong.push(format!("{name}, {client}: {found}, not {expected}"));
             }
         }
+        wrong.extend(verdicts::differences(name, &summaries));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

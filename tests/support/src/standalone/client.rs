@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 
 use super::gate::{GatewayProcess, in_time};
+use crate::hostile_twin;
 
 const MODERN: &str = "2026-07-28";
 const LEGACY: &str = "2025-11-25";
@@ -94,6 +95,7 @@ impl Drop for PendingReply {
 
 async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> StreamedReply {
     in_time(async {
+        let request = hostile_twin::addressed(request, "up").await;
         let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         TaskTracker::new().spawn(connection);

@@ -12,7 +12,8 @@ use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::processes;
+use crate::scripted::ScriptedServer;
+use crate::{hostile_twin, processes};
 
 /// The longest that anything may take.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -28,6 +29,7 @@ pub struct GatewayProcess {
     admin: SocketAddr,
     log: watch::Receiver<String>,
     dir: TempDir,
+    _hostile: Option<ScriptedServer>,
 }
 
 /// The program, once it serves. Killed when dropped.
@@ -102,15 +104,16 @@ impl GatewayProcess {
     pub async fn logging(dir: TempDir, upstream: &str, filter: &str) -> Self {
         let file = dir.path().join("taskgate.toml");
         let data = dir.path().join("data");
+        let (section, hostile) = hostile_twin::section_of("up", "/up/mcp", upstream).await;
         let text = format!(
             "[store]\nkind = \"memory\"\npath = {data:?}\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             [listen]\naddress = \"127.0.0.1:0\"\n[limits]\nresult_bytes_max = \"1MiB\"\n[upstreams.up]\n{upstream}\n"
+             [listen]\naddress = \"127.0.0.1:0\"\n[limits]\nresult_bytes_max = \"1MiB\"\n{section}\n"
         );
         fs::write(&file, text).unwrap();
         let mut command = Command::new(crate::taskgate());
         command.env("TASKGATE_LOG", filter).env("GATEWAYS_OWN", "secret").args(["serve", "--config"]).arg(file);
         let StartedProgram { child, clients, admin, log, .. } = StartedProgram::launch(command).await;
-        Self { child, address: clients, admin, log, dir }
+        Self { child, address: clients, admin, log, dir, _hostile: hostile }
     }
 
     /// What of the log has come here so far.
@@ -140,12 +143,13 @@ impl GatewayProcess {
     /// What operators read of the upstream: its state, and its last failure.
     pub async fn health(&self) -> Value {
         let page = super::client::get(self.admin, "/readyz?verbose").await;
-        serde_json::from_str::<Value>(&page).unwrap()["upstreams"][0].take()
+        let all = serde_json::from_str::<Value>(&page).unwrap()["upstreams"].take();
+        all.as_array().unwrap().iter().find(|one| one["name"] == "up").unwrap().clone()
     }
 
     async fn counted(&self, counter: &str, reason: &str) -> u64 {
         let page = super::client::get(self.admin, "/metrics").await;
-        let is_meant = |line: &&str| line.starts_with(counter) && line.contains(reason);
+        let is_meant = |line: &&str| line.starts_with(counter) && line.contains("\"up\"") && line.contains(reason);
         page.lines().filter(is_meant).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 

@@ -1,0 +1,90 @@
+//! Compares what one answer comes to by every way. Where pipes differ from what the gateway reads itself stands in a list with a
+//! reason each.
+
+pub(super) const SESSION_PIPE: &str = "session pipe";
+pub(super) const STATELESS_PIPE: &str = "2026-07-28 pipe";
+
+/// A row's verdicts in a session's pipe and in one of 2026-07-28, and why they are not those of the gateway's own calls.
+struct Difference {
+    row: &'static str,
+    session: &'static str,
+    stateless: &'static str,
+    reason: &'static str,
+}
+
+const DIFFERENCES: [Difference; 18] = [
+    Difference::new("U07 truncated", RAW, RAW, VALUE),
+    Difference::new("U07 none", RAW, RAW, VALUE),
+    Difference::new("U07 no JSON", RAW, RAW, VALUE),
+    Difference::new("U08 neither", RAW, RAW, VALUE),
+    Difference::new("U27", RAW, RAW, VALUE),
+    Difference::new("U28 surrogate", RAW, RAW, VALUE),
+    Difference::new("U08 id twice", ANSWER, ANSWER, VALUE),
+    Difference::new("U28 key twice", ANSWER, ANSWER, VALUE),
+    Difference::new("U12", ANSWER, ANSWER, VALUE),
+    Difference::new("U12 announced", CLOSED, CLOSED, BEGINNING),
+    Difference::new("U14 short", CUT, CLOSED, BEGUN),
+    Difference::new("U17", CUT, CLOSED, EVENT),
+    Difference::new("U19 eleven", ANSWER, ANSWER, EVENTS),
+    Difference::new("U20", RAW, RAW, EVENTS),
+    Difference::new("U22 cut", CUT, CUT, BEGUN),
+    Difference::new("U22, U23 resumed", RAW, CLOSED, RESUMED),
+    Difference::new("U04", "upstream_session_lost", "upstream_http_status", SESSION),
+    Difference::new("U04 nobody's error", "upstream_session_lost", "error", SESSION),
+];
+
+const RAW: &str = "as it came";
+const ANSWER: &str = "answer";
+const CUT: &str = "cut";
+const CLOSED: &str = "upstream_closed";
+const VALUE: &str = "a result goes through piece by piece; to judge its value or its size the pipe would hold it whole";
+const BEGINNING: &str =
+    "what shows no beginning of a message is not begun, whatever length was announced; its end is told";
+const BEGUN: &str = "the client has the beginning by then, and can be told of the end by an end alone";
+const EVENT: &str = "the pipe of 2026-07-28 holds an event until it knows that it asks nothing, a session's does not";
+const EVENTS: &str = "each event goes through as it came: its client reads or drops what the gateway would not count";
+const RESUMED: &str = "a session client resumes the stream itself, and 2026-07-28 has no streams to resume";
+const SESSION: &str = "2026-07-28 has no session that a 404 could be about: status and error go to the client";
+
+impl Difference {
+    const fn new(row: &'static str, session: &'static str, stateless: &'static str, reason: &'static str) -> Self {
+        Self { row, session, stateless, reason }
+    }
+}
+
+/// `answer`, `error`, the gateway's reason, or how a body came that is none of them.
+fn verdict(summary: &str) -> &str {
+    let words: Vec<_> = summary.split(' ').collect();
+    match words[..] {
+        ["completed", ..] | [_, "fine", ..] => ANSWER,
+        [_, "as", "it", "came"] => RAW,
+        [_, _, "upstream_malformed", ..] => "no MCP",
+        [_, _, reason, ..] => reason,
+        [_, _] => "error",
+        _ => summary,
+    }
+}
+
+/// What is wrong with the summaries of one row, each behind its way. The first one is a plain call's.
+pub(super) fn differences(row: &str, summaries: &[(&'static str, String)]) -> Vec<String> {
+    let plain = verdict(&summaries[0].1);
+    let listed = DIFFERENCES.iter().find(|difference| difference.row == row);
+    let mut wrong = Vec::new();
+    let mut is_alike = true;
+    for (way, summary) in summaries {
+        let expected = match (listed, *way) {
+            (Some(listed), SESSION_PIPE) => listed.session,
+            (Some(listed), STATELESS_PIPE) => listed.stateless,
+            (_, _) => plain,
+        };
+        let found = verdict(summary);
+        is_alike &= found == plain;
+        if found != expected {
+            wrong.push(format!("{row}: the verdict of the {way} is {found}, not {expected}"));
+        }
+    }
+    if let Some(listed) = listed.filter(|_| is_alike) {
+        wrong.push(format!("{row} is listed, and does not differ: {}", listed.reason));
+    }
+    wrong
+}

@@ -22,7 +22,7 @@ use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams};
 use crate::dialect::initialize::own_identity;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
-use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::answer::{Addressee, UnknownTaskMarker, bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
@@ -40,6 +40,8 @@ struct MemberListen {
     voice: ServerVoice,
     part: SubscriptionFilter,
     events: EventStream<ResponseBody>,
+    /// Whether the request named an unknown task.
+    has_missed: bool,
 }
 
 enum ListenNews {
@@ -73,10 +75,11 @@ impl ListenRequest {
             if !is_event_stream(&answer) {
                 return Err(Box::new(answer));
             }
+            let has_missed = answer.extensions().get::<UnknownTaskMarker>().is_some();
             let limits = self.upstreams.read_limits(at, self.client.principal());
             let events = EventStream::new(answer.into_body(), limits);
             let voice = self.client.voice(&self.upstreams, at, AnswerScope::of(&self.request));
-            let mut member = MemberListen { at, voice, part: part.clone(), events };
+            let mut member = MemberListen { at, voice, part: part.clone(), events, has_missed };
             loop {
                 let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
                 if let Some(acknowledged) = acknowledged(&text) {
@@ -171,10 +174,12 @@ impl CombinedUpstreams {
         let subscription = Subscription::new(request.id.clone());
         let waiting = FuturesUnordered::new();
         let (mut granted, mut refused, mut begun) = (SubscriptionFilter::default(), None, 0);
+        let mut has_missed = false;
         for (at, beginning, part) in join_all(beginnings).await {
             match beginning {
                 Ok((member, acknowledged)) => {
                     begun += 1;
+                    has_missed |= member.has_missed;
                     granted.extend(&acknowledged);
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
                     waiting.push(member.next().boxed());
@@ -193,7 +198,8 @@ impl CombinedUpstreams {
         }
         let due = VecDeque::from([subscription.acknowledged(&granted)]);
         let merged = MergedListen { asked, subscription, waiting, due, has_ended: false, _permit: permit };
-        event_stream(stream(merged, addressee.clone(), None))
+        let response = event_stream(stream(merged, addressee.clone(), None));
+        if has_missed { missed(response) } else { response }
     }
 
     /// Tasks are the gateway's: any upstream's endpoint reports them, in a separate stream, as its server may be

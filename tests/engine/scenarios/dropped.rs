@@ -190,8 +190,8 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
 ];
 
 /// Those that are not in the table: calls and their streams have tests of their own below, a drain is awaited by the
-/// process alone, and `wait` is a pause.
-const ELSEWHERE: [&str; 5] = ["call", "next", "retry", "drain", "wait"];
+/// process alone, `wait` is a pause, and `share_outcome` is `share` with another error.
+const ELSEWHERE: [&str; 6] = ["call", "next", "retry", "drain", "wait", "share_outcome"];
 
 /// A method that nobody dropped yet is none that may be added.
 #[test]

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use super::affinity;
 use super::array_answer::ArrayItems;
 use super::endpoint::UpstreamEndpoint;
-use super::http::{Endpoint, FaceResponse, Inbound};
+use super::http::{Endpoint, FaceResponse, Inbound, ending_with};
 use super::intake::{PathContext, PathFaces};
 use super::rates::UnknownTaskWatch;
 use super::served::Served;
@@ -271,7 +271,13 @@ debug_members!(CombinedEndpoint, |endpoint| settings: endpoint.0.settings);
 #[async_trait]
 impl Endpoint for CombinedEndpoint {
     async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
-        affinity::answer(&self.0, inbound).await
+        let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
+        let response = affinity::answer(&self.0, inbound).await;
+        match holder {
+            Some(holder) => ending_with(response, || self.withheld_from(&holder)),
+            // A client without a credential has no right that could be withdrawn.
+            None => response,
+        }
     }
 
     fn is_for(&self, caller: &Caller) -> bool {

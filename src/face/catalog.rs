@@ -77,7 +77,8 @@ fn list_key(context: &CallContext) -> ListKey {
 pub struct ToolList {
     published: Arc<PublishedTools>,
     fetched_at: Instant,
-    changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
+    /// `None` once a change was heard: each later look is told of it, too.
+    changes: Mutex<Option<broadcast::Receiver<(Arc<str>, Option<Payload>)>>>,
 }
 
 #[derive(Debug)]
@@ -118,16 +119,18 @@ impl ToolList {
     }
 
     fn heard_of_change(&self) -> bool {
-        let mut changes = self.changes.lock();
-        loop {
+        let mut waiting = self.changes.lock();
+        while let Some(changes) = &mut *waiting {
             match changes.try_recv() {
-                Ok((notification, _)) if &*notification == method::TOOLS_CHANGED => return true,
-                Ok(_) => (),
+                Ok((notification, _)) if &*notification != method::TOOLS_CHANGED => (),
                 // Lost messages may include a change.
-                Err(broadcast::error::TryRecvError::Lagged(_) | broadcast::error::TryRecvError::Closed) => return true,
+                Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_) | broadcast::error::TryRecvError::Closed) => {
+                    *waiting = None;
+                }
                 Err(broadcast::error::TryRecvError::Empty) => return false,
             }
         }
+        true
     }
 }
 
@@ -245,7 +248,7 @@ impl Catalog {
                 self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
             }
         };
-        Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(changes) }))
+        Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(Some(changes)) }))
     }
 
     async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {

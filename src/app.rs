@@ -347,7 +347,7 @@ impl GatewayParts {
         let tasks_max = config.store.limits().tasks_max;
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&clock), Box::new(random_bits), tasks_max, limits.clone());
-        engine.access().replace(Arc::clone(&config.access));
+        engine.access().replace(Arc::clone(&config.access), config.auth.admitted());
         scope.tracker.spawn(sweeper::run(Arc::clone(&engine), scope.stop.clone()));
         Self {
             rates: Arc::new(Rates::new(limits.clone())),

@@ -4,10 +4,24 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{Caller, PrincipalAccessTable, ToolAccess};
+use crate::task::{AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess};
 
+/// Requests are judged by the newest configuration, which may lack the credential that admitted them: here, or at the
+/// replica that forwarded them.
 #[derive(Clone, Debug)]
-pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
+pub struct SharedAccess(Arc<watch::Sender<Arc<AccessInForce>>>);
+
+#[derive(Debug, Default)]
+struct AccessInForce {
+    table: Arc<PrincipalAccessTable>,
+    callers: AdmittedCallers,
+}
+
+impl AccessInForce {
+    fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
+        self.callers.have(&caller.principal) && self.table.has_upstream(caller, upstream)
+    }
+}
 
 /// Every principal may use everything.
 impl Default for SharedAccess {
@@ -18,8 +32,8 @@ impl Default for SharedAccess {
 
 impl SharedAccess {
     /// Applies from the next request on.
-    pub fn replace(&self, table: Arc<PrincipalAccessTable>) {
-        self.0.send_replace(table);
+    pub fn replace(&self, table: Arc<PrincipalAccessTable>, callers: AdmittedCallers) {
+        self.0.send_replace(Arc::new(AccessInForce { table, callers }));
     }
 
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
@@ -27,20 +41,25 @@ impl SharedAccess {
     }
 
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
-        self.0.borrow().tools_of(caller, upstream)
+        let access = self.0.borrow();
+        match access.callers.have(&caller.principal) {
+            true => access.table.tools_of(caller, upstream),
+            false => ToolAccess::none(),
+        }
     }
 
     /// Whether a caller may use the upstream and tool of its task.
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
-        self.0.borrow().has_tool(caller, upstream, tool)
+        let access = self.0.borrow();
+        access.callers.have(&caller.principal) && access.table.has_tool(caller, upstream, tool)
     }
 
     /// Returns once there are other rules.
     pub fn rules_changed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut access = self.0.subscribe();
-        let before = Arc::clone(&access.borrow_and_update());
+        let before = Arc::clone(&access.borrow_and_update().table);
         async move {
-            if access.wait_for(|table| !table.rules().decide_like(before.rules())).await.is_err() {
+            if access.wait_for(|access| !access.table.rules().decide_like(before.rules())).await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
@@ -55,8 +74,8 @@ impl SharedAccess {
     pub fn upstreams_lost(&self, caller: &Caller, upstreams: Vec<Arc<str>>) -> impl Future<Output = ()> + Send + use<> {
         let (mut access, caller) = (self.0.subscribe(), caller.clone());
         async move {
-            let are_lost = |table: &Arc<PrincipalAccessTable>| {
-                !upstreams.iter().any(|upstream| table.has_upstream(&caller, upstream))
+            let are_lost = |access: &Arc<AccessInForce>| {
+                !upstreams.iter().any(|upstream| access.has_upstream(&caller, upstream))
             };
             // A dropped table withdraws nothing.
             if access.wait_for(are_lost).await.is_err() {
@@ -73,7 +92,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::task::{AccessRules, Principal, PrincipalAccess};
+    use crate::task::{AccessRules, AccessVerdict, CredentialHolders, Principal, PrincipalAccess};
 
     fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
         let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };
@@ -93,14 +112,54 @@ mod tests {
         ];
         let mut told = || waits.each_mut().map(|wait| wait.now_or_never().is_some());
         assert_eq!(told(), [false; 3]);
-        access.replace(only("files"));
+        access.replace(only("files"), AdmittedCallers::All);
         assert_eq!(told(), [true, false, false]);
         assert!(!access.has_upstream(&ada, "reports") && access.has_upstream(&bob, "reports"));
         let late = access.upstream_lost(&ada, &reports).now_or_never();
         assert!(late.is_some(), "at once, where it was lost before");
         let mut both = access.upstreams_lost(&ada, vec![Arc::clone(&reports), files]).boxed();
         assert!((&mut both).now_or_never().is_none(), "one of the two is left");
-        access.replace(only("letters"));
+        access.replace(only("letters"), AdmittedCallers::All);
         assert!((&mut both).now_or_never().is_some());
+    }
+
+    /// Absence from the table never widens: neither that of a list, nor that of a rule that denies.
+    #[tokio::test]
+    async fn a_principal_without_a_credential_in_the_configuration_has_no_rights() {
+        const ISSUER: &str = "https://login.example";
+        let (key, gone) = (Principal::holding("ada"), Principal::holding("bob"));
+        let (agent, host) = (Principal::of_certificate("spiffe://corp/a"), Principal::of_certificate("a.corp"));
+        let token = Principal::of_subject(ISSUER, "ada");
+        let (team, foreign) =
+            (Principal::of_claim(ISSUER, "team", "a"), Principal::of_subject("https://b.example", "ada"));
+        let (local, bearing) = (Principal::local(), Principal::bearing(b"Bearer ada"));
+        let holders = || CredentialHolders::new([key.clone()]).with_issuers([ISSUER]);
+        let all = holders().with_certificates(|name| name.starts_with("spiffe://"));
+        for (admitted, has, lacks) in [
+            (AdmittedCallers::All, vec![&key, &gone, &agent, &token, &local], vec![]),
+            (AdmittedCallers::Keyless, vec![&local, &bearing], vec![&key, &gone, &agent, &token, &team]),
+            (AdmittedCallers::Holders(holders()), vec![&key, &token, &team], vec![&gone, &agent, &foreign, &local]),
+            (AdmittedCallers::Holders(all), vec![&key, &agent, &token], vec![&gone, &host, &foreign, &local, &bearing]),
+        ] {
+            let access = SharedAccess::default();
+            let lost = Caller::of(gone.clone());
+            let ended = access.upstream_lost(&lost, &Arc::from("reports"));
+            let is_withdrawn = lacks.contains(&&gone);
+            access.replace(Arc::default(), admitted);
+            assert_eq!(ended.now_or_never().is_some(), is_withdrawn);
+            for (principals, expected) in [(has, true), (lacks, false)] {
+                for principal in principals {
+                    let caller = Caller::of(principal.clone());
+                    let (item, any) = (AccessItem::Tool("t"), DecisionArguments::Any);
+                    let tools = access.tools_of(&caller, "reports");
+                    let is_allowed = tools.decision(item, any).verdict == AccessVerdict::Allowed;
+                    assert_eq!(is_allowed, expected, "{caller:?}");
+                    assert_eq!(access.has_upstream(&caller, "reports"), expected, "{caller:?}");
+                    assert_eq!(access.has_tool(&caller, "reports", "t"), expected, "{caller:?}");
+                    assert_eq!(tools.has_resource("file:///a") && tools.has_prompt("p"), expected, "{caller:?}");
+                    assert_eq!(!tools.is_narrowed() && !tools.narrows_others(), expected, "{caller:?}");
+                }
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod access_memo;
 pub mod access_rules;
+pub mod admitted_callers;
 pub mod caller;
 pub mod digest;
 pub mod drafts;
@@ -28,6 +29,7 @@ pub use access_rules::{
     AccessItem, AccessRule, AccessRules, AccessVerdict, DecisionArguments, GroupMembers, RuleArgument, RuleItems,
     RuleWho,
 };
+pub use admitted_callers::{AdmittedCallers, CredentialHolders};
 pub use caller::{Caller, Claims};
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};

@@ -207,7 +207,7 @@ impl Gateway {
         }
         // Nothing below can fail.
         self.parts.limits.replace(Arc::clone(&config.principals));
-        self.parts.engine.access().replace(Arc::clone(&config.access));
+        self.parts.engine.access().replace(Arc::clone(&config.access), config.auth.admitted());
         if let Some(audit) = self.parts.engine.audit() {
             super::audit::know_issuers(audit, &config);
         }

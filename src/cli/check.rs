@@ -84,6 +84,7 @@ impl CheckArguments {
         });
         text.push_str(match by {
             DecidedBy::Nothing => ": no rule and no list narrows it",
+            DecidedBy::UnknownCaller => ": there is no such caller",
             DecidedBy::Rule(_) => ": this rule fits first",
             DecidedBy::EndOfRules => ": no rule fits",
             DecidedBy::Key(_) => ": by the lists beside this key",

@@ -14,12 +14,12 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use http::HeaderName;
 
-use super::client_certificates::CertificateBlock;
+use super::client_certificates::{CertificateBlock, block_of};
 use super::grant::Grant;
 use super::tokens::settings::TokenSettings;
 use crate::random;
 use crate::task::digest::hex;
-use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
+use crate::task::{AdmittedCallers, Caller, Clock, CredentialHolders, Principal, SystemClock, Timestamp};
 
 /// The header of a gateway key, for clients that use `Authorization` for the upstream.
 pub const KEY_HEADER: HeaderName = HeaderName::from_static("x-taskgate-key");
@@ -190,6 +190,20 @@ impl AuthSettings {
         }
     }
 
+    /// The principals that clients may have.
+    pub fn admitted(&self) -> AdmittedCallers {
+        if matches!(self, Self::Everyone(_)) {
+            return AdmittedCallers::Keyless;
+        }
+        let keys = self.keys().iter().map(|key| key.caller.principal.clone());
+        let issuers = self.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
+        let holders = CredentialHolders::new(keys).with_issuers(issuers.map(|issuer| &*issuer.issuer));
+        let blocks = self.certificates().to_vec();
+        AdmittedCallers::Holders(match blocks.is_empty() {
+            true => holders,
+            false => holders.with_certificates(move |name| block_of(&blocks, name).is_some()),
+        })
+    }
     pub fn certificates(&self) -> &[CertificateBlock] {
         match self {
             Self::Everyone(_) | Self::ApiKeys(_) | Self::Tokens(..) => &[],

@@ -70,6 +70,8 @@ pub struct ToolScopes {
 pub enum DecidedBy {
     /// There are no rules, and nothing is narrowed.
     Nothing,
+    /// The configuration has no credential of the caller.
+    UnknownCaller,
     Rule(Arc<str>),
     /// No rule fits.
     EndOfRules,
@@ -83,7 +85,7 @@ impl DecidedBy {
     pub fn line(&self) -> Option<&str> {
         match self {
             Self::Rule(line) | Self::Key(line) | Self::ToolScopes(line) => Some(line),
-            Self::Nothing | Self::EndOfRules => None,
+            Self::Nothing | Self::UnknownCaller | Self::EndOfRules => None,
         }
     }
 }
@@ -112,6 +114,8 @@ pub struct ToolAccess {
     own: Option<Arc<PrincipalAccess>>,
     rules: Option<Arc<CallerAccess>>,
     scopes: Option<Arc<[ToolScopes]>>,
+    /// Whether the configuration has no credential of the caller.
+    is_none: bool,
 }
 
 impl PrincipalAccessTable {
@@ -164,6 +168,7 @@ impl PrincipalAccessTable {
             own,
             rules: self.caller_access(caller, upstream),
             scopes: self.scopes.get(upstream).cloned(),
+            is_none: false,
         }
     }
 
@@ -199,22 +204,34 @@ impl AccessDecision {
         Self { verdict: AccessVerdict::Allowed, by: DecidedBy::Nothing }
     }
 
+    /// For a principal that has no credential in the configuration.
+    pub(crate) const fn unknown_caller() -> Self {
+        Self { verdict: AccessVerdict::Denied, by: DecidedBy::UnknownCaller }
+    }
+
     fn of_rules(decided: RuleDecision) -> Self {
         Self { verdict: decided.verdict, by: decided.line.map_or(DecidedBy::EndOfRules, DecidedBy::Rule) }
     }
 }
 
 impl ToolAccess {
+    /// Denies everything.
+    #[must_use]
+    pub(crate) fn none() -> Self {
+        Self { is_none: true, ..Self::default() }
+    }
+
     /// Whether some tools are withheld, or require scopes: only listed names may then reach the server.
     pub fn is_narrowed(&self) -> bool {
-        self.rules.is_some()
+        self.is_none
+            || self.rules.is_some()
             || self.scopes.is_some()
             || self.own.as_ref().is_some_and(|own| own.tools.is_some() || own.denied.is_some())
     }
 
     /// Whether some prompts or resources are withheld.
     pub const fn narrows_others(&self) -> bool {
-        self.rules.is_some()
+        self.is_none || self.rules.is_some()
     }
 
     /// Whether a decision may depend on the arguments of a call.
@@ -242,6 +259,9 @@ impl ToolAccess {
 
     /// Decides about an item of an upstream that the caller may use.
     pub fn decision(&self, item: AccessItem<'_>, arguments: DecisionArguments<'_>) -> AccessDecision {
+        if self.is_none {
+            return AccessDecision::unknown_caller();
+        }
         if let (AccessItem::Tool(tool), Some(own)) = (item, &self.own)
             && !own.has_tool(&self.upstream, tool)
         {

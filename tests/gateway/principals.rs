@@ -17,6 +17,7 @@ mod keys;
 mod proofs;
 mod proxied;
 mod recorded;
+mod rights;
 mod rules;
 mod tokens;
 mod withdrawn;

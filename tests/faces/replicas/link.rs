@@ -105,7 +105,7 @@ async fn a_principal_with_all_its_places_is_refused_at_once_and_keeps_nobody_els
     let server = flooding().await;
     let replicas = Replicas::pair(&server).await;
     let way = Way::to_the_first(&replicas).await;
-    let (mut held, mut number, ada) = (Vec::new(), 0, Principal::holding("ada"));
+    let (mut held, mut number, ada) = (Vec::new(), 0, Principal::bearing(b"ada"));
     let refused = loop {
         number += 1;
         match way.carry_for(&ada, number, 2).await {
@@ -115,7 +115,7 @@ async fn a_principal_with_all_its_places_is_refused_at_once_and_keeps_nobody_els
         assert!(number <= 100, "there is no bound");
     };
     assert_eq!((refused, held.len()), (ForwardFailure::Unreachable, 62), "a hundredth");
-    assert!(way.carry_for(&Principal::holding("bob"), number + 1, 2).await.is_ok());
+    assert!(way.carry_for(&Principal::bearing(b"bob"), number + 1, 2).await.is_ok());
     held.clear();
     assert!(way.carry_for(&ada, number + 2, 2).await.is_ok(), "there is room again");
     way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));

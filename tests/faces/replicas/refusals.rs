@@ -136,7 +136,7 @@ async fn a_principal_has_no_session_of_anothers_by_way_of_a_replica() {
     let replicas = Replicas::pair(&server).await;
     let session = replicas.client().await.session.unwrap();
     let token =
-        ForwardToken { caller: Caller::of(Principal::holding("eve")), ..token(replicas.all[0].incarnation, &session) };
+        ForwardToken { caller: Caller::of(Principal::bearing(b"eve")), ..token(replicas.all[0].incarnation, &session) };
     let request = Forwarding {
         method: Method::POST,
         target: "/mcp",

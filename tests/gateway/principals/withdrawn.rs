@@ -17,12 +17,12 @@ use super::upstream::{
     BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, json_text, whole,
 };
 
-const LISTEN: &str = "public_url = \"https://mcp.example\"";
-const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
+pub(super) const LISTEN: &str = "public_url = \"https://mcp.example\"";
+pub(super) const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 const CHALLENGE: &str = "Bearer error=\"insufficient_scope\", scope=\"mcp tools\", \
                          resource_metadata=\"https://mcp.example/.well-known/oauth-protected-resource/mcp\"";
 /// A token with the scope `tools` has all tools, others have `free`.
-const RULES: &str =
+pub(super) const RULES: &str =
     "[[auth.rules]]\nwho = { scopes = [\"tools\"] }\nallow = true\n[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 const FEWER: &str = "[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 
@@ -30,23 +30,23 @@ const FEWER: &str = "[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 const OTHER: &str = "[[auth.rules]]\nupstreams = [\"other\"]\nallow = true\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Reload,
     /// A token of the same person without the scope.
     Token,
 }
 
-const WAYS: [Way; 2] = [Way::Reload, Way::Token];
+pub(super) const WAYS: [Way; 2] = [Way::Reload, Way::Token];
 
-struct World {
-    gate: Gate,
+pub(super) struct World {
+    pub(super) gate: Gate,
     /// Ada's token.
-    token: String,
-    narrow: String,
+    pub(super) token: String,
+    pub(super) narrow: String,
     _folder: TempDir,
 }
 
-fn access(rules: &str) -> Arc<taskgate::task::PrincipalAccessTable> {
+pub(super) fn access(rules: &str) -> Arc<taskgate::task::PrincipalAccessTable> {
     let text = format!(
         "[listen]\n{LISTEN}\n[auth]\n{}{rules}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n\
          [upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"\n",
@@ -56,13 +56,13 @@ fn access(rules: &str) -> Arc<taskgate::task::PrincipalAccessTable> {
 }
 
 impl World {
-    async fn start(upstream: &str) -> Self {
+    pub(super) async fn start(upstream: &str) -> Self {
         let server =
             ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await));
         Self::before(server.await, upstream).await
     }
 
-    async fn before(server: ScriptedServer, upstream: &str) -> Self {
+    pub(super) async fn before(server: ScriptedServer, upstream: &str) -> Self {
         let (folder, key) = (tempfile::tempdir().unwrap(), IssuerKey::es256("k1"));
         let file = folder.path().join("keys.json");
         std::fs::write(&file, key_set([&key])).unwrap();
@@ -73,14 +73,14 @@ impl World {
         Self { gate, token: token("mcp tools"), narrow: token("mcp"), _folder: folder }
     }
 
-    fn lose(&mut self, way: Way) {
+    pub(super) fn lose(&mut self, way: Way) {
         match way {
             Way::Reload => self.gate.reload_with(|config| config.access = access(FEWER)).unwrap(),
             Way::Token => self.token = self.narrow.clone(),
         }
     }
 
-    async fn ask(&self, ask: Ask) -> Answer {
+    pub(super) async fn ask(&self, ask: Ask) -> Answer {
         self.gate.send(&ask).await
     }
 
@@ -88,7 +88,7 @@ impl World {
         Ask::new(&self.token, "tasks/get", json!({ "taskId": id }))
     }
 
-    fn in_session(&self, session: &str, method: &str, params: &Value) -> Ask {
+    pub(super) fn in_session(&self, session: &str, method: &str, params: &Value) -> Ask {
         Ask::session(&self.token, Some(session), method, params)
     }
 
@@ -109,7 +109,7 @@ impl World {
     }
 }
 
-fn named(tool: &str) -> Value {
+pub(super) fn named(tool: &str) -> Value {
     json!({ "name": tool, "arguments": {} })
 }
 
@@ -180,7 +180,7 @@ async fn an_array_loses_the_call_and_keeps_its_other_messages() {
 }
 
 /// Reads a stream until it has this text.
-async fn until(stream: &mut TcpStream, text: &mut String, end: &str) {
+pub(super) async fn until(stream: &mut TcpStream, text: &mut String, end: &str) {
     while !text.contains(end) {
         more(stream, text).await;
     }
@@ -477,7 +477,7 @@ async fn lost_stream(world: &World, session: &str, events: &BodySender) -> (Seen
     (seen, id)
 }
 
-fn resume(world: &World, session: &str, event: &str) -> Ask {
+pub(super) fn resume(world: &World, session: &str, event: &str) -> Ask {
     let ask = world.in_session(session, "x", &json!({})).without("content-type").with("Last-Event-ID", event);
     Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
 }

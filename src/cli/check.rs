@@ -115,7 +115,7 @@ impl AccessQuestion {
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
         claims.issuer = self.issuer.as_deref().map(Arc::from);
-        Ok(Caller { principal, claims: Some(Arc::new(claims)), until: None })
+        Ok(Caller { claims: Some(Arc::new(claims)), ..Caller::of(principal) })
     }
 }
 

@@ -22,8 +22,8 @@ use crate::failpoint;
 use crate::store::{StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Answer, Caller, Event, InputKey, ListFilter, ListPosition, Summary, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp,
+    Answer, CallOrigin, Caller, Event, InputKey, ListFilter, ListPosition, Summary, Task, TaskId, TaskKey,
+    TaskVisibility, Timestamp,
 };
 
 /// Changes in progress at a time; a further one waits, and has changed nothing if its client disconnects meanwhile.
@@ -62,7 +62,7 @@ pub(super) enum HeldRow {
 
 impl Engine {
     /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
-    /// for tasks of tools that the caller may not use. Cancel safe.
+    /// for tasks of tools that the caller may not use, or beyond its audience. Cancel safe.
     pub async fn get(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
         self.readable(caller, self.shown(&caller.task(id)).await?)
     }
@@ -70,7 +70,7 @@ impl Engine {
     /// As [`Engine::get`], for the gateway's own reads: no client receives the state, so a denial is no event of the audit.
     pub async fn look(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
         let task = self.shown(&caller.task(id)).await?;
-        if self.may_read(caller, &task) { Ok(task) } else { Err(TaskError::Unknown) }
+        if self.may_read(caller, &task.origin) { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
     /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
@@ -78,18 +78,18 @@ impl Engine {
         self.under_parent(visible(self.held(key).await?)?).await
     }
 
-    /// Decides whether a caller may read a task of its own, by the row's upstream and tool. The only such check.
-    fn may_read(&self, caller: &Caller, task: &Task) -> bool {
-        self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool)
-    }
-
     /// The task, if the caller may read it. A denial is an event of the audit.
     fn readable(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        if self.may_read(caller, &task) {
+        if self.may_read(caller, &task.origin) {
             return Ok(task);
         }
         self.audit_task(AuditAct::RuleDenied, &task);
         Err(TaskError::Unknown)
+    }
+
+    /// Decides whether a caller may read a task of its own, by the row's upstream and tool. The only such check.
+    pub fn may_read(&self, caller: &Caller, origin: &CallOrigin) -> bool {
+        caller.reaches(&origin.upstream) && self.access.has_tool(caller, &origin.upstream, &origin.tool)
     }
 
     /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
@@ -169,7 +169,7 @@ impl Engine {
     ) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
         for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
-            if !self.access.has_tool(caller, &task.origin.upstream, &task.origin.tool) {
+            if !self.may_read(caller, &task.origin) {
                 continue;
             }
             if task.tree.parent.is_none() && (task.is_settled() || task.expires_at() > now) {
@@ -221,6 +221,15 @@ impl Engine {
             Ok(cancelled)
         })
         .await
+    }
+
+    /// As [`Engine::cancel`], for a client: `Unknown` for a task beyond its audience.
+    pub async fn cancel_for(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<CancelResult, TaskError> {
+        let key = caller.task(id);
+        if caller.audience.is_some() && !caller.reaches(&self.shown(&key).await?.origin.upstream) {
+            return Err(TaskError::Unknown);
+        }
+        self.cancel(&key).await
     }
 
     /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.

@@ -118,6 +118,8 @@ pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 
 struct CombinedUpstreams {
     settings: CombinedSettings,
+    /// Their names.
+    upstreams: Arc<[Arc<str>]>,
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
@@ -150,8 +152,10 @@ impl CombinedEndpoint {
         let members: Vec<KnownMember> = members.into_iter().map(known).collect();
         let results = members.iter().map(|member| member.served.settings.result_bytes_max);
         let result_bytes_max = results.max().unwrap_or_default();
+        let upstreams = members.iter().map(|member| Arc::clone(member.served.upstream.name())).collect();
         Self(Arc::new(CombinedUpstreams {
             settings,
+            upstreams,
             members,
             sessions,
             owners: ListOwners::new(),
@@ -288,6 +292,10 @@ impl Endpoint for CombinedEndpoint {
     fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
         let upstreams = self.0.members.iter().map(|member| Arc::clone(member.served.upstream.name())).collect();
         self.0.common().engine.access().upstreams_lost(caller, upstreams).boxed()
+    }
+
+    fn upstreams(&self) -> Arc<[Arc<str>]> {
+        Arc::clone(&self.0.upstreams)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

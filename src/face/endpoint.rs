@@ -33,6 +33,8 @@ pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
     served: Arc<Served>,
+    /// Its own name.
+    upstreams: Arc<[Arc<str>]>,
     outcomes: RequestOutcomes,
     /// Set if clients log in at the server themselves.
     login: Option<ClientLogin>,
@@ -42,7 +44,8 @@ impl UpstreamEndpoint {
     pub fn new(served: Arc<Served>) -> Self {
         let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
         let outcomes = RequestOutcomes::of(served.upstream.name());
-        Self { stateless, session, served, outcomes, login: None }
+        let upstreams = [Arc::clone(served.upstream.name())].into();
+        Self { stateless, session, served, upstreams, outcomes, login: None }
     }
 
     #[must_use]
@@ -127,6 +130,10 @@ impl Endpoint for UpstreamEndpoint {
 
     fn is_for(&self, caller: &Caller) -> bool {
         self.served.engine.access().has_upstream(caller, self.served.upstream.name())
+    }
+
+    fn upstreams(&self) -> Arc<[Arc<str>]> {
+        Arc::clone(&self.upstreams)
     }
 
     fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
@@ -229,6 +236,10 @@ impl Endpoint for ClosingEndpoint {
 
     fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
         self.0.withheld_from(caller)
+    }
+
+    fn upstreams(&self) -> Arc<[Arc<str>]> {
+        self.0.upstreams()
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

@@ -227,9 +227,8 @@ async fn run(
         FallbackAnswer::Missed(dialect.unknown())
     };
     let Some(id) = arguments.id else { return missed() };
-    let key = caller.task(id);
     if tool == FallbackTool::Cancel {
-        return match engine.cancel(&key).await {
+        return match engine.cancel_for(caller, id).await {
             Ok(done) => FallbackAnswer::Now(
                 dialect.pieces(TaskReply::Cancelled { task: &done.task, was_settled: done.was_settled }),
             ),

@@ -178,6 +178,11 @@ pub trait Endpoint: Send + Sync {
         true
     }
 
+    /// The upstreams that the path serves: a token for the path is for these.
+    fn upstreams(&self) -> Arc<[Arc<str>]> {
+        Arc::default()
+    }
+
     /// Returns once the caller loses its right, which ends its streams.
     fn withheld_from(&self, _caller: &Caller) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()

@@ -188,6 +188,10 @@ impl Endpoint for SseEndpoint {
         self.endpoint.is_for(caller)
     }
 
+    fn upstreams(&self) -> Arc<[Arc<str>]> {
+        self.endpoint.upstreams()
+    }
+
     fn forwards(&self, header: &HeaderName) -> bool {
         self.endpoint.forwards(header)
     }

@@ -215,11 +215,8 @@ impl CertificateRing {
             if found.as_ref().is_some_and(|(other, _)| other.text != name.text) {
                 return Err(CertificateRefusal::Ambiguous);
             }
-            let caller = Caller {
-                principal: Principal::of_certificate(&name.text),
-                claims: Some(Arc::clone(&block.claims)),
-                until: Some(until),
-            };
+            let claims = Some(Arc::clone(&block.claims));
+            let caller = Caller { claims, until: Some(until), ..Caller::of(Principal::of_certificate(&name.text)) };
             let same_as = block.same_as.as_ref().map(|pattern| {
                 let held = if pattern.has_star() { held } else { "" };
                 Principal::new(&pattern.filled(held))

@@ -200,7 +200,7 @@ impl Dispatch {
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, mut caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (route, accepted) = match self.admit(&request, &caller.caller) {
@@ -211,6 +211,7 @@ impl DispatchState {
                 return refusal.answer(position);
             }
         };
+        caller.caller = caller.caller.at(|| endpoint.upstreams());
         let posted = *request.method() == Method::POST;
         let body = if posted {
             match self.read(request.body_mut()).await {

@@ -319,7 +319,7 @@ impl TokenVerifier {
                     Ok(token) => {
                         let binding = token.binding;
                         let claims = Some(self.0.claims.of(token.claims));
-                        let caller = Caller { principal: token.owner, claims, until: Some(token.until) };
+                        let caller = Caller { claims, until: Some(token.until), ..Caller::of(token.owner) };
                         self.granted(caller, index, binding.as_ref(), asked)
                     }
                     Err(error) => TokenVerdict::Invalid(error),

@@ -14,6 +14,8 @@ pub struct Caller {
     pub claims: Option<Arc<Claims>>,
     /// The end of the credential's validity: its streams end then.
     pub until: Option<Timestamp>,
+    /// The upstreams of the path that it asked, for a token: it is valid at that path (RFC 8707). `None` for other callers.
+    pub audience: Option<Arc<[Arc<str>]>>,
 }
 
 /// The claims of a credential beside its principal.
@@ -45,7 +47,20 @@ impl Claims {
 impl Caller {
     /// A caller whose credential says nothing beside its principal.
     pub const fn of(principal: Principal) -> Self {
-        Self { principal, claims: None, until: None }
+        Self { principal, claims: None, until: None, audience: None }
+    }
+
+    /// The same at a path of these upstreams.
+    #[must_use]
+    pub fn at(self, upstreams: impl FnOnce() -> Arc<[Arc<str>]>) -> Self {
+        let has_audience = self.claims.as_ref().is_some_and(|claims| claims.issuer.is_some());
+        Self { audience: has_audience.then(upstreams), ..self }
+    }
+
+    /// Whether its credential is for a path of this upstream.
+    #[must_use]
+    pub fn reaches(&self, upstream: &str) -> bool {
+        self.audience.as_ref().is_none_or(|upstreams| upstreams.iter().any(|name| **name == *upstream))
     }
 
     /// The key of a task that it owns, if it exists.

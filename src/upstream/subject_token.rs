@@ -166,7 +166,7 @@ mod tests {
         let scopes = scopes.iter().map(|scope| Arc::from(*scope)).collect();
         let claims = Claims { scopes, issuer: Some(Arc::from(ISSUER)), ..Claims::default() };
         let until = Some(Timestamp::from_millis(until));
-        let caller = Caller { principal, claims: Some(Arc::new(claims)), until };
+        let caller = Caller { claims: Some(Arc::new(claims)), until, ..Caller::of(principal) };
         let header = HeaderValue::try_from(format!("Bearer {text}")).unwrap();
         SubjectToken::of(&HeaderMap::from_iter([(AUTHORIZATION, header)]), &caller).unwrap()
     }

@@ -93,7 +93,7 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     let (source, location) = sources.pop()?;
     let principal = Principal::holding(&values.id.as_ref()?.value);
     let until = values.expires.as_ref().map(|expires| expires.value);
-    let caller = Caller { principal, claims: claims(raw), until };
+    let caller = Caller { claims: claims(raw), until, ..Caller::of(principal) };
     Some(ApiKeySettings { caller, source, place: location.key_place() })
 }
 

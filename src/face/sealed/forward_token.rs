@@ -102,7 +102,9 @@ fn read_caller(rest: &mut TokenReader<'_>) -> Option<Caller> {
         [1] => Some(Arc::new(read_claims(rest)?)),
         [_] => return None,
     };
-    Some(Caller { principal, claims, until: (until != 0).then(|| Timestamp::from_millis(until)) })
+    let until = (until != 0).then(|| Timestamp::from_millis(until));
+    // The path that it asked follows.
+    Some(Caller { claims, until, ..Caller::of(principal) })
 }
 
 fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {

@@ -232,7 +232,7 @@ prop_compose! {
             number,
             issued_at: Timestamp::from_millis(issued_at),
             request: Digest(request),
-            caller: Caller { principal: Principal::new(&principal), claims: claims.map(Arc::new), until: until.map(Timestamp::from_millis) },
+            caller: Caller { claims: claims.map(Arc::new), until: until.map(Timestamp::from_millis), ..Caller::of(Principal::new(&principal)) },
             client,
         }
     }

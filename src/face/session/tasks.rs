@@ -40,7 +40,7 @@ use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::task::{
     Caller, ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter,
-    Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskKey, TaskMode,
+    Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -355,7 +355,7 @@ impl SessionFaceState {
         let caller = asking.caller;
         let answered = match command {
             TaskCommand::Get(id) => self.get(caller, id, nonce).await,
-            TaskCommand::Cancel(id) => self.cancel(&caller.task(id)).await,
+            TaskCommand::Cancel(id) => self.cancel(caller, id).await,
             TaskCommand::List(cursor) => self.list(caller, cursor, params).await,
             TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
@@ -439,9 +439,9 @@ impl SessionFaceState {
         }
     }
 
-    async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
-        let cancelled = self.served.engine.cancel(key).await?;
-        if let Some(subscribers) = self.tasks.subscribers.get(key) {
+    async fn cancel(&self, caller: &Caller, id: TaskId) -> Result<Payload, TaskMethodError> {
+        let cancelled = self.served.engine.cancel_for(caller, id).await?;
+        if let Some(subscribers) = self.tasks.subscribers.get(&caller.task(id)) {
             // Later progress of the upstream is dropped (L25-47).
             subscribers.mute();
         }

@@ -75,7 +75,9 @@ impl StatelessFace {
             _ => engine.get(&request.caller, id).await,
         };
         let task = match looked_at {
-            Ok(task) if task.origin.maker == ClientKind::Session => task,
+            Ok(task) if task.origin.maker == ClientKind::Session && request.caller.reaches(&task.origin.upstream) => {
+                task
+            }
             Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
             Err(error) => return Err(error.into()),
         };
@@ -120,7 +122,7 @@ impl StatelessFace {
                 dialect.pieces(TaskReply::Answered)
             }
             TaskCommand::Cancel(id) => {
-                let cancelled = Box::pin(engine.cancel(&caller.task(id))).await?;
+                let cancelled = Box::pin(engine.cancel_for(caller, id)).await?;
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {

@@ -37,7 +37,7 @@ pub fn introspected(text: &[u8], issuer: &IssuerSettings, asked: &str, now: Time
 }
 
 fn caller(token: VerifiedToken) -> Caller {
-    Caller { principal: token.owner, claims: Some(Arc::new(token.claims)), until: Some(token.until) }
+    Caller { claims: Some(Arc::new(token.claims)), until: Some(token.until), ..Caller::of(token.owner) }
 }
 
 /// Checks a proof for a request with this method, address and token.

@@ -101,7 +101,7 @@ impl RememberedTokens {
         let counted = if is_first || of_claims > SHARED_CLAIMS_MAX { of_claims } else { 0 };
         let bytes = SHARED_BYTES + owner.as_str().len() + of_binding + counted;
         RememberedToken {
-            caller: Caller { principal: owner, claims: Some(shared), until: Some(until) },
+            caller: Caller { claims: Some(shared), until: Some(until), ..Caller::of(owner) },
             issuer: u32::try_from(issuer).unwrap_or(u32::MAX),
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             binding: binding.map(Arc::new),

@@ -1,18 +1,23 @@
 //! Rights of a request whose credential, path or session has lost them: by a reload meanwhile, by an audience, by a narrower token.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::issuer::{IssuerKey, key_set, with};
 use taskgate::config;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::gate::{ADA, Answer, Ask, BOB, Gate};
+use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
-use super::upstream::in_time;
-use super::withdrawn::{LISTEN, until};
+use super::upstream::{ScriptedServer, ScriptedState, SeenRequest, in_time};
+use super::withdrawn::{LISTEN, UNKNOWN, until};
+
+async fn acting() -> ScriptedServer {
+    ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
+}
 
 /// An issuer whose keys are in a file.
 struct Issuer {
@@ -91,5 +96,80 @@ async fn sec_45_a_request_whose_credential_is_removed_meanwhile_gains_no_rights(
         assert_eq!(lost.status(), "404", "{name}: {lost:?}");
         assert_eq!(gate.server.world.count("tools/call"), 0, "{name}");
         assert_eq!(gate.send(&Ask::call(BOB, "quick", &json!({}))).await.summary(), "200 ok", "{name}: others go on");
+    }
+}
+
+/// A gateway with two servers and two endpoints, and a task of ada's at the first server.
+async fn with_a_task(issuer: &Issuer) -> (Gate, String) {
+    let server = acting().await;
+    let more = format!(
+        "[upstreams.files]\nurl = \"{}\"\npath = \"/files/mcp\"\n[upstreams.files.tasks]\nfallback = \"tools\"\n\
+         [[endpoints]]\npath = \"/few/mcp\"\nupstreams = [\"files\"]\n\
+         [[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"files\", \"up\"]\n",
+        server.url()
+    );
+    let gate = Gate::behind(server, LISTEN, &(issuer.auth() + &more), "").await;
+    let made = gate.send(&Ask::call(&issuer.token(&["/mcp"]), "held", &json!({}))).await.json();
+    let task = made["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    (gate, task)
+}
+
+/// RFC 8707: a task is its owner's, and a token is for one resource.
+#[tokio::test]
+async fn sec_46_a_token_reaches_the_tasks_of_the_path_that_it_is_for_and_of_no_other() {
+    let issuer = Issuer::new();
+    for path in ["/files/mcp", "/few/mcp", "/all/mcp", "/mcp"] {
+        // One for each: many unknown tasks in a minute are answered in another way.
+        let (gate, task) = with_a_task(&issuer).await;
+        let (token, is_inside) = (issuer.token(&[path]), matches!(path, "/all/mcp" | "/mcp"));
+        let session = gate.session_at(path, &token).await;
+        let in_session = |method: &str, params: &Value| Ask::session(&token, Some(&session), method, params).at(path);
+        let modern = |method: &str, id: &str| {
+            let answers = json!({ "1": { "action": "accept" } });
+            Ask::new(&token, method, json!({ "taskId": id, "inputResponses": answers })).at(path)
+        };
+        let older = |method: &str, id: &str| in_session(method, &json!({ "taskId": id }));
+        let by_tool =
+            |tool: &str, id: &str| in_session("tools/call", &json!({ "name": tool, "arguments": { "id": id } }));
+        let listed = gate.send(&in_session("tasks/list", &json!({}))).await.json();
+        let listed = listed["result"]["tasks"].as_array().unwrap_or_else(|| panic!("{listed}")).len();
+        assert_eq!(listed, usize::from(is_inside), "{path}");
+        let filter = json!({ "notifications": { "taskIds": [task] } });
+        let (first, _stream) = gate.open(&Ask::new(&token, "subscriptions/listen", filter).at(path)).await;
+        assert_eq!(first.contains(&task), is_inside, "{path}: {first}");
+        let names = match path {
+            "/files/mcp" => &["task_status", "task_result", "task_cancel"][..],
+            _ => &[],
+        };
+        let by_tools = names.iter().map(|tool| (*tool, by_tool(tool, &task), by_tool(tool, UNKNOWN)));
+        let names = if is_inside { &["tasks/get"][..] } else { &["tasks/get", "tasks/update", "tasks/cancel"] };
+        let moderns = names.iter().map(|name| (*name, modern(name, &task), modern(name, UNKNOWN)));
+        let names = if is_inside { &["tasks/get"][..] } else { &["tasks/get", "tasks/result", "tasks/cancel"] };
+        let olders = names.iter().map(|name| (*name, older(name, &task), older(name, UNKNOWN)));
+        for (name, own, unknown) in moderns.chain(olders).chain(by_tools) {
+            let (own, unknown) = (gate.send(&own).await, gate.send(&unknown).await);
+            let is_unknown = own.text().replace(&task, UNKNOWN) == unknown.text();
+            assert_eq!(is_unknown, !is_inside, "{path} {name}: {own:?} {unknown:?}");
+        }
+        let own = issuer.token(&["/mcp"]);
+        let get = Ask::new(&own, "tasks/get", json!({ "taskId": task }));
+        assert_eq!(gate.send(&get).await.json()["result"]["status"], "working", "{path}: it goes on");
+        let key = Ask::new(ADA, "tasks/get", json!({ "taskId": task })).at(path);
+        assert_eq!(gate.send(&key).await.summary(), "200 -32602", "{path}: a key is another owner");
+        if is_inside {
+            assert_eq!(gate.send(&modern("tasks/cancel", &task)).await.summary(), "200 ok", "{path}");
+            assert_eq!(gate.send(&get).await.json()["result"]["status"], "cancelled", "{path}");
+        }
+    }
+}
+
+impl Gate {
+    async fn session_at(&self, path: &str, token: &str) -> String {
+        let hello = json!({
+            "protocolVersion": "2025-11-25", "capabilities": { "elicitation": {} },
+            "clientInfo": { "name": "raw", "version": "1" },
+        });
+        let opened = self.send(&Ask::session(token, None, "initialize", &hello).at(path)).await;
+        opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned()
     }
 }

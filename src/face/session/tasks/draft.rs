@@ -155,7 +155,7 @@ impl SessionFaceState {
             }
             TaskCommand::Cancel(id) => {
                 let key = caller.task(id);
-                let cancelled = engine.cancel(&key).await?;
+                let cancelled = engine.cancel_for(caller, id).await?;
                 if let Some(subscribers) = self.tasks.subscribers.get(&key) {
                     subscribers.mute();
                 }

@@ -6,6 +6,7 @@
 
 pub(super) mod bridge;
 mod bridged_call;
+mod called_items;
 mod fallback;
 mod forwarded_questions;
 mod handshake;
@@ -66,6 +67,7 @@ pub(super) struct SessionFaceState {
     task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
+    called: called_items::CalledItems,
     gives_no_ids: handshake::GivesNoIds,
 }
 
@@ -115,6 +117,7 @@ impl SessionFace {
             fallback::SessionFallback::new(served.upstream.name(), &served.settings.rules, &served.stateless);
         let own = OwnSessions::new(Arc::clone(&served.channel), served.scope.clone(), served.settings.result_bytes_max);
         let tools = known_tools::KnownTools::default();
+        let called = called_items::CalledItems::new(served.engine.began());
         let shared = SessionFaceState {
             served,
             sessions,
@@ -126,6 +129,7 @@ impl SessionFace {
             task_tools,
             fallback,
             tools,
+            called,
             gives_no_ids: handshake::GivesNoIds::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -168,6 +172,9 @@ impl SessionFace {
             && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.caller, request, listed)).await
         {
             return hidden.answer(request, &inbound);
+        }
+        if let Message::Request(request) = &*message {
+            self.shared.note_called(&session, request);
         }
         let asking = |session| TaskRequestContext {
             session,

@@ -182,6 +182,7 @@ impl SessionFaceState {
     pub(super) fn is_ended(&self, session: &ClientSession) {
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);
+        self.called.forget(session.token.nonce);
         self.sessions.ended(session.token.nonce, session.counted_as());
     }
 }

@@ -175,9 +175,12 @@ pub(super) async fn get(
     last_event: Option<HeaderValue>,
 ) -> FaceResponse {
     let tool = last_event.as_ref().and_then(|event| shared.paused.tool_of(&session, event));
+    let is_known = tool.is_some();
     if tool.is_some_and(|tool| !shared.served.engine.access().has_tool(caller, shared.served.upstream.name(), &tool)) {
         return bare(StatusCode::BAD_REQUEST);
     }
+    // An id of the server may belong to any request of the session: without it, the server repeats nothing.
+    let last_event = last_event.filter(|_| is_known || shared.may_have_kept_events(&session, caller));
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));

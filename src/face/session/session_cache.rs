@@ -49,6 +49,10 @@ impl ClientSession {
         Self { is_for_one_request: true, ..Self::new(token, asker) }
     }
 
+    pub(super) const fn is_for_one_request(&self) -> bool {
+        self.is_for_one_request
+    }
+
     /// The scope of idempotency keys in this session.
     pub(super) fn idempotency_scope(&self, principal: &Principal) -> IdempotencyScope {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))

@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
-use super::upstream::{ScriptedServer, ScriptedState, SeenRequest, in_time};
-use super::withdrawn::{LISTEN, UNKNOWN, until};
+use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time};
+use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, until};
 
 async fn acting() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
@@ -171,5 +171,49 @@ impl Gate {
         });
         let opened = self.send(&Ask::session(token, None, "initialize", &hello).at(path)).await;
         opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned()
+    }
+}
+
+/// A client that left a running call: the server may repeat its events, as the event's id is the server's.
+#[tokio::test]
+async fn sec_47_a_servers_event_id_brings_nothing_of_a_lost_tools_call() {
+    for way in WAYS {
+        let (events, once) = Once::events();
+        let server = ScriptedServer::start(move |seen| match seen.method.as_str() {
+            "GET" => {
+                let (events, reply) = BodySender::open();
+                match seen.header("last-event-id") {
+                    Some(_) => events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"canary\":1}}\n\n"),
+                    None => events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/marker" })),
+                }
+                events.stay_open();
+                Some(reply)
+            }
+            _ if seen.is_call() => once.take(),
+            _ if seen.rpc() == "tools/list" => {
+                let tools = ["quick", "free"].map(|name| json!({ "name": name, "inputSchema": {} }));
+                Some(answer(seen, &json!({ "tools": tools })))
+            }
+            _ => None,
+        });
+        let mut world = World::before(server.await, "").await;
+        let session = world.gate.session_of(&world.token).await;
+        let call = world.in_session(&session, "tools/call", &named("quick")).with("MCP-Protocol-Version", "2025-11-25");
+        events.numbered("e1", &json!({ "jsonrpc": "2.0", "method": "notifications/begun" }));
+        let (first, stream) = world.gate.open(&call).await;
+        assert!(first.contains("id: e1"), "{first}");
+        drop(stream);
+        events.left().await;
+        let wide = world.token.clone();
+        world.lose(way);
+        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
+        until(&mut stream, &mut text, "jsonrpc").await;
+        assert!(text.contains("notifications/marker"), "{way:?}: {text}");
+        let replayed = |seen: &SeenRequest| seen.header("last-event-id").is_some();
+        assert!(world.gate.server.world.all(replayed).is_empty(), "{way:?}: the server is asked for no events");
+        world.token = wide;
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
+        until(&mut stream, &mut text, "canary").await;
     }
 }

@@ -36,6 +36,11 @@ impl ReachableTools {
         is_list && self.access.narrows_others()
     }
 
+    /// Whether some updates of resources may be withheld.
+    pub(super) const fn narrow_updates(&self) -> bool {
+        self.access.narrows_others()
+    }
+
     /// Whether an item of one of [`LISTS`] is reachable.
     fn has(&self, list: &str, name: &str) -> bool {
         match list {

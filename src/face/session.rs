@@ -115,7 +115,12 @@ impl SessionFace {
         let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
         let fallback =
             fallback::SessionFallback::new(served.upstream.name(), &served.settings.rules, &served.stateless);
-        let own = OwnSessions::new(Arc::clone(&served.channel), served.scope.clone(), served.settings.result_bytes_max);
+        let own = OwnSessions::new(
+            Arc::clone(&served.channel),
+            served.scope.clone(),
+            served.engine.access().clone(),
+            served.settings.result_bytes_max,
+        );
         let tools = known_tools::KnownTools::default();
         let called = called_items::CalledItems::new(served.engine.began());
         let shared = SessionFaceState {

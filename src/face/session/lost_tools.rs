@@ -12,12 +12,12 @@ impl SessionFaceState {
     /// tool.
     pub(super) fn refusal_of_answer(&self, session: &ClientSession, tool: Option<&str>) -> Option<RpcError> {
         let (tool, upstream) = (tool?, self.served.upstream.name());
-        if self.served.engine.access().has_tool(&session.caller, upstream, tool) {
+        if self.served.engine.access().has_tool(&session.own.caller, upstream, tool) {
             return None;
         }
         if let Some(audit) = self.served.engine.audit() {
             audit.record(&AuditEvent {
-                who: Some(&session.caller.principal),
+                who: Some(&session.own.caller.principal),
                 upstream: Some(upstream),
                 tool: Some(tool),
                 ..AuditEvent::new(AuditAct::RuleDenied)

@@ -401,7 +401,7 @@ impl SessionFaceState {
 
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
-        let tools = self.reachable_tools(session, &session.caller);
+        let tools = self.reachable_tools(session, &session.own.caller);
         StreamEdits::new(session.token.client_version, filter, tools)
     }
 }

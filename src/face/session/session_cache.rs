@@ -25,8 +25,6 @@ const OPENED_MAX: usize = 4_096;
 pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
     pub(in crate::face) own: OwnSession,
-    /// The sender of the current request: others of the session may come with other credentials of the same principal.
-    pub(in crate::face) caller: Caller,
     /// Whether it belongs to one request only: each has a new nonce.
     is_for_one_request: bool,
 }
@@ -41,8 +39,14 @@ impl ClientSession {
         let (capabilities, client_info) = (token.capabilities.clone(), token.client_info.clone());
         let nonce = token.nonce;
         let opened = OpenedSession { nonce, owner, counted_as, binding, version, tasks, capabilities, client_info };
-        let own = OwnSession { opened: Arc::new(opened), forwarded: ForwardedHeaders::default() };
-        Self { token: Arc::new(token), own, caller, is_for_one_request: false }
+        let own = OwnSession { opened: Arc::new(opened), caller, forwarded: ForwardedHeaders::default() };
+        Self { token: Arc::new(token), own, is_for_one_request: false }
+    }
+
+    /// The same session, as this caller uses it.
+    fn of(mut self, caller: &Caller) -> Self {
+        self.own.caller.clone_from(caller);
+        self
     }
 
     pub(super) fn for_one_request(token: SessionToken, asker: SessionAsker<'_>) -> Self {
@@ -129,7 +133,7 @@ impl ClientSessionCache {
                 && session.own.opened.owner == asker.caller.principal
         };
         let session = match self.opened.get(key).filter(is_same) {
-            Some(known) => ClientSession { caller: asker.caller.clone(), ..known.session.clone() },
+            Some(known) => known.session.clone().of(asker.caller),
             None => {
                 let session = ClientSession::new(open()?, asker);
                 let opened = Arc::new(OpenedToken { sealed: sealed.into(), session: session.clone() });

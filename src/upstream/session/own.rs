@@ -20,7 +20,8 @@ use tokio::sync::Semaphore;
 use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::shared_access::SharedAccess;
+use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
@@ -57,6 +58,8 @@ pub trait OwnSessionChannel: RawChannel {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnSession {
     pub(crate) opened: Arc<OpenedSession>,
+    /// The sender of the current request: others of the session may come with other credentials of the same principal.
+    pub(crate) caller: Caller,
     pub(crate) forwarded: ForwardedHeaders,
 }
 
@@ -79,6 +82,7 @@ pub(crate) struct OpenedSession {
 pub(crate) struct OwnSessions {
     channel: Arc<dyn OwnSessionChannel>,
     scope: TaskScope,
+    access: SharedAccess,
     /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
     remembered: RecentMap<Arc<SessionMemory>>,
@@ -88,10 +92,16 @@ pub(crate) struct OwnSessions {
 }
 
 impl OwnSessions {
-    pub(crate) fn new(channel: Arc<dyn OwnSessionChannel>, scope: TaskScope, event_bytes_max: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        channel: Arc<dyn OwnSessionChannel>,
+        scope: TaskScope,
+        access: SharedAccess,
+        event_bytes_max: usize,
+    ) -> Arc<Self> {
         Arc::new(Self {
             channel,
             scope,
+            access,
             event_bytes_max,
             remembered: RecentMap::new(REMEMBERED_MAX),
             leases: SessionLeases::default(),
@@ -304,7 +314,10 @@ impl OwnSessions {
             request(method::RESOURCES_SUBSCRIBE, &params)
         };
         let level = preferences.level.as_ref().map(|level| request(method::SET_LEVEL, level));
-        let again = level.into_iter().chain(preferences.subscriptions.iter().map(subscribe));
+        // A caller with fewer rights may be the one that renews it.
+        let access = self.access.tools_of(&session.caller, self.channel.name());
+        let allowed = preferences.subscriptions.iter().filter(|uri| access.has_resource(uri));
+        let again = level.into_iter().chain(allowed.map(subscribe));
         for message in iter::once(envelope::notification(method::INITIALIZED, None)).chain(again) {
             self.tell(&binding, &session.forwarded, message).await?;
         }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::issuer::{IssuerKey, key_set, with};
 use taskgate::config;
@@ -215,5 +216,69 @@ async fn sec_47_a_servers_event_id_brings_nothing_of_a_lost_tools_call() {
         world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
         let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
         until(&mut stream, &mut text, "canary").await;
+    }
+}
+
+/// The session's own stream, and the session that replaces a lost one.
+#[tokio::test]
+async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now() {
+    const SECRET: &str = "file:///secret/b";
+    for way in WAYS {
+        let streams = Arc::new(Mutex::new(Vec::<BodySender>::new()));
+        let opened = Arc::clone(&streams);
+        let server = ScriptedServer::start(move |seen| match (seen.method.as_str(), seen.rpc()) {
+            ("GET", _) => {
+                let (events, reply) = BodySender::open();
+                opened.lock().push(events);
+                Some(reply)
+            }
+            (_, "tools/list") => Some(answer(seen, &json!({ "tools": [{ "name": "free", "inputSchema": {} }] }))),
+            _ => None,
+        })
+        .await;
+        *server.world.introduction.lock() =
+            json!({ "capabilities": { "tools": {}, "resources": { "subscribe": true } } });
+        let tell = |method: &str, params: Value| {
+            let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
+            streams.lock().iter().for_each(|events| events.message(&message));
+        };
+        let updated = || tell("notifications/resources/updated", json!({ "uri": SECRET }));
+        let mut world = World::before(server, "").await;
+        let session = world.gate.session_of(&world.token).await;
+        let subscribe = world.in_session(&session, "resources/subscribe", &json!({ "uri": SECRET }));
+        assert_eq!(world.ask(subscribe).await.summary(), "200 ok");
+        let own = |world: &World| {
+            let ask = world.in_session(&session, "x", &json!({})).without("content-type");
+            Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
+        };
+        let is_get = |seen: &SeenRequest| seen.method == "GET";
+        let (mut text, mut stream) = world.gate.begin(&own(&world)).await;
+        world.gate.server.world.first(is_get).await;
+        updated();
+        until(&mut stream, &mut text, SECRET).await;
+        world.lose(way);
+        drop(stream);
+        let before = world.gate.server.world.all(is_get).len();
+        let (mut text, mut stream) = world.gate.begin(&own(&world)).await;
+        world.gate.server.world.nth(before, is_get).await;
+        updated();
+        tell("notifications/tools/list_changed", json!({}));
+        until(&mut stream, &mut text, "list_changed").await;
+        assert!(!text.contains(SECRET), "{way:?}: {text}");
+        world.gate.server.world.forget();
+        assert_eq!(world.ask(world.in_session(&session, "tools/call", &named("free"))).await.summary(), "200 ok");
+        assert_eq!(world.gate.server.world.count("initialize"), 1, "{way:?}: the session was renewed");
+        assert_eq!(world.gate.server.world.count("resources/subscribe"), 0, "{way:?}");
+    }
+}
+
+impl Gate {
+    /// The head of an answer, and the rest of it.
+    async fn begin(&self, ask: &Ask) -> (String, TcpStream) {
+        let (mut stream, mut head) = (TcpStream::connect(self.gateway.address()).await.unwrap(), String::new());
+        stream.write_all(&ask.bytes()).await.unwrap();
+        until(&mut stream, &mut head, "\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        (head, stream)
     }
 }

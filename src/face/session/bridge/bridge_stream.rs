@@ -5,7 +5,7 @@
 //! notifications, since nothing may be sent twice (LEG-08).
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,8 +40,7 @@ use crate::wire::{Payload, RpcError, envelope, method};
 const FACTS_MAX: Duration = Duration::from_secs(5);
 
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
-    let resources =
-        Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());
+    let resources = Some(resources.into_iter().collect()).filter(|uris: &BTreeSet<_>| !uris.is_empty());
     SubscriptionFilter { lists: ListKind::ALL.into_iter().collect(), resources, tasks: None }
 }
 
@@ -133,7 +132,7 @@ impl BridgeListenStream {
                 // Before the wishes: a confirmation in between wakes the stream again.
                 agreed = self.own.agreed();
                 let resources = match self.tells.resources {
-                    Some(_) => self.shared.own.subscriptions(&self.session.own),
+                    Some(_) => self.allowed(self.shared.own.subscriptions(&self.session.own)),
                     None => Default::default(),
                 };
                 SubscriptionFilter { lists: self.tells.lists.clone(), ..all(resources) }
@@ -141,6 +140,18 @@ impl BridgeListenStream {
             StreamTurn::Older | StreamTurn::Over => SubscriptionFilter::default(),
         };
         self.subscriber.change_to_agreed(self.wanted.clone(), agreed);
+    }
+}
+
+impl BridgeListenStream {
+    /// The resources that the stream's caller may use now.
+    fn allowed(&self, mut resources: BTreeSet<String>) -> BTreeSet<String> {
+        let served = &self.shared.served;
+        let access = served.engine.access().tools_of(&self.session.own.caller, served.upstream.name());
+        if access.narrows_others() {
+            resources.retain(|uri| access.has_resource(uri));
+        }
+        resources
     }
 }
 
@@ -167,11 +178,13 @@ impl CallMessages for BridgeListenStream {
             match event {
                 SubscriberEvent::News((name, params)) => {
                     let object = params.as_ref().and_then(crate::wire::Object::of);
-                    if self.wanted.want(&name, object.as_ref()) {
+                    let is_seen = self.shared.may_see(&self.session.own.caller, &name, object.as_ref());
+                    if is_seen && self.wanted.want(&name, object.as_ref()) {
                         self.due.push_back(envelope::notification(&name, params.as_ref()));
                     }
                 }
                 SubscriberEvent::TooMuch => {
+                    self.attend();
                     self.due.extend(self.wanted.everything().map(|(name, uri)| untagged_notification(name, uri)));
                 }
             }

@@ -95,6 +95,30 @@ impl ClientFilter {
         }
     }
 
+    /// The message without updates of resources that the session's caller may not use now; `None` if nothing remains.
+    pub(super) fn without_updates(&self, text: MessageText) -> Option<MessageText> {
+        let is_withheld = |text: &MessageText| {
+            text.read(ScanLimits::UPSTREAM).is_ok_and(|message| match &*message {
+                Message::Notification(notification) => {
+                    !self.shared.may_see(&self.session.own.caller, &notification.method, notification.params.object())
+                }
+                Message::Request(_) | Message::Response(_) => false,
+            })
+        };
+        if !is_batch(&text) {
+            return Some(text).filter(|text| !is_withheld(text));
+        }
+        let messages = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
+        let count = messages.len();
+        let left = messages.into_iter().map(MessageText::from).filter(|message| !is_withheld(message));
+        let left: Vec<_> = left.map(MessageText::into_bytes).collect();
+        match left.len() {
+            0 => None,
+            all if all == count => Some(text),
+            _ => Some(Bytes::from([b"[", left.join(&b',').as_slice(), b"]"].concat()).into()),
+        }
+    }
+
     fn message(&self, text: &MessageText) -> FilteredMessage {
         match text.read(ScanLimits::UPSTREAM) {
             Ok(message) => self.filtered(&message),

@@ -93,7 +93,11 @@ impl StreamEdits {
         if self.tool_list.is_none() && !self.tools.are_narrowed() {
             return messages;
         }
-        messages.into_iter().map(|message| self.listed(message)).collect()
+        let allowed = messages.into_iter().filter_map(|message| match self.tools.narrow_updates() {
+            true => self.filter.without_updates(message),
+            false => Some(message),
+        });
+        allowed.map(|message| self.listed(message)).collect()
     }
 
     /// Edits a message that may be a tool list.

@@ -73,7 +73,7 @@ impl Engine {
         if self.may_read(caller, &task.origin) { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
-    /// Like [`Engine::get`], without the check of the owner's access: for operators, and for cancels.
+    /// Like [`Engine::get`], without the check of the owner's access: for operators, cancels and notifiers.
     pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.under_parent(visible(self.held(key).await?)?).await
     }

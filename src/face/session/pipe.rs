@@ -183,7 +183,7 @@ pub(super) async fn get(
     let last_event = last_event.filter(|_| is_known || shared.may_have_kept_events(&session, caller));
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
-    let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
+    let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use crate::face::notification_subscriber::AgreedResources;
+use crate::task::Caller;
 use crate::upstream::NotificationSubscription;
 
 const PER_SESSION_MAX: usize = 8;
@@ -24,6 +25,8 @@ pub(super) const MESSAGES_MAX: usize = 64;
 pub(super) struct StreamSender {
     pub(super) number: u64,
     pub(super) sender: mpsc::Sender<Bytes>,
+    /// Who opened it: others of the session may have other rights.
+    pub(super) caller: Caller,
 }
 
 #[derive(Debug, Default)]
@@ -76,33 +79,39 @@ pub(in crate::face) struct SessionStream {
 
 impl SessionStreams {
     /// Opens the newest stream of the session `nonce`. With too many, the oldest receives nothing more.
-    pub(in crate::face) fn open(self: &Arc<Self>, nonce: u128) -> SessionStream {
+    pub(in crate::face) fn open(self: &Arc<Self>, nonce: u128, caller: &Caller) -> SessionStream {
         let mut open = self.open.lock();
         if let Some(session) = open.by_session.get_mut(&nonce)
             && session.streams.len() >= PER_SESSION_MAX
         {
             session.streams.remove(0);
         }
-        self.enter(&mut open, nonce, false)
+        self.enter(&mut open, nonce, caller, false)
     }
 
     /// As [`Self::open`], for a bridged session; `None` if there are too many streams.
-    pub(super) fn try_open(self: &Arc<Self>, nonce: u128) -> Option<SessionStream> {
+    pub(super) fn try_open(self: &Arc<Self>, nonce: u128, caller: &Caller) -> Option<SessionStream> {
         let mut open = self.open.lock();
         let own = open.by_session.get(&nonce).map_or(0, |session| session.streams.len());
         if own >= PER_SESSION_MAX || open.counted >= STREAMS_MAX {
             return None;
         }
         open.counted += 1;
-        Some(self.enter(&mut open, nonce, true))
+        Some(self.enter(&mut open, nonce, caller, true))
     }
 
-    fn enter(self: &Arc<Self>, open: &mut OpenSessionStreams, nonce: u128, is_counted: bool) -> SessionStream {
+    fn enter(
+        self: &Arc<Self>,
+        open: &mut OpenSessionStreams,
+        nonce: u128,
+        caller: &Caller,
+        is_counted: bool,
+    ) -> SessionStream {
         let (sender, messages) = mpsc::channel(MESSAGES_MAX);
         open.next += 1;
         let number = open.next;
         let session = open.by_session.entry(nonce).or_default();
-        session.streams.push(StreamSender { number, sender });
+        session.streams.push(StreamSender { number, sender, caller: caller.clone() });
         session.now.send_replace(NewestStream { newest: number, is_over: false });
         self.opened.send_replace(());
         let now = session.now.subscribe();
@@ -113,8 +122,9 @@ impl SessionStreams {
         self.open.lock().by_session.contains_key(&nonce)
     }
 
-    pub(super) fn newest(&self, nonce: u128) -> Option<mpsc::Sender<Bytes>> {
-        newest(&self.open.lock().by_session.get(&nonce)?.streams).map(|stream| stream.sender.clone())
+    /// The newest of a session's streams whose caller may have a message.
+    pub(super) fn newest(&self, nonce: u128, may_have: impl Fn(&Caller) -> bool) -> Option<mpsc::Sender<Bytes>> {
+        newest(&self.open.lock().by_session.get(&nonce)?.streams, may_have).map(|stream| stream.sender.clone())
     }
 
     /// Changes whenever a stream is opened.
@@ -150,8 +160,8 @@ impl SessionStreams {
     }
 }
 
-pub(super) fn newest(streams: &[StreamSender]) -> Option<&StreamSender> {
-    streams.iter().rev().find(|stream| !stream.sender.is_closed())
+pub(super) fn newest(streams: &[StreamSender], may_have: impl Fn(&Caller) -> bool) -> Option<&StreamSender> {
+    streams.iter().rev().find(|stream| !stream.sender.is_closed() && may_have(&stream.caller))
 }
 
 impl SessionStream {
@@ -214,17 +224,18 @@ impl Drop for SessionStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Principal;
 
     #[tokio::test]
     async fn the_newest_stream_is_told_and_what_is_closed_leaves_nothing_behind() {
-        let streams = Arc::new(SessionStreams::default());
-        assert!(streams.newest(1).is_none());
-        let mut first = streams.open(1);
-        let second = streams.open(1);
+        let (streams, caller) = (Arc::new(SessionStreams::default()), Caller::of(Principal::local()));
+        assert!(streams.newest(1, |_| true).is_none());
+        let mut first = streams.open(1, &caller);
+        let second = streams.open(1, &caller);
         drop(second);
-        streams.newest(1).unwrap().try_send(Bytes::from_static(b"a")).unwrap();
+        streams.newest(1, |_| true).unwrap().try_send(Bytes::from_static(b"a")).unwrap();
         assert_eq!(first.next().await, "a");
-        let many: Vec<_> = (0..PER_SESSION_MAX).map(|_| streams.open(1)).collect();
+        let many: Vec<_> = (0..PER_SESSION_MAX).map(|_| streams.open(1, &caller)).collect();
         assert_eq!(streams.open.lock().by_session[&1].streams.len(), PER_SESSION_MAX);
         drop((first, many));
         assert!(streams.open.lock().by_session.is_empty());
@@ -232,15 +243,15 @@ mod tests {
 
     #[test]
     fn the_newest_stream_has_its_turn_and_nothing_is_left_of_any() {
-        let streams = Arc::new(SessionStreams::default());
-        let (first, other) = (streams.try_open(1).unwrap(), streams.try_open(2).unwrap());
+        let (streams, caller) = (Arc::new(SessionStreams::default()), Caller::of(Principal::local()));
+        let (first, other) = (streams.try_open(1, &caller).unwrap(), streams.try_open(2, &caller).unwrap());
         assert_eq!((first.turn(), other.turn()), (StreamTurn::Newest, StreamTurn::Newest));
-        let second = streams.try_open(1).unwrap();
+        let second = streams.try_open(1, &caller).unwrap();
         assert_eq!((first.turn(), second.turn()), (StreamTurn::Older, StreamTurn::Newest));
         drop(second);
         assert_eq!(first.turn(), StreamTurn::Newest);
-        let many: Vec<_> = (1..PER_SESSION_MAX).map(|_| streams.try_open(1).unwrap()).collect();
-        assert!(streams.try_open(1).is_none() && streams.try_open(2).is_some());
+        let many: Vec<_> = (1..PER_SESSION_MAX).map(|_| streams.try_open(1, &caller).unwrap()).collect();
+        assert!(streams.try_open(1, &caller).is_none() && streams.try_open(2, &caller).is_some());
         streams.end(1);
         assert_eq!((first.turn(), other.turn()), (StreamTurn::Over, StreamTurn::Newest));
         drop((first, many, other));

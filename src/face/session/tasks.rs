@@ -39,8 +39,8 @@ use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::task::{
-    Caller, ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter,
-    Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskMode,
+    CallOrigin, Caller, ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey,
+    ListFilter, Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -276,7 +276,7 @@ impl SessionFaceState {
         spec.sees_subtasks =
             chosen.is_none() && asking.session.has_tasks() && served.settings.drafts.has(Draft::Sep2268);
         spec.chosen = chosen;
-        spec.notice_sink = Some(self.notice_sink(rising, spec.chosen.clone()));
+        spec.notice_sink = Some(self.notice_sink(rising, &call.tool, spec.chosen.clone()));
         spec.context.progress = true;
         spec.context.native_task = native_task;
         spec
@@ -285,9 +285,12 @@ impl SessionFaceState {
     fn notice_sink(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
+        tool: &str,
         chosen: Option<ChosenId>,
     ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
+        let upstream = Arc::clone(self.served.upstream.name());
+        let origin = CallOrigin { upstream, tool: Arc::from(tool), maker: ClientKind::Session };
         Arc::new(move |key, aside| {
             let subscribers = shared.tasks.subscribers.get(key);
             let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());
@@ -300,7 +303,8 @@ impl SessionFaceState {
             };
             let Some(message) = message else { return };
             if let Some(subscribers) = subscribers {
-                subscribers.mention(&shared.open.streams, message);
+                let may_have = |caller: &Caller| shared.served.engine.may_read(caller, &origin);
+                subscribers.mention(&shared.open.streams, may_have, message);
             }
         })
     }
@@ -315,8 +319,8 @@ impl SessionFaceState {
     ) -> Arc<SubscriberList> {
         let (subscribers, is_new) = self.tasks.subscribers.open(&caller.task(id), nonce);
         if is_new {
-            let notifier =
-                task_notifier::TaskNotifier::new(Arc::clone(self), caller.clone(), id, Arc::clone(&subscribers), shown);
+            let (shared, key) = (Arc::clone(self), caller.task(id));
+            let notifier = task_notifier::TaskNotifier::new(shared, key, Arc::clone(&subscribers), shown);
             let scope = &self.served.scope;
             scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }

@@ -282,3 +282,31 @@ impl Gate {
         (head, stream)
     }
 }
+
+/// One session, with streams of a wide token and of a narrow one: the narrow one is the newest.
+#[tokio::test]
+async fn sec_49_messages_of_a_task_go_to_a_stream_whose_caller_may_read_it() {
+    let world = World::start("").await;
+    let session = world.gate.session_at("/mcp", &world.token).await;
+    let own = |token: &str| {
+        let ask = Ask::session(token, Some(&session), "x", &json!({})).without("content-type");
+        Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
+    };
+    let (mut wide, mut wide_stream) = world.gate.begin(&own(&world.token)).await;
+    let (mut narrow, narrow_stream) = world.gate.begin(&own(&world.narrow)).await;
+    let call = json!({ "name": "ask", "arguments": {}, "task": {} });
+    let made = world.ask(world.in_session(&session, "tools/call", &call)).await.json();
+    let task = made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    until(&mut wide_stream, &mut wide, "elicitation/create").await;
+    let question =
+        wide.lines().filter_map(|line| line.strip_prefix("data: ")).find(|data| data.contains("elicitation/create"));
+    let question: Value = serde_json::from_str(question.unwrap()).unwrap();
+    let reply = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "accept", "content": {} } });
+    let ask = Ask { body: reply.to_string(), ..world.in_session(&session, "x", &json!({})) };
+    assert_eq!(world.ask(ask).await.status(), "202");
+    until(&mut wide_stream, &mut wide, "\"completed\"").await;
+    let mut rest = vec![0; 4_096];
+    let read = narrow_stream.try_read(&mut rest).unwrap_or_default();
+    narrow.push_str(&String::from_utf8_lossy(&rest[..read]));
+    assert!(!narrow.contains(&task) && !narrow.contains("elicitation"), "{narrow}");
+}

@@ -91,7 +91,7 @@ pub(in crate::face::session) async fn get(
     if !tells.concern_the_upstream() && !shared.tasks.are_for(&session) {
         return not_allowed(&Method::GET);
     }
-    let Some(own) = shared.open.streams.try_open(session.token.nonce) else {
+    let Some(own) = shared.open.streams.try_open(session.token.nonce, &inbound.caller) else {
         return bare(StatusCode::TOO_MANY_REQUESTS);
     };
     shared.meter.streams.increment(1);

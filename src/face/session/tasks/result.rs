@@ -73,12 +73,12 @@ impl OutcomeRequest {
             true => ResultStreamKind::Messages,
             false => ResultStreamKind::OutcomeAlone,
         };
-        self.shared.subscribers(&self.caller, self.id, self.nonce, None).listen(kind)
+        self.shared.subscribers(&self.caller, self.id, self.nonce, None).listen(kind, &self.caller)
     }
 
     /// Responds with `first`, the task's messages, and its outcome; an error if the task cannot be watched.
     pub(super) async fn answer_from(self, first: Bytes, subscribers: &Arc<SubscriberList>) -> FaceResponse {
-        let listener = subscribers.listen(ResultStreamKind::Messages).ok();
+        let listener = subscribers.listen(ResultStreamKind::Messages, &self.caller).ok();
         let addressee = self.addressee.clone();
         respond(OutcomeWait::new(self, Some(first), listener), addressee).await
     }

@@ -2,6 +2,7 @@
 //!
 //! A question goes out on one stream only (T-32): the newest that waits for the task's result, or after a grace period
 //! the session's own. If that stream ends before the answer has arrived, the next one gets the question under a new id.
+//! Streams of a session may have callers with different rights: those who may not read the task get nothing of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;
 use crate::face::session::SessionFaceState;
 use crate::task::reference::LoggedTask;
-use crate::task::{Caller, InputKey, Phase, Question, Task, TaskId, TaskKey};
+use crate::task::{CallOrigin, Caller, InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 
 /// A question's longest wait for a stream of `tasks/result` before it uses the session's own (T-32).
@@ -31,8 +32,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct TaskNotifier {
     shared: Arc<SessionFaceState>,
-    /// The caller that first asked about the task in the session.
-    caller: Caller,
     key: TaskKey,
     subscribers: Arc<SubscriberList>,
     shown: Option<StatusNotice>,
@@ -56,14 +55,12 @@ impl TaskNotifier {
     /// `shown` is the state that the client knows.
     pub(super) fn new(
         shared: Arc<SessionFaceState>,
-        caller: Caller,
-        id: TaskId,
+        key: TaskKey,
         subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
-        let key = caller.task(id);
         let shown = shown.map(|task| shared.tasks.codec().notice(task));
-        Self { shared, caller, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -74,7 +71,7 @@ impl TaskNotifier {
             loop {
                 // A stream that is opened after this is seen below.
                 opened.borrow_and_update();
-                let task = match shared.served.engine.look(&self.caller, self.key.id).await {
+                let task = match shared.served.engine.shown(&self.key).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {
@@ -114,7 +111,7 @@ impl TaskNotifier {
         self.subscribers.is_named(&related);
         self.withdraw(open, &related);
         self.show(task);
-        open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
+        open.iter().filter_map(|(key, question)| self.ask(*key, question, &related, &task.origin)).min()
     }
 
     /// Withdraws questions that need no answer any more, except answered ones.
@@ -138,14 +135,27 @@ impl TaskNotifier {
         let codec = self.shared.tasks.codec();
         let notice = codec.notice(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
-        if is_news && let Some(stream) = self.shared.open.streams.newest(self.subscribers.nonce()) {
+        if is_news
+            && let Some(stream) = self.shared.open.streams.newest(self.subscribers.nonce(), self.may_have(&task.origin))
+        {
             let _ = stream.try_send(codec.status_notification(task));
         }
         self.shown = Some(notice);
     }
 
+    /// Whether a stream's caller may have messages of the task.
+    fn may_have(&self, origin: &CallOrigin) -> impl Fn(&Caller) -> bool {
+        move |caller| self.shared.served.engine.may_read(caller, origin)
+    }
+
     /// Does nothing if the question is on an open stream.
-    fn ask(&mut self, key: InputKey, question: &Question, related: &RelatedTask) -> Option<Instant> {
+    fn ask(
+        &mut self,
+        key: InputKey,
+        question: &Question,
+        related: &RelatedTask,
+        origin: &CallOrigin,
+    ) -> Option<Instant> {
         let now = Instant::now();
         let old = match self.put.get(&key) {
             Some(put) if !put.stream.is_closed() => return None,
@@ -153,21 +163,22 @@ impl TaskNotifier {
             None => None,
         };
         let fresh = UndeliveredQuestion { any_from: now + GRACE, old };
-        let waiting = self.waiting.entry(key).or_insert(fresh);
-        let own =
-            |any_from| if now >= any_from { self.shared.open.streams.newest(self.subscribers.nonce()) } else { None };
-        let Some(stream) = self.subscribers.newest_result().or_else(|| own(waiting.any_from)) else {
-            return Some(waiting.any_from).filter(|any_from| *any_from > now);
+        let any_from = self.waiting.entry(key).or_insert(fresh).any_from;
+        let own = || self.shared.open.streams.newest(self.subscribers.nonce(), self.may_have(origin));
+        let own = || own().filter(|_| now >= any_from);
+        let Some(stream) = self.subscribers.newest_result(self.may_have(origin)).or_else(own) else {
+            return Some(any_from).filter(|any_from| *any_from > now);
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
         let Some(message) = related.question(key, question, &id) else {
             tracing::warn!(task = %LoggedTask(&self.key), "the client cannot be asked; the question stays open until the task ends");
             return None;
         };
-        let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
+        let old = self.waiting.get(&key).and_then(|waiting| waiting.old.clone());
+        let Ok(mut room) = stream.try_reserve_many(1 + usize::from(old.is_some())) else {
             return Some(now + AGAIN);
         };
-        let withdrawn = waiting.old.as_ref().map(|old| related.withdrawn(old));
+        let withdrawn = old.as_ref().map(|old| related.withdrawn(old));
         for (permit, message) in room.by_ref().zip(withdrawn.into_iter().chain([message])) {
             permit.send(message);
         }

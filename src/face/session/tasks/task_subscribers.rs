@@ -11,7 +11,7 @@ use crate::dialect::related_task::RelatedTask;
 use crate::engine::change_subscribers::WAITERS_MAX;
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
-use crate::task::{InputKey, TaskKey};
+use crate::task::{Caller, InputKey, TaskKey};
 use crate::wire::RequestId;
 
 #[derive(Debug, Default)]
@@ -121,7 +121,11 @@ impl SubscriberList {
         self.state.lock().nonce
     }
 
-    pub(super) fn listen(self: &Arc<Self>, kind: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
+    pub(super) fn listen(
+        self: &Arc<Self>,
+        kind: ResultStreamKind,
+        caller: &Caller,
+    ) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
             return Err(ResultStreamError::Closed);
@@ -132,23 +136,24 @@ impl SubscriberList {
         let (sender, messages) = mpsc::channel(MESSAGES_MAX);
         let number = state.next;
         state.next += 1;
+        let stream = StreamSender { number, sender, caller: caller.clone() };
         match kind {
-            ResultStreamKind::Messages => state.results.push(StreamSender { number, sender }),
-            ResultStreamKind::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
+            ResultStreamKind::Messages => state.results.push(stream),
+            ResultStreamKind::OutcomeAlone => state.quiet.push(stream),
         }
         self.bell.notify_one();
         Ok(ResultSubscriber { messages, number, subscribers: Arc::clone(self) })
     }
 
-    /// The newest stream of `tasks/result` (T-33).
-    pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
-        newest(&self.state.lock().results).map(|stream| stream.sender.clone())
+    /// The newest stream of `tasks/result` (T-33) whose caller may have a message.
+    pub(super) fn newest_result(&self, may_have: impl Fn(&Caller) -> bool) -> Option<mpsc::Sender<Bytes>> {
+        newest(&self.state.lock().results, may_have).map(|stream| stream.sender.clone())
     }
 
-    /// Sends a message that may be missed, on one stream (LEG-08).
-    pub(super) fn mention(&self, streams: &SessionStreams, message: Bytes) {
+    /// Sends a message that may be missed, on one stream (LEG-08) whose caller may have it.
+    pub(super) fn mention(&self, streams: &SessionStreams, may_have: impl Fn(&Caller) -> bool, message: Bytes) {
         if !self.state.lock().is_muted
-            && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.nonce()))
+            && let Some(stream) = self.newest_result(&may_have).or_else(|| streams.newest(self.nonce(), &may_have))
         {
             // A slow reader misses notifications, never questions.
             let _ = stream.try_send(message);
@@ -200,7 +205,7 @@ impl ResultSubscriber {
     /// `None` if another stream sends the progress (LEG-08), or the task was cancelled.
     pub(super) fn rising(&self) -> Option<SharedProgress> {
         let state = self.subscribers.state.lock();
-        let newest = newest(&state.results)?;
+        let newest = newest(&state.results, |_| true)?;
         if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
     }
 }

@@ -302,6 +302,10 @@ impl Endpoint for CombinedEndpoint {
         self.0.members.iter().any(|member| member.endpoint.forwards(header))
     }
 
+    fn exchanges_tokens(&self) -> bool {
+        self.0.members.iter().any(|member| member.endpoint.exchanges_tokens())
+    }
+
     fn allow(&self) -> HeaderValue {
         session_face::ALLOWED
     }

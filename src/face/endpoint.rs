@@ -146,6 +146,10 @@ impl Endpoint for UpstreamEndpoint {
         forwarding.has(header) || (*header == AUTHORIZATION && forwarding.is_per_client())
     }
 
+    fn exchanges_tokens(&self) -> bool {
+        self.served.settings.forwarding.exchanges_tokens()
+    }
+
     fn allow(&self) -> HeaderValue {
         session::ALLOWED
     }
@@ -244,6 +248,10 @@ impl Endpoint for ClosingEndpoint {
 
     fn forwards(&self, header: &HeaderName) -> bool {
         self.0.forwards(header)
+    }
+
+    fn exchanges_tokens(&self) -> bool {
+        self.0.exchanges_tokens()
     }
 
     fn allow(&self) -> HeaderValue {

@@ -173,6 +173,11 @@ pub trait Endpoint: Send + Sync {
         false
     }
 
+    /// Whether an upstream gets a credential in exchange for its clients' tokens.
+    fn exchanges_tokens(&self) -> bool {
+        false
+    }
+
     /// Whether a caller may use the path; others see an unknown path.
     fn is_for(&self, _caller: &Caller) -> bool {
         true

@@ -196,6 +196,10 @@ impl Endpoint for SseEndpoint {
         self.endpoint.forwards(header)
     }
 
+    fn exchanges_tokens(&self) -> bool {
+        self.endpoint.exchanges_tokens()
+    }
+
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("GET, POST")
     }

@@ -172,6 +172,11 @@ impl Dispatch {
         self.0.routes.find(path)
     }
 
+    /// Whether a token is needed behind a path, in exchange for a credential.
+    pub(super) fn exchanges_tokens(&self, path: &str) -> bool {
+        self.route(path).is_some_and(|route| route.endpoint.exchanges_tokens())
+    }
+
     /// The facts about a request's path that the guards need.
     pub(super) fn asked<'p>(&'p self, path: &'p str) -> AskedPath<'p> {
         self.asked_at(self.route(path), path)
@@ -211,7 +216,7 @@ impl DispatchState {
                 return refusal.answer(position);
             }
         };
-        caller.caller = caller.caller.at(|| endpoint.upstreams());
+        caller.caller = caller.caller.at(|| route.endpoint.upstreams());
         let posted = *request.method() == Method::POST;
         let body = if posted {
             match self.read(request.body_mut()).await {

@@ -148,7 +148,8 @@ impl Layers {
         match identity {
             Ok(Identity::Known(known)) => {
                 let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = known;
-                let exchanges = || self.dispatch.asked(request.uri().path()).forwards;
+                // Not where `Authorization` is forwarded: a removed upstream may still serve its tasks so.
+                let exchanges = || self.dispatch.exchanges_tokens(request.uri().path());
                 let is_exchanged = self.principal.takes_tokens() && exchanges();
                 let token = if is_exchanged { TokenUse::Exchange } else { TokenUse::Identity };
                 self.principal.withhold_keys(request.headers_mut(), token);

@@ -75,6 +75,10 @@ impl ForwardingRules {
         self.subjects.is_some() || self.has(&AUTHORIZATION)
     }
 
+    /// Whether clients' tokens are exchanged for credentials at the server.
+    pub const fn exchanges_tokens(&self) -> bool {
+        self.subjects.is_some()
+    }
     pub fn has(&self, name: &HeaderName) -> bool {
         self.names.contains(name)
     }

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
-use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time};
+use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite};
 use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, until};
 
 async fn acting() -> ScriptedServer {
@@ -309,4 +309,21 @@ async fn sec_49_messages_of_a_task_go_to_a_stream_whose_caller_may_read_it() {
     let read = narrow_stream.try_read(&mut rest).unwrap_or_default();
     narrow.push_str(&String::from_utf8_lossy(&rest[..read]));
     assert!(!narrow.contains(&task) && !narrow.contains("elicitation"), "{narrow}");
+}
+
+/// A reload that brings tokens, and removes a server to which clients' `Authorization` was forwarded.
+#[tokio::test]
+async fn sec_50_a_token_does_not_reach_a_removed_server() {
+    let (issuer, server) = (Issuer::new(), ScriptedServer::slow(async |seen, world| Some(polite(&seen, &world))).await);
+    let gone =
+        format!("[upstreams.gone]\nurl = \"{}\"\npath = \"/gone/mcp\"\nforward_authorization = true\n", server.url());
+    let keys = format!("mode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n");
+    let mut gate = Gate::behind(server, LISTEN, &(keys + &gone), "").await;
+    gate.admit(&issuer.auth());
+    let token = issuer.token(&["/gone/mcp"]);
+    let filter = json!({ "notifications": { "toolsListChanged": true } });
+    let (_, _stream) = gate.begin(&Ask::new(&token, "subscriptions/listen", filter).at("/gone/mcp")).await;
+    gate.server.world.first(|seen| seen.rpc() == "initialize").await;
+    let shown = gate.server.world.all(|seen| seen.header("authorization").is_some());
+    assert!(shown.is_empty(), "{shown:?}");
 }

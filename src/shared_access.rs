@@ -74,9 +74,8 @@ impl SharedAccess {
     pub fn upstreams_lost(&self, caller: &Caller, upstreams: Vec<Arc<str>>) -> impl Future<Output = ()> + Send + use<> {
         let (mut access, caller) = (self.0.subscribe(), caller.clone());
         async move {
-            let are_lost = |access: &Arc<AccessInForce>| {
-                !upstreams.iter().any(|upstream| access.has_upstream(&caller, upstream))
-            };
+            let are_lost =
+                |access: &Arc<AccessInForce>| !upstreams.iter().any(|upstream| access.has_upstream(&caller, upstream));
             // A dropped table withdraws nothing.
             if access.wait_for(are_lost).await.is_err() {
                 std::future::pending::<()>().await;

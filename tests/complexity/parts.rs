@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
 use taskgate::task::{
-    AccessItem, AccessRule, AccessRules, AccessVerdict, Caller, Claims, DecisionArguments,
-    ItemPatterns, Principal, PrincipalAccessTable, RuleItems, RuleWho,
+    AccessItem, AccessRule, AccessRules, AccessVerdict, Caller, Claims, DecisionArguments, ItemPatterns, Principal,
+    PrincipalAccessTable, RuleItems, RuleWho,
 };
 use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
 use taskgate::wire::envelope::read_batch;

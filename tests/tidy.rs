@@ -97,7 +97,7 @@ const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
 const CODE_LINES_MAX: usize = 87_300;
-const COMMENT_LINES_MAX: usize = 9_900;
+const COMMENT_LINES_MAX: usize = 10_000;
 const FILES_MAX: usize = 552;
 
 /// Names that stand for several types: a list that may only shrink.

@@ -30,7 +30,7 @@ enum CalledItem {
 impl CalledItem {
     fn of(request: &Request) -> Option<Self> {
         let name = |key| request.params.object()?.get_str(key).map(|name| Arc::from(&*name));
-        match request.method.as_str() {
+        match &*request.method {
             method::TOOLS_CALL => name("name").map(Self::Tool),
             method::PROMPTS_GET => name("name").map(Self::Prompt),
             method::RESOURCES_READ => name("uri").map(Self::Resource),

@@ -91,7 +91,9 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::task::{AccessRules, AccessVerdict, CredentialHolders, Principal, PrincipalAccess};
+    use crate::task::{
+        AccessItem, AccessRules, AccessVerdict, CredentialHolders, DecisionArguments, Principal, PrincipalAccess,
+    };
 
     fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
         let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };

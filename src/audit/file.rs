@@ -163,7 +163,7 @@ fn begun_with(path: &Path, line: &[u8]) -> io::Result<File> {
 
 /// A new name survives a power cut from then on. Some file systems cannot do that.
 fn sync_folder(path: &Path) {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
         tracing::debug!(%error, "the folder of the audit file was not synced");
     }

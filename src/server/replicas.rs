@@ -85,7 +85,7 @@ fn limits() -> ListenerLimits {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderName, HeaderValue, Request};
+    use http::{HeaderValue, Request};
 
     use super::*;
     use crate::face::session_owners::FORWARD;
@@ -103,8 +103,7 @@ mod tests {
         request.headers_mut().insert("authorization", value((32 << 10) - fixed + 1));
         assert_eq!(of_clients.check(&request), Err(Refusal::HeadTooLarge));
         request.headers_mut().insert("authorization", value((32 << 10) - fixed));
-        let forward: HeaderName = FORWARD;
-        request.headers_mut().insert(forward, value(IdKind::Forward.text_len_max()));
+        request.headers_mut().insert(FORWARD, value(IdKind::Forward.text_len_max()));
         assert_eq!(HeadGuard::new(limits()).check(&request), Ok(()));
     }
 }

@@ -119,7 +119,7 @@ pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 struct CombinedUpstreams {
     settings: CombinedSettings,
     /// Their names.
-    upstreams: Arc<[Arc<str>]>,
+    upstreams: Arc<Vec<Arc<str>>>,
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
@@ -152,7 +152,7 @@ impl CombinedEndpoint {
         let members: Vec<KnownMember> = members.into_iter().map(known).collect();
         let results = members.iter().map(|member| member.served.settings.result_bytes_max);
         let result_bytes_max = results.max().unwrap_or_default();
-        let upstreams = members.iter().map(|member| Arc::clone(member.served.upstream.name())).collect();
+        let upstreams = Arc::new(members.iter().map(|member| Arc::clone(member.served.upstream.name())).collect());
         Self(Arc::new(CombinedUpstreams {
             settings,
             upstreams,
@@ -294,7 +294,7 @@ impl Endpoint for CombinedEndpoint {
         self.0.common().engine.access().upstreams_lost(caller, upstreams).boxed()
     }
 
-    fn upstreams(&self) -> Arc<[Arc<str>]> {
+    fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
         Arc::clone(&self.0.upstreams)
     }
 

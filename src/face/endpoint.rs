@@ -34,7 +34,7 @@ pub struct UpstreamEndpoint {
     session: SessionFace,
     served: Arc<Served>,
     /// Its own name.
-    upstreams: Arc<[Arc<str>]>,
+    upstreams: Arc<Vec<Arc<str>>>,
     outcomes: RequestOutcomes,
     /// Set if clients log in at the server themselves.
     login: Option<ClientLogin>,
@@ -44,7 +44,7 @@ impl UpstreamEndpoint {
     pub fn new(served: Arc<Served>) -> Self {
         let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
         let outcomes = RequestOutcomes::of(served.upstream.name());
-        let upstreams = [Arc::clone(served.upstream.name())].into();
+        let upstreams = Arc::new(vec![Arc::clone(served.upstream.name())]);
         Self { stateless, session, served, upstreams, outcomes, login: None }
     }
 
@@ -132,7 +132,7 @@ impl Endpoint for UpstreamEndpoint {
         self.served.engine.access().has_upstream(caller, self.served.upstream.name())
     }
 
-    fn upstreams(&self) -> Arc<[Arc<str>]> {
+    fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
         Arc::clone(&self.upstreams)
     }
 
@@ -242,7 +242,7 @@ impl Endpoint for ClosingEndpoint {
         self.0.withheld_from(caller)
     }
 
-    fn upstreams(&self) -> Arc<[Arc<str>]> {
+    fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
         self.0.upstreams()
     }
 

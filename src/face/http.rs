@@ -184,7 +184,7 @@ pub trait Endpoint: Send + Sync {
     }
 
     /// The upstreams that the path serves: a token for the path is for these.
-    fn upstreams(&self) -> Arc<[Arc<str>]> {
+    fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
         Arc::default()
     }
 

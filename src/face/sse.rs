@@ -188,7 +188,7 @@ impl Endpoint for SseEndpoint {
         self.endpoint.is_for(caller)
     }
 
-    fn upstreams(&self) -> Arc<[Arc<str>]> {
+    fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
         self.endpoint.upstreams()
     }
 

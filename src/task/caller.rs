@@ -14,8 +14,9 @@ pub struct Caller {
     pub claims: Option<Arc<Claims>>,
     /// The end of the credential's validity: its streams end then.
     pub until: Option<Timestamp>,
-    /// The upstreams of the path that it asked, for a token: it is valid at that path (RFC 8707). `None` for other callers.
-    pub audience: Option<Arc<[Arc<str>]>>,
+    /// The upstreams of the path that it asked, for a token: it is valid at that path (RFC 8707). `None` for other callers. One pointer: the
+    /// future of each request has it.
+    pub audience: Option<Arc<Vec<Arc<str>>>>,
 }
 
 /// The claims of a credential beside its principal.
@@ -52,7 +53,7 @@ impl Caller {
 
     /// The same at a path of these upstreams.
     #[must_use]
-    pub fn at(self, upstreams: impl FnOnce() -> Arc<[Arc<str>]>) -> Self {
+    pub fn at(self, upstreams: impl FnOnce() -> Arc<Vec<Arc<str>>>) -> Self {
         let has_audience = self.claims.as_ref().is_some_and(|claims| claims.issuer.is_some());
         Self { audience: has_audience.then(upstreams), ..self }
     }

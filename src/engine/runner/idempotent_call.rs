@@ -19,9 +19,9 @@ use tokio::time::sleep;
 use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
-use crate::engine::TaskError;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
 use crate::engine::runner::row::outcome_for_client;
+use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
@@ -82,7 +82,10 @@ impl Runner {
             self.dialog.clients_mut().end(CallEnd::Misnamed).await;
             return Some(RunnerFlow::Stop);
         }
-        match self.engine.shown(&row.task.key).await {
+        // A large result is not kept beside the one that all answers share.
+        let key = row.task.key.clone();
+        drop(row);
+        match self.engine.shown(&key).await {
             Ok(task) => {
                 tracing::info!(task = %LoggedTask(&task.key), principal = %LoggedPrincipal(&task.key.owner), "a repeated call found its task");
                 if self.spec.is_held_by_key() {
@@ -167,6 +170,11 @@ impl Runner {
             return;
         }
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
+        if first.is_settled() {
+            let end = recorded_outcome(&engine, first).await;
+            return self.dialog.clients_mut().end(end).await;
+        }
+        drop(first);
         let unknown = |reason| Outcome::lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {
             return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
@@ -183,10 +191,7 @@ impl Runner {
                 }
             };
             if task.is_settled() {
-                let end = match engine.record_shown(&task) {
-                    Ok(()) => outcome_for_client(&engine, task).await,
-                    Err(fault) => CallEnd::Outcome(Outcome::lost(fault)),
-                };
+                let end = recorded_outcome(&engine, task).await;
                 return self.dialog.clients_mut().end(end).await;
             }
             let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);
@@ -270,5 +275,13 @@ impl Runner {
             }
         }
         Err(StoreError::Io(io::Error::other("the id is not free yet: its expired task was not removed")))
+    }
+}
+
+/// The outcome of a settled task for a client, which the audit names as its reader.
+async fn recorded_outcome(engine: &Arc<Engine>, task: Arc<Task>) -> CallEnd {
+    match engine.record_shown(&task) {
+        Ok(()) => outcome_for_client(engine, task).await,
+        Err(fault) => CallEnd::Outcome(Outcome::lost(fault)),
     }
 }

@@ -73,12 +73,15 @@ fn list_key(context: &CallContext) -> ListKey {
     (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
 }
 
+/// The methods and params of a server's notifications.
+type Notifications = broadcast::Receiver<(Arc<str>, Option<Payload>)>;
+
 #[derive(Debug)]
 pub struct ToolList {
     published: Arc<PublishedTools>,
     fetched_at: Instant,
     /// `None` once a change was heard: each later look is told of it, too.
-    changes: Mutex<Option<broadcast::Receiver<(Arc<str>, Option<Payload>)>>>,
+    changes: Mutex<Option<Notifications>>,
 }
 
 #[derive(Debug)]

@@ -89,6 +89,10 @@ type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
 /// Each method with what it is tried on.
 const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("get", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
+    ("look", Stage::Overdue, Then::GivenUp, |case| {
+        let caller = taskgate::task::Caller::of(case.key.owner.clone());
+        Box::pin(async move { drop(case.world.engine.look(&caller, case.key.id).await) })
+    }),
     ("shown", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
     ("held", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.held(&case.key).await) })),
     ("list", Stage::Overdue, Then::GivenUp, |case| {
@@ -172,6 +176,10 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     }),
     ("cancel", Stage::Asking, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.cancel(&case.key).await) })
+    }),
+    ("cancel_for", Stage::Running, Then::GivenUp, |case| {
+        let caller = taskgate::task::Caller::of(case.key.owner.clone());
+        Box::pin(async move { drop(case.world.engine.cancel_for(&caller, case.key.id).await) })
     }),
     ("cancel_for_operator", Stage::Running, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.cancel_for_operator(&case.key).await) })

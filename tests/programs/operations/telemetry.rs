@@ -60,7 +60,9 @@ async fn a_task_leaves_one_short_line_that_says_how_it_went() {
     let keys = "tasks.poll_interval = \"50ms\"\ntasks.grace = \"1s\"\n";
     folder.write(&format!("{}{keys}", block("reports", &worker.server)));
     let program = Program::serve(&folder).await;
-    let id = program.task("/reports/mcp", "k").await;
+    // Without a key, which would make the handle at once.
+    let call = Call::new("tools/call", &json!({"name": "work", "arguments": {"secret": "k"}}));
+    let id = call.send(program.clients, "/reports/mcp").await.json()["result"]["taskId"].take();
     worker.calls(1).await;
     for _ in 0..3 {
         assert_eq!(program.status("/reports/mcp", &id).await, "working");

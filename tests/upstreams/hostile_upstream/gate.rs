@@ -112,9 +112,9 @@ impl Gate {
             self.send(&Ask::session(row, Some(&session), &message)).await
         };
         let handle = ask("tools/call", json!({ "name": "t", "arguments": {}, "task": {} })).await;
-        match &handle.json()["result"]["task"]["taskId"] {
-            Value::Null => handle,
-            id => ask("tasks/result", json!({ "taskId": id })).await,
+        match handle.json()["result"]["task"]["taskId"].as_str() {
+            None => handle,
+            Some(id) => ask("tasks/result", json!({ "taskId": id })).await,
         }
     }
 

@@ -4,12 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use super::scan::{self, LocatedMembers, ScanError, ScanLimits};
-
-/// A text up to this length, such as an id, is copied together with the count of its clones.
-const SHORT_BYTES_MAX: usize = 24;
 
 /// One complete JSON value, kept as the bytes it arrived in. Clones share them.
 ///
@@ -115,12 +111,7 @@ impl Payload {
 
     /// Copies the text out of a larger buffer, so that keeping a small payload does not keep a large body alive.
     pub fn detached(&self) -> Self {
-        let text = match self.text.len() {
-            // One allocation for the text and its count; a copied vector takes another one with the first clone.
-            0..=SHORT_BYTES_MAX => Bytes::from_owner(SmallVec::<[u8; SHORT_BYTES_MAX]>::from_slice(&self.text)),
-            _ => Bytes::copy_from_slice(&self.text),
-        };
-        Self { text, is_exact: true, members: None }
+        Self { text: Bytes::copy_from_slice(&self.text), is_exact: true, members: None }
     }
 
     /// Whether keeping the text surely keeps nothing else in memory.

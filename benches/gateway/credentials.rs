@@ -27,8 +27,8 @@ const BUDGET: f64 = 1.15;
 /// Who sends a request, or what else its gateway does with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// At a gateway that asks for no credential.
-    Nobody,
+    /// A client without credential, at a gateway that asks for none.
+    Anonymous,
     ApiKey,
     /// One token over and over.
     RememberedToken,
@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether the gateway of [`Kind::ApiKey`] serves it, too.
     pub(crate) fn is_served_with_keys(self) -> bool {
-        !matches!(self, Self::Nobody | Self::Audited)
+        !matches!(self, Self::Anonymous | Self::Audited)
     }
 
     /// Whether a request is of use once.
@@ -52,7 +52,7 @@ impl Kind {
     }
 }
 
-/// What is asked.
+/// The request that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Call,
@@ -87,12 +87,12 @@ impl Row {
 }
 
 pub(crate) const ROWS: [Row; 9] = [
-    Row::of("session call in the pipe without credential", Way::Call, Kind::Nobody),
+    Row::of("session call in the pipe without credential", Way::Call, Kind::Anonymous),
     Row::of("session call in the pipe with a remembered token", Way::Call, Kind::RememberedToken).within(BUDGET),
     Row::of("session call in the pipe with new tokens", Way::Call, Kind::NewTokens),
     Row::of("session call in the pipe with proofs", Way::Call, Kind::Proofs),
     Row::of("session call in the pipe with the audit", Way::Call, Kind::Audited).within(BUDGET),
-    Row::of("tasks/get without credential", Way::Poll, Kind::Nobody),
+    Row::of("tasks/get without credential", Way::Poll, Kind::Anonymous),
     Row::of("tasks/get with a remembered token", Way::Poll, Kind::RememberedToken).within(BUDGET),
     Row::of("tasks/get with new tokens", Way::Poll, Kind::NewTokens),
     Row::of("tasks/get with proofs", Way::Poll, Kind::Proofs),
@@ -129,9 +129,9 @@ impl Login {
     /// The configuration of the gateway that a kind of client calls.
     pub(crate) fn config(&self, upstream: SocketAddr, kind: Kind) -> String {
         let store = format!("store.kind = \"memory\"\npublic_url = \"{PUBLIC}\"");
-        let config = config_text(upstream, if kind == Kind::Nobody { "store.kind = \"memory\"" } else { &store });
+        let config = config_text(upstream, if kind == Kind::Anonymous { "store.kind = \"memory\"" } else { &store });
         match kind {
-            Kind::Nobody => config,
+            Kind::Anonymous => config,
             Kind::Audited => format!("{config}{}{}", self.auth(), self.audit()),
             Kind::ApiKey | Kind::RememberedToken | Kind::NewTokens | Kind::Proofs => config + &self.auth(),
         }
@@ -175,7 +175,7 @@ impl Login {
         let audiences = [PLAIN, TASKS].map(|path| format!("{PUBLIC}{path}"));
         let claims = json!({ "iss": ISSUER, "sub": "ada", "aud": audiences, "exp": now() + 3_600, "scope": "mcp" });
         match kind {
-            Kind::Nobody => String::new(),
+            Kind::Anonymous => String::new(),
             Kind::ApiKey | Kind::Audited => format!("Authorization: Bearer {API_KEY}\r\n"),
             Kind::RememberedToken => {
                 let token = self.remembered.get_or_init(|| self.issuer.token(&claims));

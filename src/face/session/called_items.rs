@@ -84,7 +84,8 @@ impl CalledItems {
         }
         let (CalledItem::Tool(name) | CalledItem::Prompt(name) | CalledItem::Resource(name)) = &item;
         if name.len() > NAME_BYTES_MAX || session.items.len() >= OF_SESSION_MAX {
-            session.has_more = true;
+            // Counted as an item, so that sessions with such names alone are bounded, too.
+            known.count += usize::from(!std::mem::replace(&mut session.has_more, true));
             return;
         }
         session.items.insert(item);
@@ -101,7 +102,8 @@ impl CalledItems {
 
     pub(super) fn forget(&self, nonce: u128) {
         let mut known = self.0.lock();
-        let removed = known.by_session.remove(&nonce).map_or(0, |session| session.items.len());
+        let removed =
+            known.by_session.remove(&nonce).map_or(0, |session| session.items.len() + usize::from(session.has_more));
         known.count -= removed;
     }
 }
@@ -109,7 +111,8 @@ impl CalledItems {
 impl SessionFaceState {
     /// Notes an item whose events the server may keep.
     pub(super) fn note_called(&self, session: &ClientSession, request: &Request) {
-        if session.is_bridged() || session.is_for_one_request() {
+        // A client without a credential has no right that could be withdrawn.
+        if session.is_bridged() || session.is_for_one_request() || !session.own.caller.has_credential() {
             return;
         }
         if let Some(item) = CalledItem::of(request) {
@@ -160,9 +163,17 @@ mod tests {
     }
 
     #[test]
+    fn sessions_whose_items_are_too_long_to_keep_are_bounded() {
+        let (items, long) = (CalledItems::new(BEGAN), tool(&"x".repeat(NAME_BYTES_MAX + 1)));
+        (0..=ITEMS_MAX as u128).for_each(|nonce| items.note(nonce, long.clone(), BEGAN));
+        assert!(items.0.lock().by_session.len() <= ITEMS_MAX);
+    }
+
+    #[test]
     fn sessions_that_were_forgotten_for_room_are_unknown() {
         let items = CalledItems::new(BEGAN);
         (0..=ITEMS_MAX as u128).for_each(|nonce| items.note(nonce, tool("a"), BEGAN));
+        assert!(items.0.lock().by_session.len() <= ITEMS_MAX);
         assert!(!items.all(0, BEGAN, |_| true), "it was forgotten");
         assert!(!items.all(ITEMS_MAX as u128, BEGAN, |_| true), "it may have called more before");
         assert!(items.all(1 << 64, Timestamp::from_millis(1_001), |_| true), "it was opened afterwards");

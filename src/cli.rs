@@ -97,8 +97,8 @@ enum CliCommand {
     Serve(ServeArguments),
     /// Serves a program under development: restarts it when its files change, and shows its calls and output.
     ///
-    /// Serves it as `taskgate serve -- COMMAND` does. A line each shows calls with their arguments, responses, progress, log
-    /// lines, questions, standard error, and the program's start and end. A call that runs when a file changes fails. A program that
+    /// Serves it as `taskgate serve -- COMMAND` does. Each line shows one event: a call with its arguments, a response, progress, a log
+    /// line, a question, standard error, or the program's start or end. A call that runs when a file changes fails. A program that
     /// cannot start is started again at the next change.
     #[command(
         after_long_help = SERVE_EXIT_CODES,
@@ -110,12 +110,12 @@ enum CliCommand {
     ///
     /// With --as and --can it prints the line that decides whether a caller may use a tool, and what it decides.
     ///
-    /// Exit codes: 0; 1 if --can names what the caller may not use; 64 for a mistake in the command line or in the file.
+    /// Exit codes: 0; 1 if the caller may not use the item of --can; 64 for a mistake in the command line or in the file.
     Check(CheckArguments),
-    /// Turns the JSON in which a host names its servers into a configuration.
+    /// Converts a desktop host's JSON with its servers into a configuration.
     ///
-    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), comments and all. The values of `env` and
-    /// headers go into a file of variables beside the configuration; both files are their owner's alone (mode 0600). Settings that
+    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), also with comments. The values of `env` and
+    /// headers go into a file of variables beside the configuration; only their owner can read the two files (mode 0600). Settings that
     /// are not carried over are listed on standard error.
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file.
@@ -123,13 +123,13 @@ enum CliCommand {
     /// Wraps the servers of a desktop host: it then starts `taskgate wrap` in front of each.
     ///
     /// Without HOST it lists the hosts on this machine with their servers. It shows the difference, asks, and keeps a copy of the
-    /// file beside it; comments, order and spaces stay. `taskgate uninstall` gives the first file back.
+    /// file beside it; comments, order and spaces stay. `taskgate uninstall` restores the original file.
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file, or if the file cannot be changed.
     Install(install::InstallArguments),
     /// Unwraps the servers of a desktop host, or of all hosts.
     ///
-    /// If nothing else was changed, the file gets its first bytes back; otherwise only the servers are changed.
+    /// If nothing else was changed, the original file is restored byte for byte; otherwise only the servers are changed.
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file, or if the file cannot be changed.
     Uninstall(install::InstallArguments),

@@ -14,13 +14,13 @@ use crate::console;
 pub(super) enum AuditCommand {
     /// Checks that each line follows the one before, and names the first that does not. Changes nothing.
     ///
-    /// A chain shows that lines were changed, removed or moved, by a program that did not compute all later digests anew. For that,
-    /// compare with an anchor file, or with the digest that an earlier run printed.
+    /// A chain reveals changed, removed and moved lines, unless all later digests were computed anew. To detect that too, compare
+    /// the files with an anchor file, or with the digest that an earlier run printed.
     Verify {
-        /// The digests that `audit.anchor` has of the same chain.
+        /// The file of `audit.anchor`, with digests of the same chains.
         #[arg(long, value_name = "FILE")]
         anchor: Option<PathBuf>,
-        /// The files need not begin with the first line of their chain: earlier files are elsewhere.
+        /// Accept files that do not begin with the first line of their chain, because earlier files are elsewhere.
         #[arg(long)]
         partial: bool,
         /// The audit files, in the order in which they were written.

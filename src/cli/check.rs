@@ -42,7 +42,7 @@ struct AccessQuestion {
     /// The kind of the item in --can.
     #[arg(long, value_enum, default_value = "tool", requires = "can")]
     kind: AccessKind,
-    /// The arguments of the call as a JSON object. Without them, some arguments have to be allowed.
+    /// The arguments of the call as a JSON object. Without them, the answer is yes if some arguments are allowed.
     #[arg(long, value_name = "JSON", requires = "can")]
     arguments: Option<String>,
 }

@@ -23,10 +23,10 @@ pub(super) struct DevArguments {
     /// Keep tasks and their results in this folder instead of taskgate-data.
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. Without it 8080 is taken, or a free one.
+    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. The default is 8080, or a free port.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// The server's program and its arguments. It gets the environment that this program was given.
+    /// The server's program and its arguments. It gets this program's environment.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -8,7 +8,7 @@ use super::admin_client::{AdminAnswer, AdminClient, AdminRequestError, TOKEN_VAR
 use super::{refuse, say};
 use crate::cause::CauseChain;
 
-/// Where the gateway answers.
+/// The gateway to ask.
 #[derive(Debug, clap::Args)]
 pub(super) struct HealthArguments {
     /// The address of the gateway's admin listener, or of its [metrics] listener.

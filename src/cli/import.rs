@@ -25,7 +25,7 @@ const MISTAKES_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ImportArguments {
-    /// The JSON in which a host names its servers; comments may stand in it. `-` reads standard input.
+    /// A host's JSON with its servers, also with comments; `-` reads standard input.
     #[arg(value_name = "HOST.json")]
     file: PathBuf,
     /// The configuration to write. The values of `env` and headers, if there are any, go into a file beside it, with `.env`

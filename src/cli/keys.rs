@@ -13,7 +13,7 @@ use crate::server::api_keys::ApiKey;
 /// The operations on keys.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum KeysCommand {
-    /// Makes a key, which is shown this once, on stderr; the block for the configuration goes to stdout.
+    /// Makes a key, and prints it once, on stderr; the block for the configuration goes to stdout.
     New {
         /// The principal of the key, which owns tasks and has limits.
         id: String,

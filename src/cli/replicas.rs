@@ -12,7 +12,7 @@ use super::printable::{printable, printable_json};
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(super) enum ReplicasCommand {
-    /// All gateways that share the store, as this one sees them; for a day also gateways that ended.
+    /// Lists the gateways that share the store, as the asked gateway sees them; for a day also those that ended.
     List {
         /// Print a JSON list.
         #[arg(long)]
@@ -20,9 +20,9 @@ pub(super) enum ReplicasCommand {
     },
     /// Removes the row of a dead gateway before its day is over.
     ///
-    /// Only a gateway that was declared dead, and that no task names any more: others take its tasks over within seconds. If it
-    /// was paused and continues later, it finds its row gone, takes the database for one that lost acknowledged writes,
-    /// and ends with 74.
+    /// The gateway must have been declared dead, and hold no task: others take its tasks over within seconds. A gateway that
+    /// was only paused finds no row when it continues, concludes that the database lost acknowledged writes, and exits with
+    /// 74.
     Forget {
         /// Its `replica.name`.
         name: String,

@@ -24,10 +24,10 @@ pub(super) struct ServeArguments {
     upstream: Vec<String>,
     #[command(flatten)]
     options: ServerOptions,
-    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. Without it 8080 is taken, or a free one.
+    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. The default is 8080, or a free port.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// A server that is a program, and its arguments. It gets the environment that this program was given.
+    /// A server that is a program, and its arguments. It gets this program's environment.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -138,7 +138,7 @@ pub(super) struct ServerOptions {
     /// Send the server the bearer token in this environment variable.
     #[arg(long, value_name = "VAR")]
     pub(super) key_env: Option<String>,
-    /// Send the server this header with every request; may be repeated. Other users of this machine see it: give a secret
+    /// Send the server this header with every request; may be repeated. Other users of this machine can see it: give a secret
     /// by --key-env, or in a file.
     #[arg(long, value_name = "NAME: VALUE")]
     pub(super) header: Vec<String>,

@@ -20,15 +20,15 @@ pub(super) enum StoreCommand {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Copies a store with its sealing key into another folder, as it is at one moment; a gateway may have it open.
+    /// Copies a store with its sealing key into another folder, in a consistent state; a gateway may have it open.
     ///
-    /// A gateway that is started on the copy later lacks the tasks that were made since. Calls that had not ended at that moment
-    /// are treated as after a crash at that moment. The copy holds arguments, results and a key: treat it as a secret.
+    /// A gateway that starts on the copy lacks later tasks. It treats calls that were in progress at the time of the copy as
+    /// after a crash. The copy holds arguments, results and a key: treat it as a secret.
     Backup {
         /// The store's folder, `store.path` of the configuration.
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-        /// The folder of the copy. It is created, or has no file of a store yet.
+        /// The folder of the copy: a new one, or one without files of a store.
         #[arg(value_name = "TO")]
         to: PathBuf,
     },

@@ -22,7 +22,7 @@ const ID_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum TaskSubcommand {
-    /// The state of a task.
+    /// Shows the state of a task.
     Get {
         #[command(flatten)]
         handle: HandleArguments,
@@ -37,7 +37,7 @@ pub(super) enum TaskSubcommand {
         #[command(flatten)]
         following: FollowArguments,
     },
-    /// The result of a task that has ended.
+    /// Prints the result of a task that has ended.
     Result {
         #[command(flatten)]
         handle: HandleArguments,
@@ -52,14 +52,14 @@ pub(super) enum TaskSubcommand {
         #[arg(long)]
         json: bool,
     },
-    /// Your tasks, where the server lists them: with the tasks of 2025-11-25. The extension of 2026-07-28 has no list.
+    /// Lists your tasks at a server with tasks of 2025-11-25; the extension of 2026-07-28 has no list.
     List {
         #[command(flatten)]
         server: ServerArguments,
         /// The tasks of 2025-11-25 are the only ones that can be listed.
         #[arg(long, value_enum)]
         flavour: Option<Flavour>,
-        /// The most tasks that are shown.
+        /// The largest number of tasks to show.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
         /// Print the tasks as the server has them, as a JSON list.

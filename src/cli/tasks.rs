@@ -18,7 +18,7 @@ const LOOKS_MAX: usize = 10_000;
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum TasksCommand {
-    /// The newest tasks.
+    /// Lists the newest tasks.
     List {
         /// Only tasks of this upstream.
         #[arg(long, value_name = "NAME")]
@@ -32,25 +32,25 @@ pub enum TasksCommand {
         /// Only tasks that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
         #[arg(long)]
         reason: Option<String>,
-        /// The most tasks that are shown.
+        /// The largest number of tasks to show.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
         /// Print a JSON list.
         #[arg(long)]
         json: bool,
     },
-    /// One task.
+    /// Shows one task.
     Show {
-        /// Its reference, or its id as a client has it.
+        /// The task's reference, or its id.
         #[arg(value_name = "REF|ID")]
         reference: String,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Cancels a task, as its client could.
+    /// Cancels a task, as its client can.
     Cancel {
-        /// Its reference, or its id as a client has it.
+        /// The task's reference, or its id.
         #[arg(value_name = "REF|ID")]
         reference: String,
     },

@@ -14,17 +14,17 @@ pub(super) struct WrapArguments {
     #[command(flatten)]
     options: ServerOptions,
     /// For clients without tasks: "hold" holds their calls open, "tools" answers a call that outlives --grace with
-    /// a text that names its task, and offers tools that go on from there.
+    /// a text that names its task, and offers tools that continue with the task.
     #[arg(long, value_name = "WAY", default_value = "hold", value_parser = fallback)]
     fallback: FallbackPolicy,
-    /// The server's address, for one that is reached over HTTP.
+    /// The address of a server over HTTP.
     #[arg(long, value_name = "URL", conflicts_with = "command")]
     url: Option<String>,
-    /// A configuration with the servers as `upstreams`, for several of them or for rules that hold for single tools. Of it
-    /// `endpoints`, `store` and `limits` apply, too. It replaces the other options.
+    /// A configuration with `upstreams`, for several servers or for rules of single tools. Its `endpoints`, `store` and `limits`
+    /// apply, too. It replaces the other options.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ServerOptions", "fallback", "url", "command"])]
     config: Option<PathBuf>,
-    /// The server's program and its arguments. It gets the environment that this program was given.
+    /// The server's program and its arguments. It gets this program's environment.
     #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["url", "config"])]
     command: Vec<String>,
 }

@@ -12,7 +12,7 @@ use super::read_table;
 keys! {
     /// `[[auth.rules]]`. The first rule that fits decides.
     struct RawAccessRuleValues {
-        /// The upstreams that the rule is about. A pattern stands for the upstreams of the file that it matches.
+        /// The upstreams that the rule is about. A pattern means the configured upstreams that it matches.
         reload upstreams: Vec<LocatedValue<String>> = read_some(&UPSTREAM_PATTERN), shown "every upstream";
         /// The tools that the rule is about, by their names at the upstream's own path. A rule without `tools`, `prompts`
         /// and `resources` is about everything; a rule with one of them, about nothing else.
@@ -21,7 +21,7 @@ keys! {
         reload prompts: Vec<LocatedValue<String>> = read_some(&PROMPT_PATTERN);
         /// As `tools`, for URIs of resources, and of resource templates as they are written.
         reload resources: Vec<LocatedValue<String>> = read_some(&RESOURCE_PATTERN);
-        /// Members of a call's `arguments` that must be texts and match, all of them. Makes a rule about tools alone.
+        /// Members of a call's `arguments`: each must be a text that matches. The rule is then about tools alone.
         reload arguments: NamedLists = named_lists(&ARGUMENT_PATTERN);
         /// `true`: a caller that the rule fits may use the item. `false`: it may not.
         reload allow: bool = flag();

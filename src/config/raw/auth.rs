@@ -135,7 +135,7 @@ keys! {
         /// The same in all blocks of one `id`.
         /// A table has a list for each upstream: of other upstreams, the principal can use no tool.
         reload tools: ListOrTable = list_or_table(&PATTERN), shown "every tool";
-        /// Tools that the principal can not use, as a list or as a table. The same in all blocks of one `id`.
+        /// Tools that the principal cannot use, as a list or as a table. The same in all blocks of one `id`.
         reload deny: ListOrTable = list_or_table(&PATTERN);
         /// Scopes for rules and for the `scopes` of tools.
         reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);

@@ -15,18 +15,18 @@ keys! {
         /// Unsettled tasks of all principals together. Further ones are refused (`too_many_tasks`).
         reload tasks_max: u32 = count(1), default 100_000;
         /// All tasks in the store, settled ones included; each counts as at least 1 KiB. A full store refuses new tasks
-        /// (`store_full`) and drops none: the result of a task that was taken is stored above the bound, at most
+        /// (`store_full`) and drops none: the result of an accepted task is stored even above the bound, at most
         /// `result_bytes_max` for each. With `kind = "memory"` the default is 1 GiB, and a result that would take the
         /// store a quarter above its bound is dropped (`failed`, `store_full`).
         restart stored_bytes_max: usize = read(&SIZE), shown "`\"8GiB\"`";
         /// Bytes of responses to all clients, from a server's first byte until the client has the last. Above it the
         /// gateway stops reading from servers and refuses new requests (`answers_full`). One more request may always be
-        /// in progress. Responses of at most 64 KiB, and responses that are forwarded chunk by chunk, are not counted. A
-        /// server over stdio or HTTP+SSE is read no further meanwhile, so that its other calls in that process or
-        /// stream wait too, a minute at most for each response that finds no room: then its call ends with `executed:
-        /// "yes"`. A client that takes less than 1 KiB/s for 30 s is cut off, and over HTTP/2 a stream that has no room
-        /// for a piece of at most 16 KiB within 30 s. Two principals that read a little faster can keep all the bytes for
-        /// hours: small responses pass, and large ones of others one after another.
+        /// in progress. Responses of at most 64 KiB, and responses that are forwarded chunk by chunk, are not counted.
+        /// Above the bound a server over stdio or HTTP+SSE is not read at all, so other calls in the same process or
+        /// stream wait too. A response waits for room for a minute at most; then its call ends with `executed: "yes"`.
+        /// The gateway disconnects a client that reads less than 1 KiB/s for 30 s; over HTTP/2 it resets a stream
+        /// without room for a piece of at most 16 KiB within 30 s. Two principals that read a little faster can occupy
+        /// all the bytes for hours; small responses of others still pass, and large ones one after another.
         reload answer_bytes_max: usize = read(&SIZE), default "128MiB";
         /// Connections from clients at one time. The gateway reduces it if the limit on open files is too low, and logs
         /// that.

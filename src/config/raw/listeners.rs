@@ -75,8 +75,8 @@ keys! {
 keys! {
     /// The token of one operator: `[[admin.tokens]]`
     struct RawAdminToken {
-        /// A file with one token and nothing else, written like an API key: `tg_ID_SECRET` with at least 128 bits. It
-        /// comes as `Authorization: Bearer …`; `taskgate tasks`, `replicas` and `health` take it from
+        /// A file with one token and nothing else, written like an API key: `tg_ID_SECRET` with at least 128 bits.
+        /// Operators send it as `Authorization: Bearer …`; `taskgate tasks`, `replicas` and `health` take it from
         /// `TASKGATE_ADMIN_TOKEN`. With tokens any `Host` is served.
         reload file: PathBuf = require(&KEY_FILE), bounds "owner alone";
         /// `"read"` reads everything on the admin listener; `"act"` also cancels tasks and forgets dead replicas.

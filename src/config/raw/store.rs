@@ -82,8 +82,8 @@ keys! {
         /// How long a write may take. After that its result is unknown: the client gets `store_failed`, and a new task
         /// that may have been stored is removed, unless another replica has given out its handle.
         restart write_max: Duration = read(&DURATION_NOT_ZERO), default "5s", bounds "`\"1ms\"` to `\"60s\"`";
-        /// The longest age of the proof that rows which a server shows are durable, when a read is served. `"0s"`: a
-        /// proof after each read.
+        /// The longest age, at a read, of the last proof that the server's rows are durable. `"0s"`: a proof after each
+        /// read.
         restart read_trust: Duration = read(&DURATION), default "1s", bounds "`\"0s\"` to `\"3650d\"`";
         /// Accepts a [database that lost data](docs/replicas.md#a-database-that-lost-data) at the start. The replica that
         /// refuses it names the value.

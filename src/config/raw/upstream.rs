@@ -122,11 +122,11 @@ keys! {
         reload proxy_credentials_file: PathBuf = read(&KEY_FILE);
         /// Headers of a client's request that are forwarded with the upstream request that it causes. With `url` alone.
         reload forward_headers: Vec<HeaderName> = read_all(&FORWARDED_HEADER), default [], bounds "no credentials, cookies, connection or MCP headers";
-        /// `true`: the client's `Authorization` is forwarded. For a gateway and a server that are one resource. The
-        /// server's 401 and 403 reach the client, which logs in there ([OAuth](docs/oauth.md)). On loopback without keys,
-        /// the credential is the owner of tasks; requests without one are anonymous. Sessions that the gateway opens
-        /// for a client carry it too. A key of the gateway's is never forwarded: its clients [send
-        /// both](docs/teams.md#with-a-servers-own-login).
+        /// `true`: the client's `Authorization` is forwarded. Set it only if a token for the gateway may also be a
+        /// token for the server. The server's 401 and 403 reach the client, which logs in there
+        /// ([OAuth](docs/oauth.md)). On loopback without keys, the credential is the owner of tasks; requests without
+        /// one are anonymous. Sessions that the gateway opens for a client carry it too. A key of the gateway's is
+        /// never forwarded: its clients [send both](docs/teams.md#with-a-servers-own-login).
         reload forward_authorization: bool = flag(), default false;
     }
 }
@@ -150,7 +150,7 @@ keys! {
         reload stderr: StderrUse = word(STDERR_USES), default "never";
         /// The program's environment variables. From the gateway's environment it gets only `PATH`, `HOME` and `LANG`.
         reload env: NamedTexts<String> = texts(&ENV_VALUE), bounds "names without `=`, at most 256 bytes";
-        /// The same, read from files at each start of a process; a line break at the end is left out.
+        /// As `env`, with values that are read from files at each start of a process, without a line break at the end.
         reload env_files: NamedTexts<PathBuf> = texts(&ENV_FILE), bounds "as `env`";
     }
 }
@@ -295,7 +295,7 @@ keys! {
         reload rename: String = read(&NEW_NAME), bounds "at most one `*`, no `?`";
         /// Scopes that a caller needs for these tools, all of them, besides a rule that allows the call.
         reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
-        /// `true`: clients neither see nor call these tools, by the server's own names.
+        /// `true`: clients can neither list nor call these tools. `match` is then the server's own name.
         reload hide: bool = flag(), default false;
         /// `true`, with `command` alone: each call has a separate process. The processes count for `processes_max`; a
         /// call waits up to 30 s for one.

@@ -10,6 +10,8 @@ mod connection_permits;
 pub mod dedicated_process;
 mod request_ids;
 mod stateless;
+#[cfg(test)]
+mod tests;
 
 use std::any::Any;
 use std::collections::HashMap;

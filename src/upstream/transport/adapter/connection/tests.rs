@@ -5,7 +5,6 @@ use std::num::NonZeroUsize;
 use async_trait::async_trait;
 use futures_util::poll;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::*;
@@ -13,34 +12,16 @@ use crate::shared_limits::SharedLimits;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SESSION_ID;
 use crate::upstream::transport::StreamableAdapter as _;
-use crate::upstream::transport::adapter::{MessageTransport, TransportAdapter};
+use crate::upstream::transport::adapter::TransportAdapter;
+use crate::upstream::transport::adapter::tests::SpeakingTransport;
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::method;
 
-/// A server that says what it is given, and takes calls once they are released.
-#[derive(Debug)]
-struct SlowTransport {
-    said: Mutex<Option<mpsc::Receiver<Bytes>>>,
-    sender: Arc<SlowSender>,
-}
-
+/// Sends calls once they are released.
 #[derive(Debug, Default)]
 struct SlowSender {
     taken: Mutex<Vec<Value>>,
     takes_calls: CancellationToken,
-}
-
-struct SpeakingReceiver(mpsc::Receiver<Bytes>);
-
-#[async_trait]
-impl MessageTransport for SlowTransport {
-    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
-        let said = self.said.lock().take().unwrap();
-        Ok(ConnectionEnds {
-            sender: Arc::<SlowSender>::clone(&self.sender),
-            receiver: Box::new(SpeakingReceiver(said)),
-        })
-    }
 }
 
 #[async_trait]
@@ -56,16 +37,6 @@ impl MessageSender for SlowSender {
     }
 
     async fn close(&self) {}
-}
-
-#[async_trait]
-impl MessageReceiver for SpeakingReceiver {
-    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
-        match self.0.recv().await {
-            Some(text) => Ok(text),
-            None => std::future::pending().await,
-        }
-    }
 }
 
 fn text(message: &Value) -> Bytes {
@@ -85,10 +56,9 @@ async fn what_a_server_says_before_it_has_a_call_does_not_take_the_call_back() {
         json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": { "level": "info", "data": "up" } }),
         json!({ "jsonrpc": "2.0", "id": "q", "method": "roots/list" }),
     ] {
-        let (say, said) = mpsc::channel(8);
         let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let sender = Arc::new(SlowSender::default());
-        let wire = SlowTransport { said: Mutex::new(Some(said)), sender: Arc::clone(&sender) };
+        let (wire, say) = SpeakingTransport::new(Arc::<SlowSender>::clone(&sender));
         let adapter = TransportAdapter::new(
             Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
             Box::new(wire),

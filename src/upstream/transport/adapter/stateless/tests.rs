@@ -14,6 +14,7 @@ use crate::task::PrincipalLimitTable;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::transport::StreamableAdapter as _;
+use crate::upstream::transport::adapter::tests::SpeakingTransport;
 use crate::upstream::transport::adapter::{
     ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport,
 };
@@ -155,31 +156,6 @@ async fn nobody_waits_for_another_principals_connection() {
     scope.stop.cancel();
 }
 
-/// Says what it is given.
-#[derive(Debug)]
-struct SpeakingTransport(parking_lot::Mutex<Option<tokio::sync::mpsc::Receiver<Bytes>>>);
-
-struct SpeakingReceiver(tokio::sync::mpsc::Receiver<Bytes>);
-
-#[async_trait]
-impl MessageTransport for SpeakingTransport {
-    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
-        let sender = RecordingSender { number: 0, heard: RecordedMessages::default() };
-        let said = self.0.lock().take().unwrap();
-        Ok(ConnectionEnds { sender: Arc::new(sender), receiver: Box::new(SpeakingReceiver(said)) })
-    }
-}
-
-#[async_trait]
-impl MessageReceiver for SpeakingReceiver {
-    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
-        match self.0.recv().await {
-            Some(text) => Ok(text),
-            None => std::future::pending().await,
-        }
-    }
-}
-
 fn large_answer(id: usize) -> Bytes {
     json!({ "jsonrpc": "2.0", "id": id, "result": { "x": "x".repeat(1 << 20) } }).to_string().into()
 }
@@ -190,11 +166,12 @@ async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_
     use http_body_util::BodyExt as _;
 
     let table = PrincipalLimitTable { answer_bytes_max: 7 << 19, ..PrincipalLimitTable::default() };
-    let (say, said) = tokio::sync::mpsc::channel(8);
+    let sender = RecordingSender { number: 0, heard: RecordedMessages::default() };
+    let (wire, say) = SpeakingTransport::new(Arc::new(sender));
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let stand = TransportAdapter::new(
         Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
-        Box::new(SpeakingTransport(parking_lot::Mutex::new(Some(said)))),
+        Box::new(wire),
         NonZeroUsize::new(8).unwrap(),
         SharedLimits::new(Arc::new(table)),
         scope.clone(),

@@ -188,22 +188,39 @@ async fn sec_35_two_writers_of_one_file_are_refused() {
     }
 }
 
+/// A gateway that anchors its audit file.
+struct AnchoredGateway {
+    audit: Audit,
+    anchors: PathBuf,
+    folder: Folder,
+    program: Program,
+    _anchor_folder: TempDir,
+    _server: ScriptedServer,
+}
+
+impl AnchoredGateway {
+    async fn new() -> Self {
+        let (anchor_folder, server) = (tempfile::tempdir().unwrap(), echo().await);
+        let anchors = anchor_folder.path().join("audit.anchor");
+        let audit = Audit::new(&format!("anchor = \"{}\"", anchors.display()));
+        let folder = Folder::with(&audit.keys);
+        folder.write(&block("up", &server));
+        let program = Program::serve(&folder).await;
+        Self { audit, anchors, folder, program, _anchor_folder: anchor_folder, _server: server }
+    }
+}
+
 /// By rename and SIGHUP, as logrotate does it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_under_load_keeps_the_chain() {
-    let anchor = tempfile::tempdir().unwrap();
-    let anchors = anchor.path().join("audit.anchor");
-    let audit = Audit::new(&format!("anchor = \"{}\"", anchors.display()));
-    let server = echo().await;
-    let folder = Folder::with(&audit.keys);
-    folder.write(&block("up", &server));
-    let mut program = Program::serve(&folder).await;
+    let mut gateway = AnchoredGateway::new().await;
+    let (audit, anchors, program) = (&gateway.audit, gateway.anchors.as_path(), &gateway.program);
     let names: Vec<PathBuf> = (1..=3).map(|n| audit.dir.path().join(format!("audit.jsonl.{n}"))).collect();
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let loading = async {
         let mut made = 0;
         while !is_over.load(Ordering::Relaxed) || made < 1_500 {
-            made += load(&program, 100).await;
+            made += load(program, 100).await;
         }
         made
     };
@@ -223,7 +240,7 @@ async fn a_rotation_under_load_keeps_the_chain() {
     };
     let (made, ()) = tokio::join!(loading, rotating);
     program.signal("INT");
-    assert_eq!(program.ended().await, Some(0));
+    assert_eq!(gateway.program.ended().await, Some(0));
     let files: Vec<PathBuf> = names.iter().cloned().chain([audit.path()]).collect();
     let ended = |path: &PathBuf| lines(path).iter().filter(|line| line["what"] == "call.ended").count();
     assert_eq!(files.iter().map(ended).sum::<usize>(), made);
@@ -234,9 +251,9 @@ async fn a_rotation_under_load_keeps_the_chain() {
     let flag = Path::new("--anchor");
     let all: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     is_one_chain(&all);
-    is_one_chain(&[&[flag, &anchors], all.as_slice()].concat());
+    is_one_chain(&[&[flag, anchors], all.as_slice()].concat());
     // Files in another order, a missing file, and a missing end.
-    for wrong in [vec![all[1], all[0]], vec![all[0], all[2]], vec![flag, &anchors, all[0]]] {
+    for wrong in [vec![all[1], all[0]], vec![all[0], all[2]], vec![flag, anchors, all[0]]] {
         let output = verify(&wrong);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
     }
@@ -247,32 +264,27 @@ async fn a_rotation_under_load_keeps_the_chain() {
 /// SEC-56. Emptied under a running gateway, and removed while it is stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn sec_56_an_emptied_or_removed_file_is_found_or_named_by_verify() {
-    let anchor = tempfile::tempdir().unwrap();
-    let anchors = anchor.path().join("audit.anchor");
-    let audit = Audit::new(&format!("anchor = \"{}\"", anchors.display()));
-    let server = echo().await;
-    let folder = Folder::with(&audit.keys);
-    folder.write(&block("up", &server));
-    let mut program = Program::serve(&folder).await;
-    assert_eq!(load(&program, 3).await, 3);
+    let mut gateway = AnchoredGateway::new().await;
+    let (audit, anchors, program) = (&gateway.audit, gateway.anchors.as_path(), &gateway.program);
+    assert_eq!(load(program, 3).await, 3);
     audit.until(|_| audit.count("call.ended") == 3).await;
     fs::File::options().write(true).truncate(true).open(audit.path()).unwrap();
-    assert_eq!(load(&program, 2).await, 2);
+    assert_eq!(load(program, 2).await, 2);
     program.signal("INT");
-    assert_eq!(program.ended().await, Some(0));
+    assert_eq!(gateway.program.ended().await, Some(0));
     let (flag, partial, path) = (Path::new("--anchor"), Path::new("--partial"), audit.path());
-    let output = verify(&[flag, &anchors, &path]);
+    let output = verify(&[flag, anchors, &path]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("the lines before it are missing"), "{output:?}");
-    let output = verify(&[flag, &anchors, partial, &path]);
+    let output = verify(&[flag, anchors, partial, &path]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("not seen: the lines before seq ") && said.contains("; 0 lines agree"), "{said}");
     fs::remove_file(&path).unwrap();
-    let mut program = Program::serve(&folder).await;
+    let mut program = Program::serve(&gateway.folder).await;
     program.signal("INT");
     assert_eq!(program.ended().await, Some(0));
-    let output = verify(&[flag, &anchors, &path]);
+    let output = verify(&[flag, anchors, &path]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("; 1 lines agree with an anchor; not seen: 1 other chains of the anchors"), "{said}");

@@ -250,7 +250,7 @@ impl Engine {
         &self.calls_end
     }
 
-    /// The current time for expiry. While the clock is not trusted, tasks do not age: how long a task waited is unknown.
+    /// The current time for expiry. While the clock is not trusted, no task expires, because its age is unknown.
     fn time_of(&self, task: &Task, now: Timestamp) -> Timestamp {
         if self.store.is_time_distrusted() { task.created_at } else { now }
     }

@@ -22,7 +22,7 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct SharedResults {
     limits: SharedLimits,
-    /// As many as the bytes of all responses allow, since each is large.
+    /// Bounded by the bytes of all responses, since each result is large.
     shown: Mutex<HashMap<TaskKey, Weak<Bytes>>>,
 }
 
@@ -78,8 +78,8 @@ impl LargeResult<'_> {
 }
 
 impl Engine {
-    /// Puts a task's large result into the one buffer that all responses share. Without room, lets go of the result until
-    /// there is, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after 20 s, with
+    /// Puts a task's large result into the one buffer that all responses share. Without room, releases the result until
+    /// there is room, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after 20 s, with
     /// `StoreFailed` if it cannot be read again. Cancel safe.
     pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Some(large) = large_result(&task) else { return Ok(task) };

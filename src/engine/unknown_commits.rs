@@ -159,7 +159,7 @@ impl Engine {
             self.live.abandon(key);
         } else if task.is_settled() {
             self.notified.wake(key);
-            // A runner that still waits for its permit would keep it until then; or the runner's process has ended.
+            // Ends a runner that would still wait for its permit. The process of the runner may have ended.
             self.live.fence(key);
         }
         if !task.recovery.undelivered.is_empty() {

@@ -69,7 +69,7 @@ impl Caller {
         TaskKey { owner: self.principal.clone(), id }
     }
 
-    /// Whether it came with a credential that can be withdrawn or end.
+    /// Whether its credential can be withdrawn or expire.
     pub fn has_credential(&self) -> bool {
         self.claims.is_some() || self.until.is_some() || self.principal.key_id().is_some()
     }

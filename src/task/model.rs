@@ -158,7 +158,7 @@ bitflags::bitflags! {
 }
 
 impl Recovery {
-    /// Whether the upstream has yet to hear that the result is unwanted.
+    /// Whether the upstream must still be notified that the result is unwanted.
     pub fn must_notify_upstream(&self) -> bool {
         self.pending_effects.contains(PendingEffects::NOTIFY_UPSTREAM)
     }

@@ -32,7 +32,7 @@ enum CallExchanges {
 }
 
 enum CallState {
-    /// Waits for its permit, until this time if it lost its expected handle.
+    /// Waits for its permit; at most until this time if the call can no longer get the handle that it was to have.
     Queued {
         until: Option<Instant>,
     },
@@ -238,7 +238,7 @@ impl UpstreamCall {
         if !is_end || self.elements().is_some() {
             return Some(event);
         }
-        // Without it the event would never be taken.
+        // A call that was never sent has no subtasks: nothing would take a kept event.
         let Some(sent) = self.sent_call() else { return Some(event) };
         self.state = CallState::Settling { sent: Some(sent), end: Some(Box::new(event)) };
         None

@@ -190,7 +190,7 @@ impl Runner {
             let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that no client knows is not removed yet");
-                // The upstream is cancelled without that wait, and a later process must not send the call.
+                // The cancel does not wait for the store. The row must still go: a later process could send the call.
                 self.cancel_exchanges("the client left").await;
                 if !self.engine.pauses_for_store(&mut pauses).await {
                     break;

@@ -46,7 +46,7 @@ impl Runner {
         let certain = certain.as_deref();
         if let Some(task) = certain.filter(|task| task.is_settled() && !steps.contains(&UnstoredStep::Mark)) {
             self.recorder.end_tries();
-            // Its command may have been lost: without it, a runner that waits for nothing else would never end.
+            // The command of the settlement may be lost: without it, a runner that waits for nothing else would never end.
             self.engine.follow_state(&task.key, task);
             return RunnerFlow::Continue;
         }

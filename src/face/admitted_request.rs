@@ -172,7 +172,7 @@ fn no_bytes(served: &Served, inbound: &Inbound, name: &str) -> Option<BudgetRefu
     if is_short { None } else { served.engine.limits().refusal_of_answers(&inbound.caller.principal) }
 }
 
-/// Why a message is refused for now: the gateway drains, or cannot record it although it must.
+/// Why a message is refused for now: the gateway drains, or cannot write a required audit record.
 fn unserved(served: &Served, message: &Message) -> Option<&'static GatewayFault> {
     if begins_late(served, message) {
         return Some(&LATE);

@@ -80,7 +80,7 @@ type Notifications = broadcast::Receiver<(Arc<str>, Option<Payload>)>;
 pub struct ToolList {
     published: Arc<PublishedTools>,
     fetched_at: Instant,
-    /// `None` once a change was heard: each later look is told of it, too.
+    /// `None` once a change was received: each later check reports it, too.
     changes: Mutex<Option<Notifications>>,
 }
 

@@ -68,7 +68,7 @@ impl UpstreamEndpoint {
         response
     }
 
-    /// Returns once there are other rules, by which a resource with notifications may be withheld.
+    /// Returns once the rules have changed: they may withhold a resource with notifications.
     fn access_changed(&self, caller: &Caller) -> BoxFuture<'static, ()> {
         let (lost, changed) = (self.withheld_from(caller), self.served.engine.access().rules_changed());
         async move {

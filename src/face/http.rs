@@ -245,7 +245,7 @@ impl Body for RevocableBody {
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
         let this = self.get_mut();
         if this.ended.as_mut().poll(context).is_ready() {
-            // The body is released now, not when the client has read the end; `ended` is not polled again.
+            // Releases the body now, not when the client has read the end; `ended` is not polled again.
             this.ended = std::future::pending().boxed();
             this.body = empty_body();
         }

@@ -82,7 +82,7 @@ mod tests {
     async fn the_task_that_polled_last_is_woken() {
         let begun = Instant::now();
         let mut waiting = Box::pin(within(begun + SPAN, std::future::pending::<()>()));
-        // As by the request, which then gives the wait to a task of its own.
+        // As a request does that polls once, and then moves the wait into another task.
         assert_eq!(waiting.as_mut().now_or_never(), None);
         let mut other = JoinSet::new();
         other.spawn(timeout(2 * SPAN, waiting));

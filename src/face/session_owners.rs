@@ -216,7 +216,7 @@ pub(super) fn may_forward(inbound: &Inbound) -> bool {
     !inbound.is_counted && inbound.carriage == MessageChannel::Request
 }
 
-/// Nothing was done, as the owner is unreachable, which does not make it dead.
+/// The owner is unreachable, but not declared dead. Nothing was done.
 pub(super) fn unreachable() -> GatewayFault {
     GatewayFault { retry_after: Some(UNREACHABLE_RETRY), ..GatewayFault::new(Reason::ReplicaUnavailable, Executed::No) }
 }

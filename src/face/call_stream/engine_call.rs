@@ -1,6 +1,7 @@
 //! Shows a running call to a stateless client: one JSON response, or an event stream.
 //!
-//! During a grace period that may end in a task handle nothing is sent (T-55).
+//! During a grace period that may end in a task handle, the client gets progress and log messages (GW-34), and no life
+//! signs.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -65,7 +66,7 @@ impl RoundSeal {
     }
 }
 
-/// Whether the call may still become a task: then the response head must wait.
+/// Whether the call may still become a task: then the response head waits for the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promotable {
     Yes,

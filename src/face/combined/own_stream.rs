@@ -59,8 +59,8 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
     answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Marks event ids and questions with the upstream's name. Holds each event whole, within its principal's bytes of unread
-/// answers: the member's stream may forward it in pieces, which no one counts.
+/// Marks event ids and questions with the upstream's name. Holds each whole event and counts it for its principal, because the
+/// upstream's stream may forward an event in pieces, uncounted.
 struct ShownEvents {
     source: GatedBody<ResponseBody>,
     decoder: SseDecoder,
@@ -99,7 +99,7 @@ impl ShownEvents {
         Ok(())
     }
 
-    /// Ends the stream; a request whose answer finds no room is answered so.
+    /// Ends the stream. If an answer found no room, the client gets that error.
     fn fail(&mut self, error: io::Error) -> io::Result<()> {
         self.is_over = true;
         let (fault, id) = BodyBreakError::known_in(&error).zip(self.voice.asked()).ok_or(error)?;

@@ -1,7 +1,7 @@
 //! Remembers the tools, prompts and resources that each session asked its server for.
 //!
-//! A server may repeat the events of any of these requests to a client that names an event id, and only the server knows
-//! to which request an id belongs. So a client that lost one of the rights may name none.
+//! If a client sends an event id, a server may repeat events of any of these requests, and only the server knows which
+//! request an id belongs to. So a client that lost access to one of the items may send no event id.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::task::{AccessItem, AccessVerdict, Caller, DecisionArguments, Timestam
 use crate::wire::envelope::Request;
 use crate::wire::method;
 
-/// Items of all sessions. Beyond that all are forgotten.
+/// Items of all sessions. At this number all items are forgotten.
 const ITEMS_MAX: usize = 100_000;
 /// Items of one session.
 const OF_SESSION_MAX: usize = 64;
@@ -55,7 +55,7 @@ pub(super) struct CalledItems(Mutex<KnownItems>);
 struct KnownItems {
     by_session: HashMap<u128, SessionItems>,
     count: usize,
-    /// Of sessions that were opened before, some items may be unknown.
+    /// Some items of sessions that were opened before this time may be unknown.
     complete_since: Timestamp,
 }
 
@@ -92,7 +92,7 @@ impl CalledItems {
         known.count += 1;
     }
 
-    /// Whether all items of a session are known, and `fit`.
+    /// Whether all items of a session are known, and all of them `fit`.
     fn all(&self, nonce: u128, opened_at: Timestamp, fit: impl Fn(&CalledItem) -> bool) -> bool {
         let known = self.0.lock();
         let session = known.by_session.get(&nonce);

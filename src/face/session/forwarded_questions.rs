@@ -1,5 +1,5 @@
-//! Remembers the questions of servers that session clients received unchanged: the audit tells their answers from other responses, and
-//! a client that lost the tool of the call that asked does not answer it (SEC-62).
+//! Remembers the servers' questions that the pipe forwarded: the audit distinguishes their answers from other responses, and
+//! a client that may no longer use the asking call's tool cannot answer them (SEC-62).
 
 use std::sync::Arc;
 

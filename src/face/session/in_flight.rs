@@ -248,7 +248,7 @@ mod tests {
         assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
     }
 
-    /// The wait ends at the moment of the cancel, which was told that nothing is sent.
+    /// The wait ends in the same poll as the cancel, whose response said that nothing is sent.
     #[tokio::test]
     async fn a_request_that_is_cancelled_as_its_wait_ends_is_not_sent() {
         let in_flight = Arc::new(InFlight::default());

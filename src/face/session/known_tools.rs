@@ -141,7 +141,7 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, None).await != ToolListing::Unlisted
     }
 
-    /// Whether a request names an item while some are withheld from its caller.
+    /// Whether a request names an item, and its caller has no access to some items.
     pub(super) fn withholds_items(&self, caller: &Caller, request: &Request) -> bool {
         let is_call = request.method == method::TOOLS_CALL;
         let access = || self.served.engine.access().tools_of(caller, self.served.upstream.name());

@@ -59,7 +59,7 @@ use stream_edits::{StreamEdits, ToolListEdit};
 /// The longest wait until a cancellation is accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// The outcome in the audit of a response that answers no known question: to a ping, or to a question of before a restart.
+/// The audit's outcome of a response that answers no known question: of a ping, or of a question from before a restart.
 const UNASKED: &str = "unasked";
 
 /// A client's message, with the parts that the gateway needs.
@@ -179,7 +179,7 @@ pub(super) async fn get(
     if tool.is_some_and(|tool| !shared.served.engine.access().has_tool(caller, shared.served.upstream.name(), &tool)) {
         return bare(StatusCode::BAD_REQUEST);
     }
-    // An id of the server may belong to any request of the session: without it, the server repeats nothing.
+    // A server's event id may belong to any request of the session. Without an id, the server repeats no event.
     let last_event = last_event.filter(|_| is_known || shared.may_have_kept_events(&session, caller));
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.

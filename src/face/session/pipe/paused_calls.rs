@@ -113,7 +113,7 @@ impl PausedCalls {
         waiting.insert(key, paused);
     }
 
-    /// Ends the call that expires at `until`, unless its client has resumed it. Keeps its fault for the client.
+    /// Ends the call that expires at `until`, unless its client has resumed it, and keeps its fault for the client.
     fn give_up(&self, key: PauseKey, until: Instant) -> Option<(PipedCall<SessionPipeEra>, Option<GatewayFault>)> {
         let mut waiting = self.waiting.lock();
         // A call that was paused again has another expiry and another watcher.

@@ -282,7 +282,7 @@ mod tests {
         sink.append(b"new\n").unwrap();
         assert_eq!(fs::read(&path).unwrap(), [&line[..], b"new\n"].concat());
         assert_eq!((fs::read(&old).unwrap(), draft.exists()), (b"old\n".to_vec(), false));
-        // Files of other programs: an empty one is taken, another one left alone, and the present file goes on.
+        // Of other programs' files an empty one is used, any other is left alone, and the present file continues.
         fs::remove_file(&path).unwrap();
         fs::write(&path, "another").unwrap();
         assert!(sink.reopen(&line).is_err());

@@ -233,7 +233,7 @@ impl ChainEnd {
         out.push(b'\n');
     }
 
-    /// The end of the chain before a line of which only the beginning is left, if that has its `prev`.
+    /// The end of the chain before a truncated line, if the line's remaining beginning has its `prev`.
     pub(super) fn before(torn: &[u8]) -> Option<Self> {
         // A name has its quotation marks escaped, so the first such text is the member.
         let at = memchr::memmem::find(torn, b"\"prev\":\"")?;

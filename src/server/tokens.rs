@@ -51,7 +51,7 @@ struct VerifierState {
     /// Kept over reloads: a used proof stays used.
     seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
-    /// Where lookups go on when their clients leave; known once the gateway serves.
+    /// Runs lookups whose clients have disconnected; set once the gateway serves.
     scope: Arc<OnceLock<TaskScope>>,
 }
 
@@ -95,7 +95,7 @@ pub(super) enum KeyWait {
     Over,
 }
 
-/// A token as it came with a request.
+/// The token of a request, as received.
 struct AskedToken<'t> {
     token: &'t str,
     key: Digest,

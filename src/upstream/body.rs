@@ -166,7 +166,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
             },
         }
         if self.gate.held() <= FREE_BYTES {
-            // The event that it was for is complete, or is forwarded as it comes.
+            // The event with these bytes is complete, or is forwarded piece by piece.
             self.held = AnswerPermit::default();
         }
         Ok(())

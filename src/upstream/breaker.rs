@@ -36,7 +36,7 @@ pub(crate) enum AnswerHealth {
 }
 
 impl AnswerHealth {
-    /// Failing servers and proxies say so by status. A 500 with JSON is rather a healthy server's error about one
+    /// Failing servers and proxies say so by status. A 500 with JSON is more likely a healthy server's error about one
     /// request.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
         match response.status() {

@@ -25,7 +25,7 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
-/// After a failure, every call gets it for this time, so that a failing authorization server is not asked by each of them.
+/// For this time after a failure every call gets the same failure, so that not each call asks the authorization server.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// A token that replaced a refused one is kept for this time, even if it is refused too.
 const REPLACED_EACH: Duration = Duration::from_secs(30);
@@ -78,7 +78,7 @@ pub struct TokenTarget {
 }
 
 impl IssuedCredentialSettings {
-    /// The gateway as a client, with the table of the configuration that says so.
+    /// The gateway as a client, with the configuration's table about it.
     pub fn clients(&self) -> impl Iterator<Item = (&'static str, &TokenClientSettings)> {
         let [first, second] = match self {
             Self::ClientCredentials(request) => [Some(("client_credentials", &request.client)), None],

@@ -251,7 +251,7 @@ mod tests {
         };
         let changed = tokio::select! { biased; changed = notices.next() => changed, () = writing => unreachable!() };
         assert_eq!((changed.to_string().as_str(), begun.elapsed()), ("a.py", SETTLE / 2 + SETTLE_MAX));
-        // A wait that is given up loses nothing.
+        // A cancelled wait loses no event.
         sender.try_send(PathBuf::from("/s/b.py")).unwrap();
         assert!(tokio::time::timeout(SETTLE / 2, notices.next()).await.is_err());
         assert_eq!(notices.next().await.to_string(), "b.py");

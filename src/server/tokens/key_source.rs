@@ -48,7 +48,7 @@ pub(super) struct IssuerKeys {
     known: Mutex<KnownKeys>,
     /// One fetch at a time; others wait for its result.
     fetching: tokio::sync::Mutex<()>,
-    /// Fetches for tokens go on when their clients leave.
+    /// Runs fetches whose clients have disconnected.
     asked: SharedLookups<(), ()>,
     news: Notify,
 }

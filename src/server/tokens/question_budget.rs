@@ -1,4 +1,4 @@
-//! Limits the questions about tokens that their issuer does not call active, by the network of the clients (SEC-51).
+//! Limits the introspection of inactive tokens, by the clients' network (SEC-51).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use crate::face::rates::{Limiter, TokioClock};
 use crate::upstream::shared_lookups::SHARE_MAX;
 
-/// A client asks once about a token that has expired, and then refreshes it: the 36,000 people of one address, whose tokens
-/// last an hour, send ten such tokens a second.
+/// A client sends an expired token once, and then refreshes it: 36,000 people at one address, with tokens that last an hour,
+/// send ten such tokens a second.
 const PER_SECOND: NonZeroU32 = NonZeroU32::new(10).unwrap();
-/// As many questions as one network may have in progress: a client with a good token is not refused as long as no question of
-/// its network has failed.
+/// The number of questions that one network may have in progress: until a question of its network has failed, no client with a
+/// valid token is refused.
 const BURST: NonZeroU32 = NonZeroU32::new(256).unwrap();
 const _: () = assert!(BURST.get() as usize == SHARE_MAX, "see SEC-44");
 /// After this time a network may send its whole burst again.
@@ -52,16 +52,16 @@ struct RecentNetwork {
 #[derive(Debug)]
 struct NetworkCounts {
     limiter: Limiter,
-    /// Questions that were paid for and given back; the next ones cost nothing. At most [`BURST`].
+    /// Questions that were counted and then refunded; the next ones are not counted. At most [`BURST`].
     given_back: AtomicU32,
 }
 
-/// A question that its network has paid for.
+/// A question that was counted for its network.
 #[derive(Debug)]
 pub(super) struct PaidQuestion(Arc<NetworkCounts>);
 
 impl QuestionBudget {
-    /// Pays for a question, in advance: its answer is not known. Fails with the time after which the network may ask.
+    /// Counts a question before its answer is known. Fails with the time after which the network may ask.
     pub(super) fn take(&self, network: IpAddr) -> Result<PaidQuestion, Duration> {
         let now = self.clock.now();
         let counts = self.networks.lock().counts(network, now, &self.clock);
@@ -74,10 +74,10 @@ impl QuestionBudget {
 }
 
 impl PaidQuestion {
-    /// The token is active: the question cost its network nothing.
+    /// Refunds the question, because the token is active.
     pub(super) fn give_back(self) {
         let add = |left: u32| (left < BURST.get()).then_some(left + 1);
-        // One that is full has as many questions as it may ever have.
+        // At the maximum, the network has as many questions as it can ever have.
         let _ = self.0.given_back.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }

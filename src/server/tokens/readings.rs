@@ -28,7 +28,7 @@ pub fn token(
     Ok(caller(token))
 }
 
-/// Checks the claims that an issuer tells of a token, for the endpoint at `asked`.
+/// Checks the claims of an introspection response, for the endpoint at `asked`.
 pub fn introspected(text: &[u8], issuer: &IssuerSettings, asked: &str, now: Timestamp) -> Result<Caller, &'static str> {
     let claims = Payload::parse(&Bytes::copy_from_slice(text), ScanLimits::CLIENT).ok();
     let claims = claims.and_then(|text| text.read::<Map<String, Value>>().ok()).ok_or("token_malformed")?;

@@ -138,13 +138,13 @@ impl StreamPlaces {
         Self { read: place.clone(), ahead: VecDeque::new(), at: place }
     }
 
-    /// Records a read event, the messages of which are among the first `told` of the queue.
-    pub(super) fn note(&mut self, event: &SseEvent, told: u64) {
+    /// Records a read event. Its messages are among the first `queued` of the queue.
+    pub(super) fn note(&mut self, event: &SseEvent, queued: u64) {
         self.read.note(event);
         match self.ahead.back_mut() {
             // An event that found no room was counted for a moment.
-            Some((behind, place)) if *behind >= told => place.clone_from(&self.read),
-            Some(_) | None => self.ahead.push_back((told, self.read.clone())),
+            Some((behind, place)) if *behind >= queued => place.clone_from(&self.read),
+            Some(_) | None => self.ahead.push_back((queued, self.read.clone())),
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct EventStream<B = AnswerBody> {
     /// The permit for the current event, and its bytes so far.
     held: AnswerPermit,
     pending: usize,
-    /// Whether the events that are ready came whole: they hold bytes already.
+    /// Whether the ready events arrived as whole events, which hold bytes of the share already.
     is_counted: bool,
     comments: CommentRate,
 }
@@ -56,10 +56,10 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
                 }));
             }
             if self.pending <= FREE_BYTES {
-                // The event that it was for was dropped.
+                // The permit's event was dropped.
                 self.held = AnswerPermit::default();
             }
-            // An event of this size has more to come.
+            // More bytes of this event will come.
             self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
             if !self.read_more().await? {
                 return Ok(None);
@@ -105,7 +105,7 @@ const BURST: Duration = Duration::from_secs(1);
 /// Slows the reading of a stream of comments only: they cost as much to read as messages, and end no wait.
 #[derive(Debug, Default)]
 struct CommentRate {
-    /// The time at which the comments read so far are paid for.
+    /// The time at which the rate allows the comments that were read.
     paid_at: Option<Instant>,
 }
 

@@ -119,7 +119,7 @@ impl GetStreamReader {
 
     fn note_decided(&self) {
         if let Some(session) = self.session.upgrade() {
-            // Callers may go on: the server has this stream, or refused it. Already set if it was opened before.
+            // Lets callers continue: the server has this stream, or refused it. Already set if it was opened before.
             let _ = session.listened.set(());
         }
     }

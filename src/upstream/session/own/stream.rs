@@ -261,8 +261,8 @@ impl OwnSessions {
         self.readers.runs(nonce, running);
     }
 
-    /// Returns once the gateway's stream is open, if it is to be, or after [`OPEN_MAX`]. Some servers drop earlier
-    /// messages.
+    /// Returns once the gateway's stream is open or known to be unavailable, at the latest after [`OPEN_MAX`]; at once if the
+    /// gateway opens none. Some servers drop earlier messages.
     pub(super) async fn stream_settled(&self, session: &OwnSession) {
         if let Some(settled) = self.readers.settled(session.opened.nonce) {
             let _ = tokio::time::timeout(OPEN_MAX, settled.cancelled()).await;

@@ -1,4 +1,4 @@
-# `make test` runs every check, and installs first what it needs. One `target` is shared by all steps.
+# `make test` installs its programs and peers first, and then runs every check. All steps share one `target` folder.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
@@ -10,10 +10,10 @@ PEERS := $(TARGET)/peers
 TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
-# What tests start beside the peers: a program, and its package where that has another name.
+# The programs that tests start besides the peers, each with its package if the package has another name.
 PROGRAMS := cc=build-essential curl strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer etcd=etcd-server
 
-# The second at which each step began stays in a file: `make test` prints the minutes of each at its end.
+# A file has the second at which each step began: `make test` prints the minutes of each step at its end.
 PHASES := $(TARGET)/reports/phases.tsv
 BESIDE := $(TARGET)/reports/phases-beside.tsv
 begin = mkdir -p "$(TARGET)/reports"; printf '%s\t%s\n' "$$(date +%s)" "$(1)" >> "$(PHASES)"
@@ -26,17 +26,17 @@ export CARGO_INCREMENTAL ?= $(if $(CI),0,1)
 LOG := $(TARGET)/reports/tests.log
 CHECK_LOG := $(TARGET)/reports/check.log
 
-# The harness says how long each test took to whoever is told that it may use what is not stable. Only the tests are told,
-# not the compiler.
+# The harness reports the time of each test only with unstable options allowed. They are allowed for the tests alone,
+# not for the compiler.
 TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 TIMES := -Z unstable-options --report-time
 
-# More than there are cores: among the tests of each binary some wait, those of the library for PostgreSQL.
+# More than the number of cores: some tests of each binary wait, those of the library for PostgreSQL.
 TEST_THREADS ?= 4
-# Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
+# `Peers` bounds the number of tests with peers that run; a waiting test also takes a thread.
 PEERS_THREADS ?= 24
 
-# Binaries in lanes: those of one lane run one after the other, beside the other lanes. The output of a lane is printed
+# Binaries run in lanes: one after another in a lane, and the lanes side by side. The output of a lane is printed
 # after all lanes end. Interrupting the run ends the lanes too.
 define lanes
 	@mkdir -p "$(TARGET)/reports"
@@ -58,7 +58,7 @@ endef
 
 .PHONY: begun prepared installable built peers memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions manifests audit fuzz soak dist dist-test other-systems
 
-# Its steps follow one another; what runs side by side does so within them.
+# The steps follow one another; parallel work is within a step.
 .NOTPARALLEL:
 
 test: begun installable fmt prepared unit rules seconds
@@ -71,7 +71,7 @@ begun:
 	: > "$(PHASES)"
 	: > "$(BESIDE)"
 
-# For every edit: what takes little time, and no peers. Tests that need them say that they were left out.
+# For every edit: the quick checks, without peers. Tests that need peers report that they were skipped.
 check: begun fmt
 	$(call step,tests in a few minutes)
 	$(call lanes)
@@ -83,11 +83,11 @@ check: begun fmt
 	} 2>&1 | tee "$(CHECK_LOG)" || { tests/failures.sh "$(CHECK_LOG)"; exit 1; }
 	tests/seconds.sh "$(CHECK_LOG)"
 
-# Installs the peers while the tests are compiled; on a machine without a linker, first that.
+# Installs the peers while the tests are compiled; on a machine without a linker, it installs the linker first.
 prepared: installable
 	@command -v cc > /dev/null || $(MAKE) setup PHASES="$(BESIDE)"
 	$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
-	# An installation is not interrupted half-way.
+	# Do not interrupt an installation.
 	trap 'wait "$$installing" || :' EXIT
 	$(MAKE) lint built
 	$(call step,setup: the rest)
@@ -110,13 +110,13 @@ setup: installable
 	$(call step,setup: programs of the system)
 	$(find_missing)
 	if [ "$${#missing[@]}" != 0 ]; then
-		# What is installed for the tests serves nothing by itself, not after a restart of the machine either.
+		# The installed services must not start by themselves, not even after a restart of the machine.
 		services=()
 		for program in "$${missing[@]}"; do
 			case "$$program" in nginx|caddy|haproxy|pgbouncer|etcd-server) [ ! -d /run/systemd/system ] || services+=("$${program%-server}") ;; esac
 		done
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime mask "$${services[@]}"
-		# The tests make servers of their own; the package makes none, and so starts none.
+		# The tests make their own database clusters; the package must create none, so that it starts none.
 		case " $${missing[*]} " in *" postgresql "*)
 			mkdir -p /etc/postgresql-common
 			[ -e /etc/postgresql-common/createcluster.conf ] || echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf ;;
@@ -141,9 +141,9 @@ built:
 	$(call step,build of the tests)
 	@cargo test --locked --workspace --no-run
 
-# Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set. What works all the time goes first; the lanes
-# mostly wait, for timers, sockets and processes. On PostgreSQL 18 run the store's contract, its rules, plans and poolers. The program
-# is also checked as users build it, without features that only the tests turn on.
+# With TASKGATE_PEERS set, tests of real peers fail if a peer is missing; without it they are skipped. Suites that compute run first; the
+# lanes mostly wait for timers, sockets and processes. On PostgreSQL 18 run the store's contract, its rules, plans and poolers. The
+# program is also checked as users build it, without the features that only tests enable.
 unit:
 	$(call step,tests: the library$(comma) complexity engine files tidy)
 	$(call lanes)
@@ -155,22 +155,22 @@ unit:
 	}
 	processes() { run "--test faces --test gateway --test programs"; }
 	real() { cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }
-	# With `&&`: in front of `||` the shell goes on behind what failed.
+	# Joined by `&&`: before `||` the shell continues after a failed command.
 	{
 		run "--lib --bins --test complexity --test engine --test files --test tidy" &&
 		{ $(call begin,tests in lanes: durability upstreams$(comma) faces gateway programs$(comma) real_peers); } &&
 		{ beside stores; beside processes; beside real; ended; }
 	} 2>&1 | tee "$(LOG)" || { tests/failures.sh "$(LOG)"; exit 1; }
 
-# Not part of `make test`: servers of two years of SDK releases, started again under their clients, 45 s each.
+# Not part of `make test`: servers of two years of SDK releases restart while clients use them, 45 s each.
 restarted-servers: setup
 	$(call step,servers that are started again)
 	@tests/peers/earlier/setup.sh "$(PEERS)"
 	TASKGATE_PEERS="$(PEERS)" TASKGATE_RESTARTED_SECONDS=45 \
 		cargo test --locked --test real_peers -- restarted_servers --nocapture
 
-# Not part of `make test`, which runs every pair of a client, a server and a case: every cell of the matrices of real peers, and
-# their rows behind balancers. UPDATE_GOLDEN=1 writes the tables of docs/compatibility.md, with the commit.
+# Every cell of the matrices of real peers, and their rows behind balancers. `make test` runs only every pair of a client, a server and a
+# case. UPDATE_GOLDEN=1 writes the tables of docs/compatibility.md, with the commit.
 peers: setup
 	$(call step,every cell of the matrices of real peers)
 	@tests/peers/glewlwyd.sh "$(PEERS)"
@@ -180,17 +180,17 @@ seconds:
 	$(call step,seconds of each suite)
 	@tests/seconds.sh "$(LOG)"
 
-# Whether the test that holds each rule of docs/rules.md ran.
+# Checks that the test of each rule in docs/rules.md ran.
 rules:
 	$(call step,rules)
 	@TASKGATE_TEST_LOG="$(LOG)" cargo test --quiet --locked --test tidy rules::
 
-# With the example, so that dependencies have the features that the lints saw and are not compiled again.
+# Builds the example, too: so dependencies have the same features as for the lints, and are not compiled again.
 doc:
 	$(call step,documentation)
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --examples
 
-# Built as the shipped program is. Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
+# Built like a release. Compares the gateway with bare servers in the same run; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.
 bench instructions: export CARGO_INCREMENTAL = 0
 bench:
@@ -202,8 +202,8 @@ bench:
 	done
 	@cargo bench --locked
 
-# Instructions of a request, counted by valgrind: see the head of benches/gateway/counted.rs. Fails where a path takes over 3 %
-# more than benches/gateway/instructions.tsv says; UPDATE_BASELINE=1 writes that anew.
+# Counts the instructions of a request with valgrind: see the head of benches/gateway/counted.rs. Fails if a path takes over 3 %
+# more than in benches/gateway/instructions.tsv; UPDATE_BASELINE=1 rewrites that file.
 instructions:
 	@cargo bench --locked --bench gateway -- --instructions
 
@@ -215,7 +215,7 @@ sessions:
 manifests: setup
 	@HELM="$(PEERS)/py-helm/bin/helm" deploy/kubernetes/render.sh
 
-# The advisory database is no registry's, so this needs more of the network than the tests have.
+# The advisory database is not in a package registry, so this needs more network access than the tests.
 audit:
 	$(call step,setup: cargo-deny $(DENY_VERSION))
 	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
@@ -223,8 +223,8 @@ audit:
 	fi
 	"$(DENY)" check advisories
 
-# FUZZ_SECONDS for each target. What cargo-fuzz asks of a nightly compiler the stable one does with RUSTC_BOOTSTRAP. The
-# libraries that are no Rust are built without the fuzzer's checks. Begins with the seeds; what it finds beside them stays
+# Runs each target for FUZZ_SECONDS. RUSTC_BOOTSTRAP lets the stable compiler do what cargo-fuzz needs a nightly one for. C
+# libraries are built without the fuzzer's checks. Begins with the seeds; new inputs stay
 # in target/fuzz.
 FUZZ_SECONDS ?= 60
 FUZZ_VERSION := 0.13.1
@@ -242,7 +242,7 @@ fuzz:
 		cargo fuzz run "$${target%%:*}" "$$found" "tests/corpus/$${target##*:}" -- -max_total_time=$(FUZZ_SECONDS)
 	done
 
-# The files of a release in target/dist, for each of DIST_TARGETS (the host's processor, static and for glibc 2.17). With
+# Makes the files of a release in target/dist, for each of DIST_TARGETS (the host's processor, static and for glibc 2.17). With
 # PROFILE=FILE it records no profile; see the head of packaging/dist.sh.
 DIST_TARGETS ?=
 dist:
@@ -263,7 +263,7 @@ dist-test: setup
 	fi
 	TASKGATE_PEERS="$(PEERS)" packaging/dist-test.sh $(PARTS)
 
-# The program compiles for other systems; zig compiles the libraries that are no Rust. Nothing is linked or run. Not part of `make test`.
+# Compiles the program for other systems, its C libraries with zig. Nothing is linked or run. Not part of `make test`.
 OTHER_SYSTEMS ?= aarch64-apple-darwin x86_64-pc-windows-gnu
 other-systems:
 	$(call step,other systems: $(OTHER_SYSTEMS))
@@ -276,12 +276,12 @@ other-systems:
 		PATH="$(TOOLS)/zig/bin:$$PATH" cargo-zigbuild check --locked --bin taskgate --target "$$system"
 	done
 
-# Large answers that are not read, of every kind over every way: how much memory the gateway takes.
+# Measures the gateway's memory with unread large answers, of every kind over every transport.
 memory:
 	$(call step,memory under answers that nobody reads)
 	@cargo test --locked --test programs answer_memory -- --include-ignored --nocapture --test-threads 1
 
-# What takes long, or needs root and the system's own tools: more schedules, power cuts, kills and restarts, real disks that are
+# Long tests, and tests that need root and system tools: more schedules, power cuts, kills and restarts, real disks that are
 # full or fail.
 KILL_CYCLES ?= 40
 RESTARTS ?= 200

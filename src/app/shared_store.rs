@@ -342,7 +342,7 @@ fn warn_of_other_configs(own: Incarnation, rows: &[StoredReplica], was_unlike: &
         match unlike {
             Some(unlike) => tracing::warn!(
                 replica = unlike.row.name,
-                "another gateway has other upstreams: neither can go on with all tasks of the other"
+                "another gateway has different upstreams: neither can continue all tasks of the other"
             ),
             None => tracing::info!("all gateways have the same upstreams"),
         }

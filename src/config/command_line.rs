@@ -351,7 +351,7 @@ mod tests {
         assert!(config.upstreams[0].server.http().is_some());
         let late = CommandLineConfig { grace: Some(GRACE_MAX + Duration::from_secs(1)), ..line };
         let refused = late.resolve(&environment).unwrap_err().to_string();
-        assert_eq!(refused, "the command line: key `--grace`: is longer than 30s, the most there is");
+        assert_eq!(refused, "the command line: key `--grace`: is longer than the maximum, 30s");
     }
 
     #[test]

@@ -389,7 +389,7 @@ fn resolve_policy(
         split: tool.and_then(|tool| tool.split.as_ref()).and_then(resolve_split),
     };
     if let Some(location) = raw.grace.location().filter(|_| raw.grace.value > GRACE_MAX) {
-        report.mistake(location, format!("is longer than {}, the most there is", words(GRACE_MAX)));
+        report.mistake(location, format!("is longer than the maximum, {}", words(GRACE_MAX)));
     }
     if let Some(location) = raw.input_deadline.location().filter(|_| policy.input_deadline >= policy.deadline) {
         let deadline = words(policy.deadline);
@@ -422,7 +422,7 @@ fn check_shortness(raw: &RawTaskRules, shared: &UpstreamDefaults, report: &mut M
     for (_, location) in spans.filter(|(span, _)| is_too_long(*span, shared)) {
         let longest = words(TTL_MAX_ANONYMOUS);
         let message = format!(
-            "is longer than {longest}, the most there is with `auth.anonymous`: every client that knows a task's id can read it"
+            "is longer than {longest}, the maximum with `auth.anonymous`: every client that knows a task's id can read it"
         );
         report.mistake(location, message);
     }

@@ -235,7 +235,7 @@ pub fn cancelled_words(last: Option<&str>) -> Cow<'static, str> {
         None => Cow::Borrowed(CANCELLED),
         // Another gateway behind this one wrote it.
         Some(last) if last.starts_with(CANCELLED) => Cow::Owned(last.to_owned()),
-        Some(last) => Cow::Owned(format!("{CANCELLED}; last heard: {last}")),
+        Some(last) => Cow::Owned(format!("{CANCELLED}; last message: {last}")),
     }
 }
 
@@ -367,9 +367,11 @@ const fn sentence(reason: Reason) -> &'static str {
              client's key: log in without DPoP or a certificate"
         }
         Reason::CredentialRefused => "The authorization server refused a credential for the upstream server",
-        Reason::CredentialAway => "No credential for the upstream server can be had now: its issuer does not answer",
+        Reason::CredentialAway => {
+            "The gateway cannot get a credential for the upstream server now: its issuer does not answer"
+        }
         Reason::CredentialMalformed => {
-            "No credential for the upstream server can be had: its issuer's answer cannot be used"
+            "The gateway cannot get a credential for the upstream server: its issuer's answer cannot be used"
         }
         Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
@@ -485,8 +487,8 @@ mod tests {
     fn a_cancelled_task_says_so_once_and_then_what_was_heard_of_it() {
         for (last, words) in [
             (None, "The task was cancelled"),
-            (Some("page 2"), "The task was cancelled; last heard: page 2"),
-            (Some("The task was cancelled; last heard: page 2"), "The task was cancelled; last heard: page 2"),
+            (Some("page 2"), "The task was cancelled; last message: page 2"),
+            (Some("The task was cancelled; last message: page 2"), "The task was cancelled; last heard: page 2"),
         ] {
             assert_eq!(cancelled_words(last), words);
         }

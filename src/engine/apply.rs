@@ -420,7 +420,7 @@ impl Engine {
             match self.store.resolve_write(key, self.clock.now()).await {
                 Ok(found) => return found,
                 Err(error) => {
-                    tracing::debug!(error = %CauseChain(&error), "whether a task was stored is not known yet");
+                    tracing::debug!(error = %CauseChain(&error), "it is still unknown whether a task was stored");
                 }
             }
         }

@@ -51,7 +51,7 @@ pub(super) enum Refusal {
     TokenInQuery,
     /// The keys of the token's issuer cannot be fetched.
     IssuerAway,
-    /// The client's network sent many tokens that their issuer does not call active. Carries the time until the next question.
+    /// The client's network sent many inactive tokens. Carries the time until the next question.
     TooManyTokens(Duration),
     /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
     NoMetadata,
@@ -301,7 +301,7 @@ impl Refusal {
             Self::TooManyTokens(_) => (
                 "listen.trusted_proxies",
                 HeadPart::Nothing,
-                "an address sent too many tokens that their issuer does not call active; if it is a proxy's, name it in this key",
+                "an address sent too many inactive tokens; if it is a proxy, name it in this key",
             ),
             Self::BodyTooLarge => {
                 ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")

@@ -101,8 +101,10 @@ fn check_exchange(table: &RawClientTable<RawExchangeGrant>, tokens: ClientTokens
 fn check_id_jag<T>(issued: &RawIssuedCredential, table: &RawClientTable<T>, report: &mut MistakeCollector) {
     match &issued.exchange {
         None if report.has_mistake_at(&issued.location.below("exchange")) => (),
-        None => report
-            .mistake(&table.location, "has no `exchange` beside it, whose identity assertion it redeems; write one"),
+        None => report.mistake(
+            &table.location,
+            "redeems the identity assertion of an `exchange`, and there is none beside it; write one",
+        ),
         Some(exchange) => {
             let is_blamed = report.has_mistake_at(&exchange.location.below("audience"));
             if exchange.others.exchange.audience.is_none() && !is_blamed {

@@ -249,7 +249,7 @@ impl Runner {
             match Box::pin(self.promote(None)).await {
                 Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
                 Ok(RunnerFlow::Continue) => (),
-                Err(_) => tracing::warn!("a call stays without the handle that it should have"),
+                Err(_) => tracing::warn!("a call that should get a handle got none"),
             }
         }
         if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
@@ -418,7 +418,7 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<A
         Ok(Some(_)) => Err(StoreError::UnknownCommit(cause)),
         Ok(None) => Err(StoreError::Io(cause)),
         Err(failed) => {
-            tracing::warn!(error = %CauseChain(&failed), "whether a task was stored is not known");
+            tracing::warn!(error = %CauseChain(&failed), "it is unknown whether a task was stored");
             Err(StoreError::UnknownCommit(cause))
         }
     }

@@ -25,7 +25,7 @@ impl Runner {
             Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
-                tracing::warn!("the upstream requests a URL elicitation with a URL that no user is sent to");
+                tracing::warn!("the upstream requests a URL elicitation with a URL that is not allowed");
                 let error = PlainUpstream::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }

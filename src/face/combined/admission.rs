@@ -144,7 +144,7 @@ impl ServerVoice {
             let endpoint = &self.upstreams.settings.path;
             tracing::warn!(
                 %endpoint, %upstream, reason,
-                "a server's message was dropped: it is about a request that the server was not given, or cannot be read"
+                "a server's message was dropped: it is about a request that the server did not receive, or it cannot be read"
             );
         }
     }

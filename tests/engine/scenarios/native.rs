@@ -70,7 +70,7 @@ async fn a_task_that_the_upstream_cancels_is_cancelled_here_too() {
     let world = World::with(Rules::default(), Script::of(events));
     let id = world.handle(&Ask::call()).await;
     let task = world.settled(&id).await;
-    let message = Some("The task was cancelled; last heard: maintenance");
+    let message = Some("The task was cancelled; last message: maintenance");
     assert_eq!((task["status"].as_str(), task["statusMessage"].as_str()), (Some("cancelled"), message));
     assert_eq!(world.upstream.cancels(), 0, "it knows");
     world.is_idle().await;

@@ -87,7 +87,7 @@ check: begun fmt
 prepared: installable
 	@command -v cc > /dev/null || $(MAKE) setup PHASES="$(BESIDE)"
 	$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
-	# Do not interrupt an installation.
+	# The step ends only after the installation.
 	trap 'wait "$$installing" || :' EXIT
 	$(MAKE) lint built
 	$(call step,setup: the rest)

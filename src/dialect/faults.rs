@@ -488,7 +488,7 @@ mod tests {
         for (last, words) in [
             (None, "The task was cancelled"),
             (Some("page 2"), "The task was cancelled; last message: page 2"),
-            (Some("The task was cancelled; last message: page 2"), "The task was cancelled; last heard: page 2"),
+            (Some("The task was cancelled; last message: page 2"), "The task was cancelled; last message: page 2"),
         ] {
             assert_eq!(cancelled_words(last), words);
         }

@@ -31,7 +31,7 @@ rustup target add "$@" "$machine-unknown-linux-musl"
 PATH=$tools/dist/bin:$tools/bin:$PATH
 profdata=$(rustc --print sysroot)/lib/rustlib/$(rustc -vV | sed -n 's/^host: //p')/bin/llvm-profdata
 
-# The names of crates in symbols say nothing of the target, so that one profile serves all of them.
+# The symbols of crates do not contain the target, so that one profile fits all targets.
 export RUSTC_WRAPPER=$root/packaging/rustc-same-names.sh
 # Folders of this machine are not in the programs.
 remap="--remap-path-prefix=$root=/taskgate --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
@@ -39,7 +39,7 @@ export CFLAGS="-ffile-prefix-map=$root=/taskgate -ffile-prefix-map=${CARGO_HOME:
 names="-Csymbol-mangling-version=v0"
 
 mkdir -p "$work"
-# It may be a file of the folder that is deleted now.
+# The profile may be in the folder that is deleted now.
 [ -z "${PROFILE:-}" ] || cp "$PROFILE" "$work/given.profdata"
 rm -rf "$out"
 mkdir -p "$out"
@@ -56,7 +56,7 @@ else
 	env "$linker=cc" RUSTFLAGS="$names -Cprofile-generate=$raw" cargo zigbuild --locked --profile dist --target "$recording" \
 		--target-dir "$work/recording" --bin taskgate
 	step "the loads"
-	# The loads come from a program of their own, which records nothing and may be slow.
+	# A separate program, which records no profile and may be slow, makes the loads.
 	loads=$(env -u RUSTC_WRAPPER -u CFLAGS cargo bench --locked --no-run --profile dev --bench gateway --target-dir "$work/loads" \
 		--message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 	TASKGATE_BENCH_PROGRAM=$work/recording/$recording/dist/taskgate "$loads" --train

@@ -89,7 +89,7 @@ fn wanted(config: &Config) -> usize {
     places.saturating_mul(PER_CONNECTION).saturating_add(RESERVE)
 }
 
-/// The least that serves every likely connection and call.
+/// The smallest limit that serves every likely connection and call.
 fn needed(config: &Config) -> usize {
     let connections = config.listen.connections_max.get().saturating_mul(PER_CONNECTION);
     connections.saturating_add(likely_calls(config)).saturating_add(RESERVE)

@@ -279,7 +279,7 @@ mod tests {
         for (former, expected) in [("http://127.0.0.1:1/former", vec![NEXT.to_owned()]), (NEXT, Vec::new())] {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join("taskgate.toml");
-            // More connections than any process may have: the number in force is another than the file's.
+            // More connections than any process may have: the number in force differs from the file's.
             let head = "[limits]\nconnections_max = 9_000_000\n";
             let write = |url| std::fs::write(&file, format!("{head}[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
             write(former);

@@ -55,7 +55,7 @@ pub(super) struct SharedIncarnation {
 /// The interval at which the heartbeat is written: the next start detects a database that is older by more than that.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
-/// Writes the heartbeat now and then, until stopped: a process that is killed leaves one that is not much older.
+/// Writes the heartbeat at intervals, until stopped: so the file of a killed process is at most one interval old.
 async fn keep_remembering(
     file: &Mutex<ReplicaFile>,
     as_prior: impl Fn() -> PriorIncarnation,

@@ -68,7 +68,7 @@ pub struct HttpUpstreamSettings {
     pub tls: UpstreamTlsFiles,
     /// Sent with every request.
     pub credential: Option<Credential>,
-    /// A credential that is issued for a while; then the one above is no `Authorization`.
+    /// A credential with a limited lifetime; the credential above is then not in `Authorization`.
     pub issued: Option<Box<IssuedCredentialSettings>>,
     pub proxy: ProxySettings,
     /// Sent with every request; none has the credential's name.

@@ -133,7 +133,7 @@ impl CallPermits {
         }))
     }
 
-    /// Permits of something other than calls, which no metric counts, and of which each replica has all.
+    /// Permits for something other than calls: no metric counts them, and replicas do not divide them.
     pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
             state: Mutex::new(settings.state(PlaceDivision::Own, limits)),

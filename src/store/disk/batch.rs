@@ -229,7 +229,7 @@ impl<'a> WriteBatch<'a> {
             freed += 1;
         }
         if freed > 0 {
-            // A freed row must not have been unexpired after all once the clock is set back.
+            // If the clock is set back later, a freed row must still count as expired.
             rows::note_seen(self.conn, now)?;
         }
         Ok(Ok(WriteResult::Freed(freed)))

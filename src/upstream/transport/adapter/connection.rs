@@ -258,7 +258,7 @@ impl AdapterConnection {
         tokio::select! {
             biased;
             sent = self.send(outgoing, handed_over) => sent?,
-            // Some servers confirm a request only once it is done. What they say before they have it is about something else, and a
+            // Some servers confirm a request only once it is done. Messages before the hand-over are about another request, and a
             // `send` that is dropped then sends nothing.
             () = async {
                 handed_over.wait().await;

@@ -35,7 +35,7 @@ impl AdapterConnection {
         }
     }
 
-    /// Takes a message that the budget refused. A kept outcome goes to its owner all the same; any other message is
+    /// Handles a message that the budget refused. A kept outcome still reaches its owner; any other message is
     /// dropped, and ends the calls that it answers.
     pub(super) fn take_unaffordable(self: &Arc<Self>, text: Bytes, fault: GatewayFault) {
         let is_kept = |seen: &MalformedMessage| {

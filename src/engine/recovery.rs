@@ -131,7 +131,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
 /// later.
 async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
-    let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
+    let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
     look_at_all(engine, origins, rows.into_iter().map(seen).collect(), &mut left).await;
     let mut retried = engine.retried.lock();
@@ -177,6 +177,8 @@ struct RecoveryCandidate {
     key: TaskKey,
     /// Whether an earlier process left it.
     was_seen: bool,
+    /// Whether it lost its runner in this process.
+    is_own: bool,
     /// A decision with an unknown commit, or one that could not be stored.
     tried: Option<(Arc<Task>, RecoveryDecision)>,
     /// Whether the log already names the error that delays it.
@@ -185,7 +187,7 @@ struct RecoveryCandidate {
 
 impl RecoveryCandidate {
     const fn new(key: TaskKey) -> Self {
-        Self { key, was_seen: false, tried: None, is_logged: false }
+        Self { key, was_seen: false, is_own: false, tried: None, is_logged: false }
     }
 
     /// Logs the error that delays it, once at error level: the error may last as long as the process does.
@@ -277,8 +279,9 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             // Its parent resumes it.
             Ok(ParentState::Unsettled) => break,
             Ok(ParentState::Gone) => {
-                // The subtask continues at the server, together with its own subtasks.
-                if task.recovery.call.is_some() {
+                // A server's subtask continues there, together with its own subtasks. So does an element of a split
+                // call that could not become a task here: its exchange is part of the plain call (GW-33).
+                if task.recovery.call.is_some() && !found.is_own {
                     notify_upstream(origins.of(&task.origin).as_ref(), &task).await;
                 }
                 match engine.store.remove(&found.key).await {

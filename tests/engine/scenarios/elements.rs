@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taskgate::engine::CallEvent;
+use taskgate::engine::{CallEvent, recovery};
 use taskgate::store::TaskStore;
 use taskgate::task::{
     AfterCrash, Answer, EarlyInput, Failure, Outcome, Phase, Plan, Principal, Reason, Task, TaskId, TaskKey, TaskMode,
     TaskVisibility, Timestamp,
 };
+use tokio::task::JoinSet;
 
-use super::script::{Call, Happens, Saw, Script, result};
+use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::splitting::texts;
+use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, Rules, World, millis, seconds};
 
 /// At most ten elements, three side by side; a task from the beginning.
@@ -259,6 +261,42 @@ async fn a_client_that_leaves_before_its_handle_leaves_no_row_of_the_tree() {
     assert_eq!((world.upstream.begins(), world.store.usage().tasks), (0, 0));
 }
 
+/// GW-33: rows without a parent are removed, and their calls, which the plain call waits for, go on.
+#[tokio::test(start_paused = true)]
+async fn elements_of_a_call_that_could_not_become_a_task_are_cancelled_by_no_look_at_rows() {
+    let rules = Rules { mode: TaskMode::Auto, durable: true, ..SPLIT };
+    let world = World::choosing(rules, |call| {
+        Script::returns(seconds(100), &element(call).to_string()).resumed(Resumes::Follows)
+    });
+    let (engine, stop) = (Arc::clone(&world.engine), world.ending.clone());
+    let mut looking = JoinSet::new();
+    looking.spawn(recovery::resume_rows_without_runner(engine, world.origins(), stop));
+    world.store.hold_inserts();
+    let client = world.client(&ask(&json!([1, 2])));
+    while world.store.inserted() < 2 {
+        tokio::time::sleep(millis(100)).await;
+    }
+    world.store.inserts.add_permits(2);
+    while world.store.inserted() < 3 {
+        tokio::time::sleep(millis(100)).await;
+    }
+    // The parent's row is refused, and those of its elements are not removed.
+    world.store.faults.strike(Method::Insert, StoreFault::Fails, 1);
+    world.store.faults.strike(Method::Remove, StoreFault::Fails, 2);
+    world.store.inserts.add_permits(10);
+    tokio::time::sleep(seconds(5)).await;
+    assert_eq!(world.store.unsettled().await.len(), 2);
+    tokio::time::sleep(seconds(80)).await;
+    assert_eq!(world.store.unsettled().await, [], "they are removed");
+    assert_eq!(world.upstream.cancels(), 0);
+    let events = client.await.unwrap().events().await;
+    let (_, answer) = events.last().unwrap();
+    assert_eq!(texts(&answer["result"]), ["1", "2"]);
+    world.ending.cancel();
+    looking.join_all().await;
+    world.is_idle().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_newest_message_of_an_element_stands_beside_how_many_are_done() {
     let world = World::choosing(SPLIT, |call| match element(call).as_str().unwrap() {
@@ -288,7 +326,7 @@ async fn a_question_of_an_element_outlives_a_crash_under_its_key() {
             (seconds(1), Happens::Heard(1)),
             (seconds(2), Happens::Returns(result("answered"))),
         ])
-        .resumed(super::script::Resumes::Follows),
+        .resumed(Resumes::Follows),
         _ => Script::returns(seconds(1), "quick"),
     });
     let declared = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
@@ -377,7 +415,7 @@ async fn after_a_crash_each_element_is_judged_by_itself() {
 async fn a_drain_leaves_elements_that_wait_to_the_next_life() {
     let world = World::choosing(Rules { durable: true, ..SPLIT }, |call| {
         let element = element(call).as_u64().unwrap();
-        Script::returns(seconds(element), &element.to_string()).resumed(super::script::Resumes::Follows)
+        Script::returns(seconds(element), &element.to_string()).resumed(Resumes::Follows)
     });
     let id = world.handle(&ask(&json!([9, 9, 9, 1, 2]))).await;
     tokio::time::sleep(seconds(2)).await;

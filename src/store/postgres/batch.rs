@@ -36,6 +36,7 @@ pub(super) enum WriteOutcome {
 /// Selects the writes of a batch: distinct rows and names, and enough room for all.
 #[derive(Debug, Default)]
 pub(super) struct BatchPlan {
+    /// The rows of all writes so far, also of those that are for the next batch: writes of one row keep their order.
     keys: BTreeSet<TaskKey>,
     names: BTreeSet<(Principal, Vec<u8>)>,
     writes: usize,
@@ -45,8 +46,15 @@ pub(super) struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Adds a write if it fits; else it is for the next batch. `room`: free bytes for new rows.
+    /// Adds a write if it fits; else it is for the next batch, as are later writes of its row. `room`: free bytes for
+    /// new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
+        let is_taken = self.adds(write, room);
+        self.keys.extend(write.key().cloned());
+        is_taken
+    }
+
+    fn adds(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
         }
@@ -64,7 +72,6 @@ impl BatchPlan {
         if !is_beside {
             return false;
         }
-        self.keys.extend(write.key().cloned());
         self.names.extend(name);
         self.writes += 1;
         self.bytes += bytes;
@@ -283,4 +290,23 @@ fn read(made: &MadeTransaction, has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<
         }
     }
     Ok((touched, sums))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::contract::task;
+
+    /// Else the removed row would come back.
+    #[test]
+    fn a_write_does_not_overtake_an_earlier_one_of_its_row_that_waits_for_the_next_batch() {
+        let [first, second] = [task("a", 1), task("a", 2)];
+        let insert = |task| TaskWrite::Insert(Box::new(EncodedRow::of(task)));
+        let mut plan = BatchPlan::default();
+        let room = first.stored_bytes() + second.stored_bytes() - 1;
+        assert!(plan.takes(&insert(&first), room));
+        assert!(!plan.takes(&insert(&second), room), "there is no room for both");
+        assert!(!plan.takes(&TaskWrite::Remove(second.key.clone()), room), "the insert comes first");
+        assert!(plan.takes(&TaskWrite::Remove(task("a", 3).key), room));
+    }
 }

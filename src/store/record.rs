@@ -39,11 +39,14 @@ const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The checksum does not match, or the body is no record.
+    /// The checksum does not match.
     #[error("the record is damaged")]
     Damaged,
     #[error("the record has version {0}, and this program reads version {VERSION} only; run the program that wrote it")]
     OtherVersion(u16),
+    /// The checksum matches, and this program does not know a value of the body.
+    #[error("the record has a value that this program does not know; run the program that wrote it")]
+    Unknown,
 }
 
 pub fn encode(task: &Task) -> Vec<u8> {
@@ -80,7 +83,7 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     }
     let mut body = RecordReader::new(record.slice(HEAD_LEN..));
     let task = take_task(&mut body).filter(|_| body.is_at_end());
-    task.ok_or(RecordError::Damaged)
+    task.ok_or(RecordError::Unknown)
 }
 
 fn checksum(version: u16, body: &[u8]) -> [u8; CHECKSUM_LEN] {

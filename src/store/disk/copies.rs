@@ -175,7 +175,11 @@ fn contents(conn: &Connection) -> rusqlite::Result<CheckedStore> {
         let wanted = key(row, 0)?;
         let is_whole = match reads::read(conn, &wanted)? {
             Some(ReadRow::Whole(_)) => true,
-            Some(ReadRow::Damaged { error: RecordError::Damaged | RecordError::OtherVersion(_), .. }) | None => false,
+            Some(ReadRow::Damaged {
+                error: RecordError::Damaged | RecordError::OtherVersion(_) | RecordError::Unknown,
+                ..
+            })
+            | None => false,
         };
         if !is_whole {
             found.damaged += 1;

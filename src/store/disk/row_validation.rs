@@ -24,7 +24,12 @@ impl DiskStore {
         let row = match read {
             // The row in memory is the visible one: an unfinished commit is visible nowhere or everywhere.
             ReadRow::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
-            ReadRow::Damaged { key, outline, error: error @ RecordError::OtherVersion(_), .. } => {
+            ReadRow::Damaged {
+                key,
+                outline,
+                error: error @ (RecordError::OtherVersion(_) | RecordError::Unknown),
+                ..
+            } => {
                 self.resident.set_aside(&key, &outline);
                 self.log_once(&key, "a task cannot be read, and is left as it is", &error);
                 return Err(StoreError::Io(io::Error::other(error)));

@@ -65,7 +65,7 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
     }
     let mut body = RecordReader::new(Bytes::copy_from_slice(body));
     let summary = take(key, &mut body).filter(|_| body.is_at_end());
-    summary.ok_or(RecordError::Damaged)
+    summary.ok_or(RecordError::Unknown)
 }
 
 fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {

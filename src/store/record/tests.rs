@@ -139,6 +139,33 @@ fn f68_a_whole_record_of_another_version_is_told_from_a_damaged_one() {
     }
 }
 
+/// F89: a version with the same format may know further reasons, effects and fields.
+#[test]
+fn f89_a_whole_record_with_an_unknown_value_is_told_from_a_damaged_one() {
+    let with_fault = |reason| Task {
+        phase: Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault::new(reason, Executed::No)))),
+        ..task("a", 1)
+    };
+    let with_effects = |effects| Task {
+        recovery: Recovery { pending_effects: effects, ..Recovery::default() },
+        ..with_fault(Reason::Poison)
+    };
+    let pairs = [
+        [with_fault(Reason::Poison), with_fault(Reason::StoreLost)],
+        [with_effects(PendingEffects::empty()), with_effects(PendingEffects::NOTIFY_UPSTREAM)],
+    ];
+    let mut records: Vec<Vec<u8>> = vec![[encode(&pairs[0][0]), vec![0]].concat()];
+    for [one, other] in pairs.map(|pair| pair.map(|task| encode(&task))) {
+        let at = (HEAD_LEN..one.len()).find(|at| one[*at] != other[*at]).unwrap();
+        records.push([&one[..at], &[0xf0], &one[at + 1..]].concat());
+    }
+    for mut record in records {
+        let sum = checksum(VERSION, &record[HEAD_LEN..]);
+        record[2..HEAD_LEN].copy_from_slice(&sum);
+        assert_eq!(decode(&Bytes::from(record)), Err(RecordError::Unknown));
+    }
+}
+
 #[test]
 fn every_reason_has_a_number_of_its_own() {
     let codes: Vec<u8> = REASONS.into_iter().map(reason_code).collect();

@@ -36,10 +36,20 @@ pub(super) fn break_chain(path: &Path, text: &str) {
 
 /// Gives the record with `text` an unknown version.
 fn make_newer(path: &Path, text: &str) {
+    change_record(path, text, |record| record[..2].copy_from_slice(&(record::VERSION + 1).to_be_bytes()));
+}
+
+/// Gives the record with `text` a field that no program knows (F89).
+fn make_unknown(path: &Path, text: &str) {
+    change_record(path, text, |record| record.push(0));
+}
+
+/// Changes the record with `text` as another program would write it.
+fn change_record(path: &Path, text: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let conn = Connection::open(path).unwrap();
     let sql = "SELECT row, record FROM records WHERE instr(record, CAST(?1 AS BLOB)) > 0";
     let (row, mut record): (i64, Vec<u8>) = conn.query_row(sql, [text], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
-    record[..2].copy_from_slice(&(record::VERSION + 1).to_be_bytes());
+    change(&mut record);
     let sum = digest(&SHA256, &[&record[..2], &record[18..]].concat());
     record[2..18].copy_from_slice(&sum.as_ref()[..16]);
     conn.execute("UPDATE records SET record = ?2 WHERE row = ?1", rusqlite::params![row, record]).unwrap();
@@ -65,8 +75,8 @@ const DONE: &str = "the result of the one ";
 /// Recovery, sweeps, lists and all other tasks continue, for every kind of fault in one row.
 #[tokio::test]
 async fn one_row_that_cannot_be_read_delays_nobody() {
-    let ways = [files::flip as fn(&Path, &str), break_chain, make_newer];
-    for (way, is_newer) in ways.into_iter().zip([false, false, true]) {
+    let ways = [files::flip as fn(&Path, &str), break_chain, make_newer, make_unknown];
+    for (way, is_newer) in ways.into_iter().zip([false, false, true, true]) {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&folder).await;
         // The first in every order.

@@ -160,7 +160,7 @@ pub(super) fn has_claimable() -> String {
 }
 
 /// Claims up to `$5` rows, and their subtasks: a subtask follows its parent if that is claimable too. `$3`, `$4` as in
-/// [`is_claimable`]. A dead incarnation claims none.
+/// [`is_claimable`]. A dead incarnation claims none. In no order, which each portion would have to read all rows for.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},
@@ -172,7 +172,7 @@ fn claim() -> String {
             AND NOT EXISTS (
                 SELECT FROM tg_task p WHERE p.id = t.parent AND p.owner = t.owner
                 AND p.holder + 0 = ANY ((SELECT dead.all FROM dead)::bigint[]))
-            ORDER BY t.id LIMIT $5 FOR UPDATE OF t SKIP LOCKED),
+            LIMIT $5 FOR UPDATE OF t SKIP LOCKED),
         tree AS (
             SELECT id, owner FROM picked
             UNION SELECT c.id, c.owner FROM tree JOIN tg_task c ON c.owner = tree.owner AND c.parent = tree.id

@@ -81,6 +81,36 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     }
 }
 
+/// However many rows a dead replica left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_reads_the_rows_that_it_takes_and_few_others() {
+    const PORTION: usize = 100;
+    const PORTIONS: usize = 50;
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let patient = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(30));
+    let store = opened(patient).await;
+    fill(server, &schema, 20_000);
+    server.psql(&format!(
+        "UPDATE {schema}.tg_task SET holder = 900, settled = false;
+        INSERT INTO {schema}.tg_lane (incarnation, epoch) VALUES (900, 0);
+        INSERT INTO {schema}.tg_replica (incarnation, name, address, version, record_reads, config_digest, key_print, dead, died)
+        VALUES (900, 'gone', '', '', 1, '', '', true, now())"
+    ));
+    server.psql(&format!("VACUUM ANALYZE {schema}.tg_task"));
+    until("its death is seen", || store.replicas().has_dead()).await;
+    let before = settled_counts(server, &schema, "tg_task", &store).await;
+    for _ in 0..PORTIONS {
+        assert_eq!(store.claim(PORTION, &known()).await.unwrap().len(), PORTION);
+    }
+    let after = settled_counts(server, &schema, "tg_task", &store).await;
+    store.close().await;
+    let (index, table) = (after.0 - before.0, after.1 - before.1);
+    println!("{index} rows by indexes, {table} others");
+    let claimed = u64::try_from(PORTION * PORTIONS).unwrap();
+    assert!((claimed..=10 * claimed).contains(&index) && table == 0, "{index} by indexes, {table} others");
+}
+
 /// However many owners have sums.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {

@@ -70,6 +70,7 @@ impl DiskStore {
             hooks,
             stored_bytes_max: settings.stored_bytes_max,
             conn: Some(conn),
+            is_memory_current: false,
             resident: Arc::clone(&resident),
             monitor: Arc::clone(&monitor),
             seen: Arc::clone(&seen),

@@ -53,6 +53,8 @@ pub(super) struct DiskWriter {
     pub(super) stored_bytes_max: usize,
     /// `None` from a failure until the file is reopened.
     pub(super) conn: Option<Connection>,
+    /// Whether the connection was dropped for lack of room alone, so that memory still shows what is in the file.
+    pub(super) is_memory_current: bool,
     pub(super) identity: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
@@ -259,7 +261,7 @@ impl DiskWriter {
         let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
         self.monitor.set_space(DiskSpace { free: 0, all });
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
-        self.conn = None;
+        self.drop_without_room();
         if let Some(ballast) = &self.ballast {
             match ballast.drop_it() {
                 Ok(true) => tracing::warn!("the disk is full: the ballast is released, so that tasks can be finished"),
@@ -269,7 +271,7 @@ impl DiskWriter {
         }
         match self.attempt(waiting, 0, &mut || None) {
             Err(error) if is_full(&error) => {
-                self.conn = None;
+                self.drop_without_room();
                 // One by one: a growing row must not keep others from shrinking.
                 let mut outcomes = Vec::with_capacity(waiting.len());
                 for one in std::mem::take(waiting) {
@@ -320,7 +322,7 @@ impl DiskWriter {
             Err(error) => {
                 let is_full = is_full(&error);
                 if is_full {
-                    self.conn = None;
+                    self.drop_without_room();
                     self.settle();
                 } else {
                     self.failed(&error);
@@ -333,6 +335,12 @@ impl DiskWriter {
                 })
             }
         }
+    }
+
+    /// Drops the connection of a transaction that found no room. It wrote nothing, so memory need not be read again,
+    /// which takes time in proportion to all rows.
+    fn drop_without_room(&mut self) {
+        self.is_memory_current |= self.conn.take().is_some();
     }
 
     pub(super) fn settle(&mut self) {
@@ -348,6 +356,7 @@ impl DiskWriter {
         tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
         self.conn = None;
+        self.is_memory_current = false;
         if is_corrupt(error) {
             self.monitor.set_damaged();
         }
@@ -362,8 +371,8 @@ impl DiskWriter {
         }
     }
 
-    /// Removes unresolved rows, and reloads memory: a commit that was reported as failed may have happened. There is no
-    /// connection until the removal succeeds.
+    /// Removes unresolved rows, and reloads memory: a commit that was reported as failed may have happened, unless it
+    /// found no room. There is no connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
         let opened = self.open_again();
@@ -385,8 +394,10 @@ impl DiskWriter {
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
-        let (sums, _) = totals(&conn).map_err(wrong)?;
-        self.resident.reset(sums);
+        if !std::mem::take(&mut self.is_memory_current) {
+            let (sums, _) = totals(&conn).map_err(wrong)?;
+            self.resident.reset(sums);
+        }
         self.conn = Some(conn);
         Ok(())
     }

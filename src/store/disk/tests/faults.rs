@@ -93,6 +93,36 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
     assert_eq!(store.usage().tasks, 2);
 }
 
+/// F53: on a full disk, each refused write would else cost a look at all rows.
+#[tokio::test]
+async fn f53_a_write_without_room_leaves_memory_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let is_full = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_full);
+    let full: FaultHook = Box::new(move || match switch.load(Ordering::SeqCst) {
+        true => Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None)),
+        false => Ok(()),
+    });
+    let store = DiskStore::open_with(settings(&folder), FaultHooks { before_commit: Some(full), ..roomy() });
+    let store = store.await.unwrap();
+    let (one, other) = (task("a", 1), task("a", 2));
+    let revision = store.insert(&one).await.unwrap();
+    store.insert(&other).await.unwrap();
+    let done = settled(one, "r");
+    is_full.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let refused = store.replace(revision, WriteRole::Holder, &done).await;
+        assert!(matches!(refused, Err(StoreError::NoRoom)), "{refused:?}");
+        assert!(store.resident.live(&other.key).is_some(), "it would be read from the disk again");
+    }
+    is_full.store(false, Ordering::SeqCst);
+    store.replace(revision, WriteRole::Holder, &done).await.unwrap();
+    let usage = store.usage();
+    assert_eq!((usage.tasks, usage.unsettled), (2, 1));
+    store.close().await;
+    assert_eq!(open(&folder).await.usage(), usage, "the sums are those of the file");
+}
+
 /// F53: below the low-water mark running tasks can finish, and none starts, until there is space again.
 #[tokio::test]
 async fn f53_nothing_new_is_taken_below_the_low_water_mark() {

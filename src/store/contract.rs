@@ -65,6 +65,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     sums_follow_every_write(&*roomy().await).await;
     a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(&*roomy().await).await;
     a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
+    a_write_to_an_expired_task_takes_no_name_from_a_newer_one(&*roomy().await).await;
     concurrent_writers_lose_no_write(roomy().await).await;
     a_task_that_ended_without_its_call_has_no_name(&*roomy().await).await;
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
@@ -574,6 +575,22 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
     assert_eq!(store.sweep(START.after(TTL), 9).await.unwrap(), 1);
     let found = store.find_idempotent(&Principal::new("a"), &NAME.key, START.after(TTL)).await.unwrap();
     assert_eq!(found.map(|row| row.task.key.id.bits()), Some(6), "the sweep of the first took nothing from it");
+}
+
+/// GW-46: an expired task is still written once its upstream was notified.
+async fn a_write_to_an_expired_task_takes_no_name_from_a_newer_one(store: &impl TaskStore) {
+    let first = named("a", 1);
+    let revision = store.insert(&first).await.unwrap();
+    let cancelled = transition(first, Event::CancelRequested, START).0;
+    let revision = store.replace(revision, WriteRole::Command, &cancelled).await.unwrap();
+    let late = cancelled.expires_at();
+    store.insert(&Task { created_at: late, ..named("a", 2) }).await.unwrap();
+    let notified = transition(cancelled, Event::Notified, late).0;
+    store.replace(revision, WriteRole::Holder, &notified).await.unwrap();
+    let found = store.find_idempotent(&Principal::new("a"), &NAME.key, late).await.unwrap();
+    assert_eq!(found.map(|row| row.task.key.id.bits()), Some(2));
+    let third = store.insert(&Task { created_at: late, ..named("a", 3) }).await;
+    assert!(matches!(third, Err(StoreError::Exists)), "{third:?}");
 }
 
 /// A repeated call runs if the first one did not.

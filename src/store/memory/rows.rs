@@ -115,6 +115,20 @@ impl OwnerRows {
         }
     }
 
+    /// Updates a task's idempotency key after a write. The key of an expired task may belong to a newer one (GW-46).
+    fn rename(&mut self, old: &Task, new: &Task) {
+        let Some(named) = old.idempotency else { return };
+        let Entry::Occupied(mut holder) = self.by_name.entry(named.key) else { return };
+        if holder.get().id != new.key.id {
+            return;
+        }
+        if new.idempotency.is_some() {
+            holder.insert(IdempotentTask::of(new));
+        } else {
+            holder.remove();
+        }
+    }
+
     pub(super) fn is_taken(&self, task: &Task) -> bool {
         let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
         holder.is_some_and(|holder| holder.is_there(task.created_at))
@@ -273,10 +287,7 @@ impl MemoryRows {
         if let Some(owner) = self.owners.lock().get_mut(&new.key.owner) {
             owner.usage.unsettled -= settled_now;
             owner.usage.bytes = owner.usage.bytes + after - before;
-            owner.name(new);
-            if let Some(named) = old.idempotency.filter(|_| new.idempotency.is_none()) {
-                owner.by_name.remove(&named.key);
-            }
+            owner.rename(old, new);
             owner.by_last_update.remove(&(old.updated_at, old.key.id));
             owner.by_last_update.insert((new.updated_at, new.key.id));
         }

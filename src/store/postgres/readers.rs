@@ -314,7 +314,8 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
     }
 }
 
-/// Connections that are used in turn.
+/// Connections for lists and for looks that need no group: an idle one first, so that a slow list delays no other read
+/// as long as there is one.
 #[derive(Debug)]
 pub(super) struct ListReaders {
     readers: Vec<Arc<ReaderConnection>>,
@@ -333,11 +334,12 @@ impl ListReaders {
         }
     }
 
+    /// An idle connection, or else the next one in turn.
     pub(super) fn reader(&self) -> Result<&ReaderConnection, StoreError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        self.readers
-            .get(next.checked_rem(self.readers.len()).unwrap_or(0))
-            .map(|reader| &**reader)
-            .ok_or_else(super::closed)
+        let (before, from) = self.readers.split_at(next.checked_rem(self.readers.len()).unwrap_or(0));
+        let mut in_turn = from.iter().chain(before).map(|reader| &**reader);
+        let is_idle = |reader: &&ReaderConnection| reader.slot.try_lock().is_ok();
+        in_turn.clone().find(is_idle).or_else(|| in_turn.next()).ok_or_else(super::closed)
     }
 }

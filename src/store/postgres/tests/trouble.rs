@@ -362,3 +362,25 @@ async fn a_host_that_says_nothing_is_passed_over() {
     assert!(store.load(&one.key, START).await.unwrap().is_some());
     store.close().await;
 }
+
+/// As an operator's survey of many tasks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_takes_long_delays_no_look_for_a_single_task() {
+    let Some(server) = shared() else { return };
+    let store = opened(settings(server, &new_schema())).await;
+    let (release, held) = oneshot::channel::<()>();
+    let slow = async {
+        let reader = store.lists.reader().unwrap();
+        reader.read(async |_| Ok(held.await)).await
+    };
+    let looks = async {
+        for key in 0..2 * LIST_READERS {
+            let key = Digest([u8::try_from(key).unwrap(); 32]);
+            assert!(store.find_idempotent(&Principal::new("a"), &key, START).await.unwrap().is_none());
+        }
+        release.send(()).unwrap();
+    };
+    let (slow, ()) = tokio::join!(biased; slow, looks);
+    assert!(slow.is_ok_and(|held| held.is_ok()), "it is as long as the looks");
+    store.close().await;
+}

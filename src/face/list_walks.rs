@@ -15,8 +15,8 @@ use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload};
 
 /// The most lists that clients are reading.
 const WALKS_MAX: usize = 256;
-/// The most bytes of one list's names; beyond them it begins anew.
-const NAME_BYTES_MAX: usize = 128 << 10;
+/// The most bytes of one list's names and cursors; beyond them it begins anew.
+const KEPT_BYTES_MAX: usize = 192 << 10;
 
 #[derive(Debug)]
 pub(super) struct ListWalks {
@@ -61,7 +61,7 @@ impl ListWalks {
         pages.read(page);
         let end = pages.end();
         self.circular.note(&self.upstream, PagedList::Tools, end);
-        if let Some(next) = next.filter(|_| end.is_none() && pages.name_bytes() <= NAME_BYTES_MAX) {
+        if let Some(next) = next.filter(|_| end.is_none() && pages.kept_bytes() <= KEPT_BYTES_MAX) {
             self.walks.insert(self.key(reader, &next), &reader.counted_as, Arc::new(pages));
         }
         end
@@ -108,6 +108,24 @@ mod tests {
         assert_eq!(read(&ada, Some("x"), &["c"], "y"), None);
         assert_eq!(read(&ada, Some("x"), &["c"], "y"), None, "the same page again is no circle");
         assert_eq!(walks.read(&ada, Some(&cursor("y")), &page(&["d"], &Value::Null)), Some(ListEnd::Complete));
+    }
+
+    #[test]
+    fn a_list_of_long_cursors_or_many_names_is_not_kept() {
+        let walks = ListWalks::new(&Arc::from("up"));
+        let reader = ListReader::in_session(7, Principal::local());
+        let read = |sent: Option<&str>, names: &[&str], next: &str| {
+            walks.read(&reader, sent.map(cursor).as_ref(), &page(names, &json!(next)))
+        };
+        let (long, short) = ("x".repeat(KEPT_BYTES_MAX), "y".repeat(8));
+        let many: Vec<_> = (0..KEPT_BYTES_MAX / 64).map(|number| number.to_string()).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        for (names, next) in [(&["a"][..], &*long), (&many, "z")] {
+            assert_eq!(read(None, names, next), None);
+            assert_eq!(walks.walks.len(), 0, "{} names", names.len());
+        }
+        assert_eq!(read(None, &["a"], &short), None);
+        assert_eq!(walks.walks.len(), 1);
     }
 
     #[test]

@@ -59,12 +59,15 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
 
+/// What a name or a cursor takes beside its text.
+const ENTRY_BYTES: usize = 64;
+
 #[derive(Debug)]
 pub struct ListPages {
     list: PagedList,
     pages_left: usize,
     names: HashSet<String>,
-    name_bytes: usize,
+    kept_bytes: usize,
     cursors: Vec<Payload>,
     end: Option<ListEnd>,
 }
@@ -78,7 +81,7 @@ pub enum ListEnd {
 
 impl ListPages {
     pub fn new(list: PagedList, pages_max: usize) -> Self {
-        Self { list, pages_left: pages_max, names: HashSet::new(), name_bytes: 0, cursors: Vec::new(), end: None }
+        Self { list, pages_left: pages_max, names: HashSet::new(), kept_bytes: 0, cursors: Vec::new(), end: None }
     }
 
     /// For the rest of a list after `cursor`, whose earlier pages are unknown.
@@ -87,10 +90,10 @@ impl ListPages {
         Self { cursors: cursor.into_iter().map(Payload::detached).collect(), ..Self::new(list, pages_max) }
     }
 
-    /// The size of the names of all pages.
+    /// About the memory that the names and cursors of all pages take.
     #[must_use]
-    pub const fn name_bytes(&self) -> usize {
-        self.name_bytes
+    pub const fn kept_bytes(&self) -> usize {
+        self.kept_bytes
     }
 
     pub fn params(&self) -> Option<Payload> {
@@ -114,10 +117,10 @@ impl ListPages {
                 let name = Object::of(&item).and_then(|item| item.get_string(self.list.key()));
                 named |= name.is_some();
                 if let Some(name) = name {
-                    let bytes = name.len();
+                    let bytes = ENTRY_BYTES + name.len();
                     if self.names.insert(name) {
                         is_new = true;
-                        self.name_bytes += bytes;
+                        self.kept_bytes += bytes;
                     }
                 }
             }
@@ -133,7 +136,10 @@ impl ListPages {
             Some(_) if self.pages_left == 0 => Some(ListEnd::TooManyPages),
             Some(_) => None,
         };
-        self.cursors.extend(next.filter(|_| self.end.is_none()).map(|next| next.detached()));
+        if let Some(next) = next.filter(|_| self.end.is_none()) {
+            self.kept_bytes += ENTRY_BYTES + next.len();
+            self.cursors.push(next.detached());
+        }
         !is_repeated
     }
 

@@ -1,7 +1,7 @@
 //! Remembers the servers' questions that the pipe forwarded: the audit distinguishes their answers from other responses, and
 //! a client that may no longer use the asking call's tool cannot answer them (SEC-62).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::in_flight::request_key;
 use super::session_cache::ClientSession;
@@ -14,12 +14,14 @@ const QUESTIONS_MAX: usize = 16_384;
 #[derive(Clone, Debug)]
 pub(super) struct ForwardedQuestion {
     /// The tool of the call that asked; `None` for other requests, and on the session's own stream.
-    pub(super) tool: Option<Arc<str>>,
+    pub(super) tool: Option<Box<str>>,
+    /// The call's own name of its tool, which exists as long as the call.
+    call: Option<Weak<str>>,
 }
 
 impl RecentValue for ForwardedQuestion {
     fn is_in_use(&self) -> bool {
-        self.tool.as_ref().is_some_and(RecentValue::is_in_use)
+        self.call.as_ref().is_some_and(|call| call.strong_count() > 0)
     }
 }
 
@@ -36,9 +38,9 @@ impl Default for ForwardedQuestions {
 }
 
 impl ForwardedQuestions {
-    pub(super) fn note(&self, session: &ClientSession, id: &RequestId, tool: Option<Arc<str>>) {
-        let key = request_key(session.token.nonce, id);
-        self.unanswered.insert(key, session.counted_as(), ForwardedQuestion { tool });
+    pub(super) fn note(&self, session: &ClientSession, id: &RequestId, tool: Option<&Arc<str>>) {
+        let question = ForwardedQuestion { tool: tool.map(|tool| (**tool).into()), call: tool.map(Arc::downgrade) };
+        self.unanswered.insert(request_key(session.token.nonce, id), session.counted_as(), question);
     }
 
     /// The question that a response with this id answers. Only the first response does.

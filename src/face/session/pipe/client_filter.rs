@@ -165,7 +165,7 @@ impl ClientFilter {
         }
         let filtered = self.request_within(request, &self.session.token.capabilities);
         if matches!(filtered, FilteredMessage::Same) {
-            self.shared.open.forwarded_questions.note(&self.session, &request.id, self.tool.clone());
+            self.shared.open.forwarded_questions.note(&self.session, &request.id, self.tool.as_ref());
         }
         filtered
     }

@@ -64,11 +64,11 @@ pub(crate) struct OwnedValue<V> {
     pub(crate) value: V,
 }
 
-/// A value in the map, and the value that made room for it.
+/// A value in the map, and the values that made room for it.
 #[derive(Debug)]
 pub(crate) struct EnteredValue<V> {
     pub(crate) value: V,
-    pub(crate) evicted: Option<V>,
+    pub(crate) evicted: Vec<V>,
 }
 
 impl<V: RecentValue> RecentMap<V> {
@@ -123,7 +123,7 @@ impl<V: RecentValue> RecentMap<V> {
     pub(crate) fn get_or_insert_with(&self, key: u128, new: impl FnOnce() -> OwnedValue<V>) -> EnteredValue<V> {
         let mut shard = self.shard(key).lock();
         if let Some(value) = shard.touch(key) {
-            return EnteredValue { value: value.clone(), evicted: None };
+            return EnteredValue { value: value.clone(), evicted: Vec::new() };
         }
         let OwnedValue { owner, value } = new();
         let evicted = shard.make_room(self.shard_entries_max);
@@ -167,15 +167,17 @@ impl<V: RecentValue> RecentShard<V> {
         Some(entry.value)
     }
 
-    /// Returns the value that made room. Linear in the size of one shard, and only if it is full.
-    fn make_room(&mut self, entries_max: usize) -> Option<V> {
-        if self.entries.len() < entries_max {
-            return None;
+    /// Returns the values that made room: several after a time in which more were in use than there is room for. Linear in
+    /// the size of one shard for each, and only if it is full.
+    fn make_room(&mut self, entries_max: usize) -> Vec<V> {
+        let mut evicted = Vec::new();
+        while self.entries.len() >= entries_max {
+            let idle = self.entries.iter().filter(|(_, entry)| !entry.value.is_in_use());
+            let rank = |entry: &RecentEntry<V>| (self.counts.get(&entry.owner).copied(), Reverse(entry.last_use));
+            let Some(key) = idle.max_by_key(|(_, entry)| rank(entry)).map(|(key, _)| *key) else { break };
+            evicted.extend(self.remove(key));
         }
-        let idle = self.entries.iter().filter(|(_, entry)| !entry.value.is_in_use());
-        let rank = |entry: &RecentEntry<V>| (self.counts.get(&entry.owner).copied(), Reverse(entry.last_use));
-        let evicted = idle.max_by_key(|(_, entry)| rank(entry)).map(|(key, _)| *key)?;
-        self.remove(evicted)
+        evicted
     }
 }
 
@@ -284,5 +286,7 @@ mod tests {
         recent.get_or_default(4, &ada());
         assert!(!recent.contains(3) && recent.contains(0), "the only one out of use made room");
         drop(busy);
+        recent.get_or_default(5, &ada());
+        assert_eq!(recent.len(), 2, "more than there is room for are kept only while they are in use");
     }
 }

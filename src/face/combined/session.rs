@@ -63,7 +63,7 @@ impl CombinedUpstreams {
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
-        if let Some(KnownSession { session, caller }) = forgotten {
+        for KnownSession { session, caller } in forgotten {
             let (shared, scope) = (Arc::clone(self), &self.common().scope);
             let closing = async move {
                 for (upstream, id) in session.open_members() {

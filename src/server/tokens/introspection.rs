@@ -95,9 +95,10 @@ impl Introspector {
             let paid = if asking.good.contains_key(&key) { None } else { Some(asking.budget.take(network)?) };
             let answer = asking.look_up(&token).await;
             match (&answer, paid) {
-                (IntrospectionAnswer::Active(_), Some(paid)) => paid.give_back(),
-                (IntrospectionAnswer::Active(_), None)
-                | (IntrospectionAnswer::Inactive | IntrospectionAnswer::Away, _) => (),
+                // The token is good, or nothing is known about it.
+                (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Away, Some(paid)) => paid.give_back(),
+                (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Away, None)
+                | (IntrospectionAnswer::Inactive, _) => (),
             }
             asking.note(key, &answer);
             Ok(answer)

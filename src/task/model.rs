@@ -149,7 +149,8 @@ pub struct Recovery {
 
 bitflags::bitflags! {
     /// Effects of a task's changes that are still to be performed, if need be by a later process. Stores keep them as one
-    /// number and hold a task's row for a process while there are any, so a new effect changes no store.
+    /// number and hold a task's row for a process while there are any: a new effect changes no store but the version of its
+    /// format, as an older gateway cannot perform it.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct PendingEffects: u8 {
         /// Notify the upstream that the result is unwanted: the task settled without it.

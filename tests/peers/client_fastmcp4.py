@@ -31,7 +31,7 @@ async def drive(url: str, case: str, tool: str, arguments: dict[str, Any], wire:
         task = await call_tool_task(client, tool, arguments)
         await task.status()
         await task.cancel()
-        final = await task.wait(timeout=20)
+        final = await task.wait(timeout=120)
         return {"outcome": final.status, "text": final.status_message or ""}
 
 

@@ -120,7 +120,7 @@ async def fastmcp(facts: Facts, plan: dict[str, Any], url: str) -> None:
         facts["prompt"] = said_by((await client.get_prompt(prompt["name"], prompt["arguments"])).messages)
         task = await call_tool_task(client, *call_of(plan["slow"]))
         facts["task"] = task.task_id
-        await task.wait(timeout=20)
+        await task.wait(timeout=120)
         facts["slow"] = text_of((await task.result()).content)
         facts["answered"] = text_of((await client.call_tool(*call_of(plan["ask"]))).content)
 

@@ -68,7 +68,7 @@ async def fastmcp(facts: dict[str, Any], fast: Any, slow: Any, command: list[str
         facts["slow"] = text_of((await client.call_tool(*slow)).content)
         task = await call_tool_task(client, *slow)
         facts["task"] = task.task_id
-        await task.wait(timeout=20)
+        await task.wait(timeout=120)
         facts["as_task"] = text_of((await task.result()).content)
 
 

@@ -25,6 +25,7 @@ mod item_refusal;
 mod lazy_timer;
 mod list_walks;
 pub mod listen_permits;
+mod named_item;
 mod notification_subscriber;
 pub mod operators;
 pub mod own_metadata;

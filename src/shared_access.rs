@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess};
+use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess};
 
 /// Requests are judged by the newest configuration, which may lack the credential that admitted them: here, or at the
 /// replica that forwarded them.
@@ -50,8 +50,18 @@ impl SharedAccess {
 
     /// Whether a caller may use the upstream and tool of its task.
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
+        self.has_item(caller, upstream, AccessItem::Tool(tool))
+    }
+
+    /// Whether a caller may use an upstream and an item of it, with any arguments.
+    pub fn has_item(&self, caller: &Caller, upstream: &str, item: AccessItem<'_>) -> bool {
         let access = self.0.borrow();
-        access.callers.have(&caller.principal) && access.table.has_tool(caller, upstream, tool)
+        access.callers.have(&caller.principal) && access.table.has_item(caller, upstream, item)
+    }
+
+    /// Whether rules decide about callers without a credential, too.
+    pub fn has_rules(&self) -> bool {
+        !self.0.borrow().table.rules().rules.is_empty()
     }
 
     /// Returns once there are other rules.
@@ -91,9 +101,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::task::{
-        AccessItem, AccessRules, AccessVerdict, CredentialHolders, DecisionArguments, Principal, PrincipalAccess,
-    };
+    use crate::task::{AccessRules, AccessVerdict, CredentialHolders, DecisionArguments, Principal, PrincipalAccess};
 
     fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
         let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };

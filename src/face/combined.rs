@@ -275,13 +275,9 @@ debug_members!(CombinedEndpoint, |endpoint| settings: endpoint.0.settings);
 #[async_trait]
 impl Endpoint for CombinedEndpoint {
     async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
-        let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
+        let holder = inbound.caller.clone();
         let response = affinity::answer(&self.0, inbound).await;
-        match holder {
-            Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // A client without a credential has no right that could be withdrawn.
-            None => response,
-        }
+        ending_with(response, || self.withheld_from(&holder))
     }
 
     fn is_for(&self, caller: &Caller) -> bool {

@@ -89,7 +89,7 @@ impl UpstreamEndpoint {
             }
             return bare(StatusCode::NOT_FOUND);
         }
-        let holder = inbound.caller.has_credential().then(|| inbound.caller.clone());
+        let holder = inbound.caller.clone();
         let (forwarded, carriage) =
             (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
         inbound.forwarded = forwarded.clone();
@@ -103,11 +103,9 @@ impl UpstreamEndpoint {
             Some(login) => login.relay(response, &forwarded, carriage),
             None => response,
         };
-        match holder {
-            Some(holder) if carries_notifications => ending_with(response, || self.access_changed(&holder)),
-            Some(holder) => ending_with(response, || self.withheld_from(&holder)),
-            // A client without a key has no right that could be withdrawn.
-            None => response,
+        match carries_notifications {
+            true => ending_with(response, || self.access_changed(&holder)),
+            false => ending_with(response, || self.withheld_from(&holder)),
         }
     }
 

@@ -122,7 +122,7 @@ impl SessionFace {
             served.settings.result_bytes_max,
         );
         let tools = known_tools::KnownTools::default();
-        let called = called_items::CalledItems::new(served.engine.began());
+        let called = called_items::CalledItems::new();
         let shared = SessionFaceState {
             served,
             sessions,

@@ -172,11 +172,10 @@ impl PrincipalAccessTable {
         }
     }
 
-    /// Whether a caller may still use the upstream and tool of its task.
-    pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
-        let any = DecisionArguments::Any;
-        self.has_upstream(caller, upstream)
-            && self.tools_of(caller, upstream).decision(AccessItem::Tool(tool), any).verdict == AccessVerdict::Allowed
+    /// Whether a caller may use an upstream and an item of it, with any arguments.
+    pub fn has_item(&self, caller: &Caller, upstream: &str, item: AccessItem<'_>) -> bool {
+        let decided = || self.tools_of(caller, upstream).decision(item, DecisionArguments::Any).verdict;
+        self.has_upstream(caller, upstream) && decided() == AccessVerdict::Allowed
     }
 
     /// Decides about an item, and about its upstream.

@@ -1,7 +1,5 @@
 //! Sends a call's replay buffer to its client, also from `Last-Event-ID` on.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 
@@ -11,6 +9,7 @@ use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse, SingleEventBody, joined_body};
+use crate::face::named_item::NamedItem;
 use crate::face::sealed::{IdKind, SessionToken, event_id, read_event_id};
 use crate::face::served::Served;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
@@ -23,13 +22,12 @@ pub(in crate::face) struct ReplayStream {
     /// Absent if the events have no ids.
     sealed: Option<String>,
     request: Option<RequestId>,
-    /// Of a call.
-    tool: Option<Arc<str>>,
+    item: Option<NamedItem>,
 }
 
 impl ReplayStream {
-    pub(in crate::face) const fn new(reader: ReplayReader, tool: Option<Arc<str>>) -> Self {
-        Self { reader, sealed: None, request: None, tool }
+    pub(in crate::face) const fn new(reader: ReplayReader, item: Option<NamedItem>) -> Self {
+        Self { reader, sealed: None, request: None, item }
     }
 
     /// Responds with JSON if no event precedes the result in time.
@@ -61,7 +59,7 @@ impl ReplayStream {
         let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             let sealed = served.seal_own(IdKind::EventStream, self.reader.stream());
-            replays.keep(token.nonce, id, self.tool.clone(), &self.reader);
+            replays.keep(token.nonce, id, self.item.clone(), &self.reader);
             if token.client_version.traits().has_primers {
                 primer = format!("id: {}\ndata:\n\n", event_id(&sealed, 0));
             }
@@ -112,8 +110,8 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes a call's stream after this event (LEG-09); `None` if it is unknown or no longer buffered, or `caller` may not use the
-/// call's tool any more.
+/// Resumes a request's stream after this event (LEG-09); `None` if it is unknown or no longer buffered, or `caller` may not use the
+/// tool, prompt or resource of the request any more.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     served: &Served,
@@ -124,13 +122,14 @@ pub(in crate::face) fn take_up(
     let (sealed, number) = read_event_id(last_event)?;
     let stream = served.sealer.open(IdKind::EventStream, None, sealed)?.id.random;
     let stream = replays.find(token.nonce, stream)?;
-    let is_lost = |tool: &str| !served.engine.access().has_tool(caller, served.upstream.name(), tool);
-    if stream.tool.as_deref().is_some_and(is_lost) {
+    let access = served.engine.access();
+    let is_lost = |item: &NamedItem| !access.has_item(caller, served.upstream.name(), item.as_access_item());
+    if stream.item.as_ref().is_some_and(is_lost) {
         return None;
     }
     let reader = stream.read_after(number);
     let replay =
-        ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(stream.request), tool: stream.tool };
+        ReplayStream { reader, sealed: Some(sealed.to_owned()), request: Some(stream.request), item: stream.item };
     Some(event_stream(call_stream::stream(replay, addressee(None, AcceptedTypes::EventStream), None)))
 }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::dialect::faults::gateway_error;
 use crate::face::http::ResponseBody;
+use crate::face::named_item::NamedItem;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{JsonPieces, RequestId, RpcError};
@@ -338,8 +339,7 @@ struct ReplayIndex {
 struct ReplayEntry {
     id: u128,
     request: RequestId,
-    /// Of a call.
-    tool: Option<Arc<str>>,
+    item: Option<NamedItem>,
     log: Arc<ReplayBuffer>,
     is_answered: bool,
 }
@@ -348,8 +348,7 @@ struct ReplayEntry {
 #[derive(Debug)]
 pub(in crate::face) struct ResumableStream {
     pub(in crate::face) request: RequestId,
-    /// Of a call.
-    pub(in crate::face) tool: Option<Arc<str>>,
+    pub(in crate::face) item: Option<NamedItem>,
     log: Arc<ReplayBuffer>,
 }
 
@@ -368,7 +367,13 @@ impl ReplayBuffers {
     }
 
     /// Makes a buffer resumable once its client learns the stream's id.
-    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, tool: Option<Arc<str>>, reader: &ReplayReader) {
+    pub(in crate::face) fn keep(
+        &self,
+        nonce: u128,
+        request: RequestId,
+        item: Option<NamedItem>,
+        reader: &ReplayReader,
+    ) {
         let (log, id) = (&reader.log, reader.log.stream);
         log.state.send_modify(|state| state.is_kept = true);
         let mut kept = self.kept.lock();
@@ -376,7 +381,7 @@ impl ReplayBuffers {
         if streams.len() >= PER_SESSION_MAX {
             streams.pop_front();
         }
-        streams.push_back(ReplayEntry { id, request, tool, log: Arc::clone(log), is_answered: false });
+        streams.push_back(ReplayEntry { id, request, item, log: Arc::clone(log), is_answered: false });
         self.settle(&mut kept, nonce, id);
         self.tidy(&mut kept);
     }
@@ -391,9 +396,9 @@ impl ReplayBuffers {
     pub(in crate::face) fn find(&self, nonce: u128, id: u128) -> Option<ResumableStream> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
-        let ReplayEntry { request, tool, log, .. } =
+        let ReplayEntry { request, item, log, .. } =
             kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
-        Some(ResumableStream { request: request.clone(), tool: tool.clone(), log: Arc::clone(log) })
+        Some(ResumableStream { request: request.clone(), item: item.clone(), log: Arc::clone(log) })
     }
 
     pub(in crate::face) fn forget(&self, nonce: u128) {

@@ -31,6 +31,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPo
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key;
+use crate::face::named_item::NamedItem;
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::served::Served;
@@ -136,7 +137,7 @@ pub(super) fn begin_on(
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (writer, reader) = shared.open.replays.begin((shared.served.random)());
-    let stream = ReplayStream::new(reader, tool.as_deref().map(Arc::from));
+    let stream = ReplayStream::new(reader, params.and_then(|params| NamedItem::of(&request.method, params)));
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),

@@ -71,6 +71,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     if inbound.endpoint_session.is_some() {
         shared.begins_again(token.nonce);
     }
+    shared.keep_called(token.nonce, &inbound.caller, &SessionAsker::of(inbound).counted_as());
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
     response.headers_mut().insert(headers::SESSION_ID, sealed);

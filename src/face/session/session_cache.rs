@@ -85,7 +85,7 @@ impl<'a> SessionAsker<'a> {
         Self { caller: &inbound.caller, client: inbound.client }
     }
 
-    fn counted_as(self) -> Principal {
+    pub(super) fn counted_as(self) -> Principal {
         self.caller.principal.counted_at(self.client)
     }
 }

@@ -65,8 +65,11 @@ fn the_lists_beside_a_key_narrow_its_principal_alone() {
             Vec::new(),
             &[],
         );
-        assert_eq!(table.has_tool(&caller, upstream, tool), expected, "{said}");
-        assert!(table.has_tool(&Caller::of(Principal::holding("bob")), upstream, tool), "others: {said}");
+        assert_eq!(table.has_item(&caller, upstream, AccessItem::Tool(tool)), expected, "{said}");
+        assert!(
+            table.has_item(&Caller::of(Principal::holding("bob")), upstream, AccessItem::Tool(tool)),
+            "others: {said}"
+        );
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
 use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite};
-use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, until};
+use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, until};
 
 async fn acting() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
@@ -175,47 +175,88 @@ impl Gate {
     }
 }
 
+/// A server that repeats an answer for the event `e1`, and the events of its first call.
+async fn repeating() -> (BodySender, ScriptedServer) {
+    let (call, once) = Once::events();
+    let server = ScriptedServer::start(move |seen| match seen.method.as_str() {
+        "GET" => {
+            let (events, reply) = BodySender::open();
+            match seen.header("last-event-id") {
+                Some(_) => events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"canary\":1}}\n\n"),
+                None => events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/marker" })),
+            }
+            events.stay_open();
+            Some(reply)
+        }
+        _ if seen.is_call() || seen.rpc() == "completion/complete" => once.take(),
+        _ if seen.rpc() == "tools/list" => {
+            let tools = ["quick", "free"].map(|name| json!({ "name": name, "inputSchema": {} }));
+            Some(answer(seen, &json!({ "tools": tools })))
+        }
+        _ => None,
+    });
+    (call, server.await)
+}
+
+/// Leaves a request behind its event `e1`.
+async fn leave(gate: &Gate, request: Ask, events: BodySender) {
+    events.numbered("e1", &json!({ "jsonrpc": "2.0", "method": "notifications/begun" }));
+    let (first, stream) = gate.open(&request.with("MCP-Protocol-Version", "2025-11-25")).await;
+    assert!(first.contains("id: e1"), "{first}");
+    drop(stream);
+    events.left().await;
+}
+
+/// The stream begins anew, and its server is asked for no events.
+async fn nothing_is_repeated(gate: &Gate, resumed: Ask) {
+    let (mut text, mut stream) = gate.open(&resumed).await;
+    until(&mut stream, &mut text, "jsonrpc").await;
+    assert!(text.contains("notifications/marker"), "{text}");
+    let repeats = |seen: &SeenRequest| seen.header("last-event-id").is_some();
+    assert!(gate.server.world.all(repeats).is_empty());
+}
+
 /// A client that left a running call: the server may repeat its events, as the event's id is the server's.
 #[tokio::test]
 async fn sec_47_a_servers_event_id_brings_nothing_of_a_lost_tools_call() {
     for way in WAYS {
-        let (events, once) = Once::events();
-        let server = ScriptedServer::start(move |seen| match seen.method.as_str() {
-            "GET" => {
-                let (events, reply) = BodySender::open();
-                match seen.header("last-event-id") {
-                    Some(_) => events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"canary\":1}}\n\n"),
-                    None => events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/marker" })),
-                }
-                events.stay_open();
-                Some(reply)
-            }
-            _ if seen.is_call() => once.take(),
-            _ if seen.rpc() == "tools/list" => {
-                let tools = ["quick", "free"].map(|name| json!({ "name": name, "inputSchema": {} }));
-                Some(answer(seen, &json!({ "tools": tools })))
-            }
-            _ => None,
-        });
-        let mut world = World::before(server.await, "").await;
+        let (events, server) = repeating().await;
+        let mut world = World::before(server, "").await;
         let session = world.gate.session_of(&world.token).await;
-        let call = world.in_session(&session, "tools/call", &named("quick")).with("MCP-Protocol-Version", "2025-11-25");
-        events.numbered("e1", &json!({ "jsonrpc": "2.0", "method": "notifications/begun" }));
-        let (first, stream) = world.gate.open(&call).await;
-        assert!(first.contains("id: e1"), "{first}");
-        drop(stream);
-        events.left().await;
+        leave(&world.gate, world.in_session(&session, "tools/call", &named("quick")), events).await;
         let wide = world.token.clone();
         world.lose(way);
-        let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
-        until(&mut stream, &mut text, "jsonrpc").await;
-        assert!(text.contains("notifications/marker"), "{way:?}: {text}");
-        let replayed = |seen: &SeenRequest| seen.header("last-event-id").is_some();
-        assert!(world.gate.server.world.all(replayed).is_empty(), "{way:?}: the server is asked for no events");
+        nothing_is_repeated(&world.gate, resume(&world, &session, "e1")).await;
         world.token = wide;
         world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
         let (mut text, mut stream) = world.gate.open(&resume(&world, &session, "e1")).await;
         until(&mut stream, &mut text, "canary").await;
+    }
+}
+
+/// Rules decide about clients without a credential, too. A completion names a prompt.
+#[tokio::test]
+async fn sec_47_a_servers_event_id_brings_nothing_of_what_rules_take_from_everybody() {
+    let all = "[[auth.rules]]\nallow = true\n";
+    let completion =
+        json!({ "ref": { "type": "ref/prompt", "name": "write_b" }, "argument": { "name": "a", "value": "" } });
+    for (before, method, params) in [
+        (all, "tools/call", named("quick")),
+        (all, "completion/complete", completion),
+        // What the session called before the first rules is unknown.
+        ("", "tools/call", named("quick")),
+    ] {
+        let (events, server) = repeating().await;
+        let mut gate = Gate::behind(server, LISTEN, before, "").await;
+        let session = gate.session_of("").await;
+        leave(&gate, Ask::session("", Some(&session), method, &params), events).await;
+        gate.admit("[[auth.rules]]\ntools = [\"free\"]\nallow = true\n");
+        nothing_is_repeated(&gate, resume_by("", &session, "e1")).await;
+        gate.admit(all);
+        if !before.is_empty() {
+            let (mut text, mut stream) = gate.open(&resume_by("", &session, "e1")).await;
+            until(&mut stream, &mut text, "canary").await;
+        }
     }
 }
 

@@ -461,13 +461,12 @@ fn progress(seen: &SeenRequest) -> Value {
     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
 }
 
-/// Begins a call with progress, reads the id of an event, and disconnects.
-async fn lost_stream(world: &World, session: &str, events: &BodySender) -> (SeenRequest, String) {
-    let params = json!({ "name": "quick", "arguments": {}, "_meta": { "progressToken": "p" } });
-    let call = world.in_session(session, "tools/call", &params).with("MCP-Protocol-Version", "2025-11-25");
+/// Begins a request with progress, reads the id of an event, and disconnects.
+async fn lost_stream(world: &World, request: &Ask, events: &BodySender) -> (SeenRequest, String) {
     let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
-    stream.write_all(&call.bytes()).await.unwrap();
-    let seen = world.gate.server.world.first(SeenRequest::is_call).await;
+    stream.write_all(&request.bytes()).await.unwrap();
+    let asks = |seen: &SeenRequest| request.body.contains(&format!("\"{}\"", seen.rpc()));
+    let seen = world.gate.server.world.first(asks).await;
     events.message(&progress(&seen));
     let mut text = String::new();
     until(&mut stream, &mut text, "notifications/progress").await;
@@ -478,23 +477,46 @@ async fn lost_stream(world: &World, session: &str, events: &BodySender) -> (Seen
 }
 
 pub(super) fn resume(world: &World, session: &str, event: &str) -> Ask {
-    let ask = world.in_session(session, "x", &json!({})).without("content-type").with("Last-Event-ID", event);
+    resume_by(&world.token, session, event)
+}
+
+pub(super) fn resume_by(token: &str, session: &str, event: &str) -> Ask {
+    let ask = Ask::session(token, Some(session), "x", &json!({})).without("content-type").with("Last-Event-ID", event);
     Ask { verb: "GET", body: String::new(), ..ask.with("MCP-Protocol-Version", "2025-11-25") }
 }
 
-/// Events that the gateway keeps, and events that the server keeps.
+/// Events that the gateway keeps.
 #[tokio::test]
 async fn sec_43_the_stream_of_a_lost_tools_call_is_not_taken_up_by_last_event_id() {
+    lost_streams_stay_lost(
+        "tools/call",
+        &named("quick"),
+        &json!({ "content": [], "structuredContent": { "canary": 1 } }),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn sec_43_the_stream_of_a_lost_resource_or_prompt_is_not_taken_up_by_last_event_id() {
+    let contents = json!({ "contents": [{ "uri": "file:///secret/b", "text": "canary" }] });
+    lost_streams_stay_lost("resources/read", &json!({ "uri": "file:///secret/b" }), &contents).await;
+    let said = json!({ "role": "user", "content": { "type": "text", "text": "canary" } });
+    lost_streams_stay_lost("prompts/get", &json!({ "name": "write_b" }), &json!({ "messages": [said] })).await;
+}
+
+async fn lost_streams_stay_lost(method: &'static str, params: &Value, result: &Value) {
     for way in WAYS {
         let (events, once) = Once::events();
-        let server = stateless(move |seen| if seen.is_call() { once.take() } else { None }).await;
+        let server = stateless(move |seen| if seen.rpc() == method { once.take() } else { None }).await;
         let mut world = World::before(server, "").await;
         let session = world.gate.session_of(&world.token).await;
-        let (seen, event) = lost_stream(&world, &session, &events).await;
+        let params = with(params, &json!({ "_meta": { "progressToken": "p" } }));
+        let request = world.in_session(&session, method, &params).with("MCP-Protocol-Version", "2025-11-25");
+        let (seen, event) = lost_stream(&world, &request, &events).await;
         let unknown = world.ask(resume(&world, &session, "x")).await;
         let wide = world.token.clone();
         world.lose(way);
-        events.result(&seen, &json!({ "resultType": "complete", "content": [], "structuredContent": { "canary": 1 } }));
+        events.result(&seen, &with(result, &json!({ "resultType": "complete" })));
         assert_eq!(world.ask(resume(&world, &session, &event)).await, unknown, "{way:?}");
         // The events are kept: with the right, the client gets its answer.
         world.token = wide;

@@ -158,10 +158,8 @@ pub fn access_rules(bytes: &[u8]) -> &'static str {
                 let is_key = caller.claims.is_none();
                 assert!(!is_key || !matches!(decided.verdict, AccessVerdict::NeedsScopes(_)), "{item:?}");
             }
-            if let AccessItem::Tool(name) = item {
-                let decided = table.decision(&caller, "up", item, DecisionArguments::Any).verdict;
-                assert_eq!(table.has_tool(&caller, "up", name), decided == AccessVerdict::Allowed);
-            }
+            let decided = table.decision(&caller, "up", item, DecisionArguments::Any).verdict;
+            assert_eq!(table.has_item(&caller, "up", item), decided == AccessVerdict::Allowed);
         }
     }
     "read"

@@ -18,6 +18,7 @@ use crate::face::call_stream::replay_buffer::{ReplayItem, ReplayWriter, UnreadPo
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, brings_answer};
 use crate::face::call_stream::{self, CallMessages as _, Silence};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::named_item::NamedItem;
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
@@ -117,8 +118,14 @@ async fn begin(
         None => (BodyPart::default(), None),
     };
     let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response =
-        ReplayStream::new(reader, tool).begin(&shared.open.replays, &shared.served, &token, addressee, event, number);
+    let response = ReplayStream::new(reader, tool.map(NamedItem::Tool)).begin(
+        &shared.open.replays,
+        &shared.served,
+        &token,
+        addressee,
+        event,
+        number,
+    );
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {

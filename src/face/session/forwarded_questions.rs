@@ -19,6 +19,12 @@ pub(super) struct ForwardedQuestion {
     call: Option<Weak<str>>,
 }
 
+impl ForwardedQuestion {
+    fn of_call(tool: Option<&Arc<str>>) -> Self {
+        Self { tool: tool.map(|tool| (**tool).into()), call: tool.map(Arc::downgrade) }
+    }
+}
+
 impl RecentValue for ForwardedQuestion {
     fn is_in_use(&self) -> bool {
         self.call.as_ref().is_some_and(|call| call.strong_count() > 0)
@@ -39,12 +45,28 @@ impl Default for ForwardedQuestions {
 
 impl ForwardedQuestions {
     pub(super) fn note(&self, session: &ClientSession, id: &RequestId, tool: Option<&Arc<str>>) {
-        let question = ForwardedQuestion { tool: tool.map(|tool| (**tool).into()), call: tool.map(Arc::downgrade) };
+        let question = ForwardedQuestion::of_call(tool);
         self.unanswered.insert(request_key(session.token.nonce, id), session.counted_as(), question);
     }
 
     /// The question that a response with this id answers. Only the first response does.
     pub(super) fn take(&self, session: &ClientSession, id: &RequestId) -> Option<ForwardedQuestion> {
         self.unanswered.remove(request_key(session.token.nonce, id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_of_a_call_are_in_use_until_it_ends_however_many_there_are() {
+        let tool: Arc<str> = Arc::from("ask");
+        let questions = [(); 3].map(|()| ForwardedQuestion::of_call(Some(&tool)));
+        assert!(questions.iter().all(RecentValue::is_in_use));
+        drop(tool);
+        assert!(!questions.iter().any(RecentValue::is_in_use));
+        assert!(questions.iter().all(|question| question.tool.as_deref() == Some("ask")));
+        assert!(!ForwardedQuestion::of_call(None).is_in_use());
     }
 }

@@ -80,13 +80,7 @@ impl StatelessFace {
             return Err(StatelessRequest::needs_extension().into());
         }
         let wishes = SubscriptionFilter::read(request.params)?;
-        let listeners = &self.served.listeners;
-        let permit = match request.is_counted {
-            true => None,
-            false => {
-                Some(listeners.take(&request.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?)
-            }
-        };
+        let permit = self.listen_permit(request).map_err(ListenRefusal::Fault)?;
         let (subscriber, mut granted) = self.subscribe(request, wishes).await?;
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
@@ -106,10 +100,19 @@ impl StatelessFace {
             granted,
             subscriber,
             watched,
-            ending: Some(listeners.ending().clone()),
+            ending: Some(self.served.listeners.ending().clone()),
             server_info: self.identity(),
             _permit: permit,
         })
+    }
+
+    /// A permit for a stream; `None` if its reader holds one.
+    pub(super) fn listen_permit(
+        &self,
+        request: &StatelessRequestContext<'_>,
+    ) -> Result<Option<ListenPermit>, GatewayFault> {
+        let take = || self.served.listeners.take(&request.counted_as, self.served.upstream.name());
+        if request.is_counted { Ok(None) } else { take().map(Some) }
     }
 
     /// Subscribes to the upstream's notifications that are wished for and offered.

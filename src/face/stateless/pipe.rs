@@ -90,6 +90,11 @@ impl StatelessFace {
             }
             call = Some((weighed.policy.deadline, weighed.policy.limits));
         }
+        let is_subscription = request.method == method::LISTEN;
+        let permit = match if is_subscription { self.listen_permit(&request) } else { Ok(None) } {
+            Ok(permit) => permit,
+            Err(fault) => return request.addressee.fault(&fault),
+        };
         let signs = self.signs(&request);
         let tools = self.reachable_tools(&request);
         let edits = Box::new(AnswerEdits {
@@ -111,13 +116,17 @@ impl StatelessFace {
             headers: repeated(request.headers),
             forwarded: request.forwarded.clone(),
             edits,
-            is_subscription: request.method == method::LISTEN,
+            is_subscription,
             call,
             signs: signs.clone(),
         };
         let addressee = request.addressee.clone();
         let accepted = addressee.accepted;
-        respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
+        let response = respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await;
+        match permit {
+            Some(permit) => response.map(|body| permit.keep(body)),
+            None => response,
+        }
     }
 
     fn fallback_listing(&self, request: &StatelessRequestContext<'_>) -> Option<FallbackListing> {

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate};
-use super::upstream::in_time;
+use super::upstream::{BodySender, in_time};
+use super::withdrawn::stateless;
 
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -203,7 +204,24 @@ async fn one_principals_unsettled_tasks_leave_room_for_anothers() {
 /// B159.
 #[tokio::test]
 async fn b159_a_principal_has_64_streams() {
-    let gate = Gate::start().await;
+    let keys = |id: &str, key: &str| format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n");
+    let auth = ["mode = \"api_keys\"\n".to_owned(), keys("ada", ADA), keys("bob", BOB)].concat();
+    // Streams of a server without sessions are piped.
+    let piped = stateless(|seen| match seen.rpc() {
+        "subscriptions/listen" => {
+            let (events, reply) = BodySender::open();
+            events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged" }));
+            events.stay_open();
+            Some(reply)
+        }
+        _ => None,
+    });
+    for gate in [Gate::start().await, Gate::behind(piped.await, "", &auth, "").await] {
+        has_64_streams(&gate).await;
+    }
+}
+
+async fn has_64_streams(gate: &Gate) {
     let listen = |key| Ask::new(key, "subscriptions/listen", json!({ "notifications": {} }));
     let mut open = Vec::new();
     for _ in 0..64 {

@@ -431,7 +431,9 @@ async fn a_chosen_id_finds_no_task_of_a_lost_tool() {
 }
 
 /// A server without sessions: the gateway keeps the events of its calls.
-async fn stateless(script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) -> ScriptedServer {
+pub(super) async fn stateless(
+    script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
+) -> ScriptedServer {
     ScriptedServer::start(move |seen| match seen.rpc() {
         "initialize" => {
             let error = json!({ "code": -32601, "message": "Method not found" });

@@ -264,14 +264,13 @@ pub struct StatusNotice {
 }
 
 impl CoreTasks {
-    pub fn notice(&self, task: &Task) -> StatusNotice {
-        let task = Summary::of(task);
+    pub fn notice(&self, task: &Summary) -> StatusNotice {
         let children = if self.names_tree { task.tree.children.len() } else { 0 };
-        StatusNotice { status: status(task.phase.kind()), message: status_message(&task), children }
+        StatusNotice { status: status(task.phase.kind()), message: status_message(task), children }
     }
 
     /// `notifications/tasks/status`: the whole Task, and no related task (L25-31, L25-32).
-    pub fn status_notification(&self, task: &Task) -> Bytes {
-        envelope::notification(method::TASK_STATUS, Some(&self.fields(&Summary::of(task))))
+    pub fn status_notification(&self, task: &Summary) -> Bytes {
+        envelope::notification(method::TASK_STATUS, Some(&self.fields(task)))
     }
 }

@@ -197,7 +197,7 @@ fn every_message_is_as_its_golden_file() {
     let named = r#"{"method":"elicitation/create","params":{"mode":"url","elicitationId":"e"}}"#;
     check_message("question_address_named", &ask(named));
     check_message("question_withdrawn", &related.withdrawn(&id));
-    check_message("status", &CoreTasks::default().status_notification(&task));
+    check_message("status", &CoreTasks::default().status_notification(&Summary::of(&task)));
     let (half, whole) = (payload("0.50"), payload("1"));
     let step = ProgressView { progress: &half, total: Some(&whole), message: Some("half") };
     check_message("progress", &progress::notification(&payload("\"token\""), step, Some(&related.meta())));
@@ -226,13 +226,17 @@ fn tasks_of_a_tree_are_as_their_golden_files_where_subtasks_are_on() {
     let tasks = [Summary::of(&leaves(&task)), Summary::of(&in_phase(Phase::Working))];
     check_text("tree_page", text(TaskReply::Listed { tasks: &tasks, next: None }).as_str());
     check_text("tree_outcome", text(TaskReply::Outcome(&ended)).as_str());
-    check_message("tree_status", &codec.status_notification(&task));
+    check_message("tree_status", &codec.status_notification(&Summary::of(&task)));
     let (id, related) = (RequestId::text("tg:1"), codec.related(&task));
     let asked = related.question(InputKey(2), &question(r#"{"method":"roots/list"}"#), &id).unwrap();
     check_message("tree_question", &asked);
     check_message("tree_question_withdrawn", &related.withdrawn(&id));
     check_message("tree_log", &related.log(&payload(r#"{"level":"info","data":1.10}"#)));
-    assert_ne!(codec.notice(&task), codec.notice(&leaves(&task)), "a new child is worth a notification");
+    assert_ne!(
+        codec.notice(&Summary::of(&task)),
+        codec.notice(&Summary::of(&leaves(&task))),
+        "a new child is worth a notification"
+    );
 }
 
 /// With another draft alone, every text is as for a task without a tree.
@@ -253,8 +257,8 @@ fn a_tree_is_not_named_where_subtasks_are_off() {
             .map(|reply| codec.encode(reply))
         };
         assert_eq!(said(&task), said(&alone));
-        assert_eq!(codec.status_notification(&task), codec.status_notification(&alone));
-        assert_eq!(codec.notice(&task), codec.notice(&alone));
+        assert_eq!(codec.status_notification(&Summary::of(&task)), codec.status_notification(&Summary::of(&alone)));
+        assert_eq!(codec.notice(&Summary::of(&task)), codec.notice(&Summary::of(&alone)));
         assert_eq!(codec.related(&task), codec.related(&alone));
     }
 }

@@ -40,7 +40,7 @@ use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::task::{
     CallOrigin, Caller, ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey,
-    ListFilter, Outcome, Phase, Principal, Reason, SessionScope, Task, TaskId, TaskMode,
+    ListFilter, Outcome, Phase, Principal, Reason, SessionScope, Summary, Task, TaskId, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -458,6 +458,20 @@ impl SessionFaceState {
         if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
     }
 
+    /// A task as lists and status notifications show it.
+    fn in_passing(&self, task: &Task) -> Summary {
+        let mut summary = Summary::of(task);
+        self.leave_out_unrecorded(&mut summary);
+        summary
+    }
+
+    /// The error of a tool is part of its outcome, and lists and notifications are no recorded reads (SEC-57).
+    fn leave_out_unrecorded(&self, task: &mut Summary) {
+        if self.served.engine.audit().is_some_and(|audit| audit.is_required()) {
+            task.failure = None;
+        }
+    }
+
     async fn list(&self, caller: &Caller, cursor: Option<String>, params: &Object) -> Result<Payload, TaskMethodError> {
         let owner = &caller.principal;
         if !owner.is_identified() {
@@ -477,6 +491,9 @@ impl SessionFaceState {
             }
             None => self.served.engine.list(caller, after, PAGE).await?,
         };
+        for task in &mut page.tasks {
+            self.leave_out_unrecorded(task);
+        }
         if self.tasks.drafts.has(Draft::Sep2268) {
             for task in &mut page.tasks {
                 task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use taskgate::config;
 use tempfile::TempDir;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::gate::{ADA, Ask, EVE, Gate, act};
-use super::upstream::{ScriptedServer, in_time};
+use super::upstream::{ScriptedServer, answer, in_time};
 
 /// A gateway with an endpoint and an audit file.
 struct Audited {
@@ -156,6 +156,47 @@ impl Drop for PipeReader {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+#[tokio::test]
+async fn sec_57_where_reads_must_be_recorded_lists_and_notifications_have_no_error_of_a_tool() {
+    for is_required in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("audit.jsonl");
+        let ended = Arc::new(Semaphore::new(0));
+        let end = Arc::clone(&ended);
+        let server = ScriptedServer::slow(move |seen, world| {
+            let end = Arc::clone(&end);
+            async move {
+                if !seen.is_call() {
+                    return Some(act(&seen, &world).await);
+                }
+                end.acquire().await.unwrap().forget();
+                let text = json!({ "type": "text", "text": "canary" });
+                Some(answer(&seen, &json!({ "isError": true, "content": [text] })))
+            }
+        });
+        let settings = audit_at(&file, &format!("required = {is_required}"));
+        let gate = Gate::behind(server.await, "", &auth(""), &settings).await;
+        let session = gate.session(ADA).await;
+        let ask = |method: &str, params: &Value| {
+            Ask::session(ADA, Some(&session), method, params).with("MCP-Protocol-Version", "2025-11-25")
+        };
+        let get = ask("x", &json!({})).without("content-type");
+        let mut stream = TcpStream::connect(gate.gateway.address()).await.unwrap();
+        stream.write_all(&Ask { verb: "GET", body: String::new(), ..get }.bytes()).await.unwrap();
+        gate.server.world.first(|seen| seen.method == "GET").await;
+        let made = gate.send(&ask("tools/call", &json!({ "name": "task", "arguments": {}, "task": {} }))).await.json();
+        let id = json!({ "taskId": made["result"]["task"]["taskId"] });
+        ended.add_permits(1);
+        let mut heard = String::new();
+        read_until(&mut stream, &mut heard, "\"failed\"").await;
+        assert_eq!(heard.contains("canary"), !is_required, "{heard}");
+        let listed = gate.send(&ask("tasks/list", &json!({}))).await.json()["result"]["tasks"][0].clone();
+        assert_eq!((&listed["status"], listed.get("statusMessage").is_some()), (&json!("failed"), !is_required));
+        let read = gate.send(&ask("tasks/get", &id)).await.json();
+        assert_eq!(read["result"]["statusMessage"], "canary", "{read}");
     }
 }
 

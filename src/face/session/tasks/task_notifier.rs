@@ -59,7 +59,7 @@ impl TaskNotifier {
         subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
-        let shown = shown.map(|task| shared.tasks.codec().notice(task));
+        let shown = shown.map(|task| shared.tasks.codec().notice(&shared.in_passing(task)));
         Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
@@ -133,12 +133,13 @@ impl TaskNotifier {
             return;
         }
         let codec = self.shared.tasks.codec();
-        let notice = codec.notice(task);
+        let summary = self.shared.in_passing(task);
+        let notice = codec.notice(&summary);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
         if is_news
             && let Some(stream) = self.shared.open.streams.newest(self.subscribers.nonce(), self.may_have(&task.origin))
         {
-            let _ = stream.try_send(codec.status_notification(task));
+            let _ = stream.try_send(codec.status_notification(&summary));
         }
         self.shown = Some(notice);
     }

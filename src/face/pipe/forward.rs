@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
-use hyper::body::Frame;
+use hyper::body::{Body as _, Frame};
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -148,11 +148,9 @@ impl<E: PipeEra> PipedCall<E> {
         signs: Option<LifeSigns>,
     ) -> Result<RequestAnswer, GatewayFault> {
         match response.content {
-            BodyKind::Other => {
-                let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
-                self.answered(reason_key(fault.reason));
-                Err(fault)
-            }
+            BodyKind::Other => Err(self.malformed(Executed::Unknown)),
+            // The request was accepted, and the client would read an empty response.
+            BodyKind::Json if response.body.is_end_stream() => Err(self.malformed(Executed::Yes)),
             BodyKind::Json => {
                 let opening = edits.open(self.era.id(), response.body, &limits, accepted);
                 let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
@@ -186,6 +184,11 @@ impl<E: PipeEra> PipedCall<E> {
                 }))
             }
         }
+    }
+
+    fn malformed(&self, executed: Executed) -> GatewayFault {
+        self.answered(reason_key(Reason::UpstreamMalformed));
+        GatewayFault::new(Reason::UpstreamMalformed, executed)
     }
 
     /// Reads the response in a stream for a client that accepts none: earlier messages are dropped.

@@ -103,7 +103,7 @@ fn bodies() -> Vec<Row> {
     let piped = |name, body: &str| row(name, json(body), [plain, task, "200 as it came"]);
     vec![
         piped("U07 truncated", r#"{"jsonrpc":"2.0","id":"#),
-        piped("U07 none", ""),
+        row("U07 none", json(""), [plain, task, plain]),
         piped("U07 no JSON", "<html>"),
         row(
             "U08 id twice",

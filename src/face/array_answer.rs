@@ -101,7 +101,8 @@ where
     let (one_way, requests): (ArrayItems, ArrayItems) = items.into_iter().partition(|(read, _)| is_one_way(read));
     let (accepted_types, inbound_arrival, tracker) =
         (inbound.accepted, inbound.arrival.clone(), served.scope.tracker.clone());
-    let (inbound, served) = (inbound.clone(), Arc::clone(served));
+    let inbound = Inbound { array_tools: Some(Arc::default()), ..inbound.clone() };
+    let served = Arc::clone(served);
     let serve = move |(read, text): (Result<Message, EnvelopeError>, Bytes)| {
         let id = match &read {
             Ok(Message::Request(request)) => Some(request.id.clone()),

@@ -18,6 +18,7 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
+use super::array_tools::ArrayTools;
 use super::arrival::Arrival;
 use crate::task::{Caller, Principal};
 use crate::upstream::ForwardedHeaders;
@@ -109,6 +110,8 @@ pub struct Inbound {
     /// same.
     pub endpoint_session: Option<u128>,
     pub arrival: Arrival,
+    /// For a message of an array: the tools that its calls share.
+    pub array_tools: Option<Arc<ArrayTools>>,
 }
 
 impl Inbound {
@@ -130,6 +133,7 @@ impl Inbound {
             is_counted: false,
             endpoint_session: None,
             arrival: Arrival::default(),
+            array_tools: None,
         }
     }
 

@@ -46,7 +46,6 @@ use crate::wire::{Message, MessageText, Object, ProtocolVersion, RequestId, meth
 use bridged_call::BridgedQuestions;
 use forwarded_questions::ForwardedQuestions;
 use in_flight::InFlight;
-use known_tools::ServerTools;
 use pipe::{OneWayKind, PipedMessage};
 use session_cache::{ClientSession, ClientSessionCache, SessionAsker};
 use session_streams::SessionStreams;
@@ -151,12 +150,7 @@ impl SessionFace {
 
     /// A piped message is awaited without its HTTP request: the headers hold their read buffer. Dropping the future
     /// means that the client disconnected: the upstream's stream is closed, nothing is cancelled (T-81).
-    pub fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
-        self.serve(inbound, message, None)
-    }
-
-    /// As [`Self::post`]; `listed` is shared by the calls of an array.
-    async fn serve(&self, inbound: Box<Inbound>, message: Box<Message>, listed: Option<&ServerTools>) -> FaceResponse {
+    pub async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
         if let Message::Request(request) = &*message
             && request.method == method::INITIALIZE
         {
@@ -174,7 +168,7 @@ impl SessionFace {
         };
         if let Message::Request(request) = &*message
             && self.shared.withholds_items(&inbound.caller, request)
-            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.caller, request, listed)).await
+            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound, request)).await
         {
             return hidden.answer(request, &inbound);
         }
@@ -221,14 +215,14 @@ impl SessionFace {
         }
     }
 
-    /// Answers an array of messages (2025-03-26 only). The server's tools are listed once for all its calls.
+    /// Answers an array of messages (2025-03-26 only).
     pub(super) async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {
         let served = &self.shared.served;
         let bounds = ArrayBounds { result_bytes_max: served.settings.result_bytes_max, parallel: envelope::BATCH_MAX };
-        let (face, listed) = (self.clone(), Arc::new(ServerTools::default()));
+        let face = self.clone();
         array_answer::respond(served, inbound, items, bounds, move |item, message| {
-            let (face, listed) = (face.clone(), Arc::clone(&listed));
-            async move { face.serve(item, message, Some(&listed)).await }
+            let face = face.clone();
+            async move { face.post(item, message).await }
         })
         .await
     }

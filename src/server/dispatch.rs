@@ -148,6 +148,7 @@ fn inbound(
         is_counted: caller.is_counted,
         endpoint_session: None,
         arrival: caller.arrival,
+        array_tools: None,
     })
 }
 

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
@@ -54,11 +55,17 @@ pub(super) struct GatheredList {
     refusal: Option<MemberRefusal>,
 }
 
-pub(super) struct ListOwners(moka::sync::Cache<(Caller, MergedList), Arc<KnownOwners>>);
+pub(super) struct ListOwners(moka::future::Cache<(Caller, MergedList), Arc<KnownOwners>>);
 
 struct KnownOwners {
     owners: HashMap<Arc<str>, ItemOwner>,
     fetched_at: Instant,
+}
+
+impl KnownOwners {
+    fn of(owners: HashMap<Arc<str>, ItemOwner>) -> Arc<Self> {
+        Arc::new(Self { owners, fetched_at: Instant::now() })
+    }
 }
 
 impl ListOwners {
@@ -66,7 +73,7 @@ impl ListOwners {
         let weigh = |_: &(Caller, MergedList), known: &Arc<KnownOwners>| {
             u32::try_from(known.owners.len()).unwrap_or(u32::MAX).saturating_add(1)
         };
-        Self(moka::sync::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
+        Self(moka::future::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
     }
 }
 
@@ -88,6 +95,8 @@ impl CombinedUpstreams {
                 None => None,
             };
         let gathered = self.gather(client, list).await;
+        let known = KnownOwners::of(gathered.owners.clone());
+        self.owners.0.insert((client.caller().clone(), list), known).await;
         if let (0, Some(refusal)) = (gathered.answered, gathered.refusal) {
             return Err(refusal);
         }
@@ -111,7 +120,7 @@ impl CombinedUpstreams {
         Some((self.position(upstream, client.caller())?, index.parse().ok()?))
     }
 
-    /// Looks in the last list, then in a new one.
+    /// Looks in the last list, then in a new one. Concurrent requests share a look.
     pub(super) async fn owner(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -125,7 +134,9 @@ impl CombinedUpstreams {
         if known.fetched_at.elapsed() < MISS_AFTER {
             return None;
         }
-        self.gather(client, list).await.owners.get(name).cloned()
+        let entry = self.owners.0.entry((client.caller().clone(), list));
+        let looked = entry.or_insert_with_if(self.look(client, list), |last| Arc::ptr_eq(last, &known)).await;
+        looked.into_value().owners.get(name).cloned()
     }
 
     /// The upstream with a matching template: the one with most literal text, and of equals the first.
@@ -137,15 +148,16 @@ impl CombinedUpstreams {
     }
 
     async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
-        let key = (client.caller().clone(), list);
-        if let Some(known) = self.owners.0.get(&key) {
-            return known;
-        }
-        let gathered = self.gather(client, list).await;
-        self.owners
-            .0
-            .get(&key)
-            .unwrap_or_else(|| Arc::new(KnownOwners { owners: gathered.owners, fetched_at: Instant::now() }))
+        self.owners.0.get_with((client.caller().clone(), list), self.look(client, list)).await
+    }
+
+    fn look<'a>(
+        self: &'a Arc<Self>,
+        client: &'a EndpointClient,
+        list: MergedList,
+    ) -> impl Future<Output = Arc<KnownOwners>> + Send + 'a {
+        // Boxed: most requests find a list, and need no memory for a look.
+        async move { KnownOwners::of(self.gather(client, list).await.owners) }.boxed()
     }
 
     /// An unavailable upstream contributes nothing.
@@ -167,9 +179,6 @@ impl CombinedUpstreams {
             }
         }
         self.put_together(list, &lists, &mut gathered);
-        let owners = gathered.owners.clone();
-        let known = KnownOwners { owners, fetched_at: Instant::now() };
-        self.owners.0.insert((client.caller().clone(), list), Arc::new(known));
         gathered
     }
 

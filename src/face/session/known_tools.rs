@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
 
 use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
@@ -17,6 +16,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
+use crate::face::array_tools::{ArrayTools, ListedNames};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::item_refusal::{AskedAccess, ItemRefusal, names_item};
@@ -39,17 +39,6 @@ impl Default for KnownTools {
     fn default() -> Self {
         Self(RecentMap::new(SESSIONS_MAX))
     }
-}
-
-/// The server's list, fetched once for all calls of an array.
-#[derive(Debug, Default)]
-pub(super) struct ServerTools(OnceCell<ListedNames>);
-
-/// Empty if the server returns no list.
-#[derive(Debug, Default)]
-struct ListedNames {
-    names: HashSet<String>,
-    is_whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,13 +77,13 @@ impl SessionFaceState {
         session: &ClientSession,
         principal: &Principal,
         tool: &str,
-        listed: Option<&ServerTools>,
+        shared: Option<&ArrayTools>,
     ) -> ToolListing {
         if self.is_listed(session, tool) {
             return ToolListing::Listed;
         }
-        let alone = ServerTools::default();
-        let listing = listed.unwrap_or(&alone).0.get_or_init(|| self.listing(session, principal)).await;
+        let tools = shared.map(|shared| shared.of(self.served.upstream.name())).unwrap_or_default();
+        let listing = tools.get_or_init(|| self.listing(session, principal)).await;
         match (listing.names.contains(tool), listing.is_whole) {
             (true, _) => ToolListing::Listed,
             (false, true) => ToolListing::Unlisted,
@@ -154,10 +143,10 @@ impl SessionFaceState {
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
-        caller: &Caller,
+        inbound: &Inbound,
         request: &Request,
-        listed: Option<&ServerTools>,
     ) -> Option<HiddenToolRefusal> {
+        let caller = &inbound.caller;
         if !self.withholds_items(caller, request) {
             return None;
         }
@@ -174,7 +163,7 @@ impl SessionFaceState {
         if let Some(refusal) = asked.refusal_of(&request.method, request.params.object()) {
             return Some(HiddenToolRefusal::Item(refusal));
         }
-        match self.listing_of(session, &caller.principal, &tool, listed).await {
+        match self.listing_of(session, &caller.principal, &tool, inbound.array_tools.as_deref()).await {
             ToolListing::Listed => None,
             ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
             ToolListing::Untold => Some(HiddenToolRefusal::Untold),

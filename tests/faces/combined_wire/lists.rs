@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{combined, names, request, server, servers};
+use super::{combined, names, request, server, servers, text_of};
 use crate::combined_wire::client::TestGateway;
 use crate::combined_wire::upstream::{SeenRequest, answer, status};
 
@@ -122,7 +122,7 @@ async fn a_list_of_many_upstreams_is_one_request_of_its_principal() {
     let (one, two) = servers().await;
     let limits = "allowed_hosts = [\"mcp.example\"]\n[auth]\nanonymous = true\n\
                   [limits]\nrequests_per_second = 1\nrequests_burst = 6\n";
-    let gate = TestGateway::serving(&format!("{limits}{}", super::text_of(&one, &two, ""))).await;
+    let gate = TestGateway::serving(&format!("{limits}{}", text_of(&one, &two, ""))).await;
     let client = gate.client().await;
     // Four lists of two upstreams each, beside the handshake.
     for _ in 0..4 {
@@ -162,4 +162,31 @@ async fn a_list_whose_cursors_lead_back_is_read_once_around_at_an_endpoint() {
     let templates = client.post(request(1, "resources/templates/list", &json!({}))).await.json().await;
     assert_eq!(templates["result"]["resourceTemplates"].as_array().unwrap().len(), 2, "{templates}");
     assert_eq!(one.world.count("resources/templates/list"), 2);
+}
+
+/// However many calls an array has, each server is asked once which tools it has, as at its own path.
+#[tokio::test]
+async fn each_server_of_an_endpoint_is_asked_once_for_all_calls_of_an_array() {
+    const CALLS: usize = 40;
+    for (keys, prefixes) in
+        [("", ["one__", "two__"]), ("prefix = \"auto\"", ["one__", "two__"]), ("prefix = \"auto\"", [""; 2])]
+    {
+        let (one, two) = servers().await;
+        let hidden = ["one", "two"].map(|name| format!("[[upstreams.{name}.tools]]\nmatch = \"x\"\nhide = true\n"));
+        let gate = TestGateway::serving(&format!("{}{}", text_of(&one, &two, keys), hidden.concat())).await;
+        let client = gate.client_of("2025-03-26").await;
+        let call = |id: usize| {
+            let params = json!({"name": format!("{}nobody_{id}", prefixes[id % 2]), "arguments": {}});
+            json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+        };
+        let array = json!((0..CALLS).map(call).collect::<Vec<_>>()).to_string();
+        let text = client.post(array).await.text().await;
+        assert_eq!(text.matches("-32602").count(), CALLS, "{keys} {prefixes:?}: {text}");
+        // An endpoint looks for names without prefix itself, and again after a second.
+        let lists_max = if prefixes[0].is_empty() { CALLS / 8 } else { 1 };
+        for server in [&one, &two] {
+            assert!((1..=lists_max).contains(&server.world.count("tools/list")), "{keys} {prefixes:?}");
+            assert_eq!(server.world.count("tools/call"), 0, "{keys} {prefixes:?}");
+        }
+    }
 }

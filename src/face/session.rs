@@ -283,6 +283,10 @@ impl SessionFace {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
     }
 
+    pub(super) fn has_ended(&self, nonce: u128) -> bool {
+        self.shared.sessions.has_ended(nonce)
+    }
+
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.shared.is_of_a_task(id)
     }

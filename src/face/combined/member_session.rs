@@ -68,7 +68,8 @@ struct CombinedSessionState {
 #[derive(Debug)]
 enum MemberSession {
     Opening(MemberOpening),
-    Open(OpenedMember),
+    /// The id of the open session.
+    Open(HeaderValue),
     /// The upstream refused the last attempt to open one.
     Refused,
 }
@@ -76,7 +77,8 @@ enum MemberSession {
 #[derive(Clone, Debug)]
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
-    pub(super) summary: Arc<ServerSummary>,
+    /// `None` for a session that was open before: it is not kept for each session.
+    pub(super) summary: Option<Arc<ServerSummary>>,
 }
 
 /// A progress token, which the upstream may use until this is dropped.
@@ -103,7 +105,7 @@ type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusa
 impl CombinedSession {
     pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
         let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
-            MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
+            MemberSession::Open(id) => Some((Arc::clone(upstream), id.clone())),
             MemberSession::Opening(_) | MemberSession::Refused => None,
         };
         self.state.lock().members.iter().filter_map(open).collect()
@@ -111,7 +113,7 @@ impl CombinedSession {
 
     pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
         match self.state.lock().members.get(upstream)? {
-            MemberSession::Open(opened) => Some(opened.id.clone()),
+            MemberSession::Open(id) => Some(id.clone()),
             MemberSession::Opening(_) | MemberSession::Refused => None,
         }
     }
@@ -161,13 +163,13 @@ impl CombinedSession {
     /// Removes the session that has `ended`: the next request opens a new one.
     pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
         let mut state = self.state.lock();
-        if matches!(state.members.get(upstream), Some(MemberSession::Open(opened)) if opened.id == *ended) {
+        if matches!(state.members.get(upstream), Some(MemberSession::Open(id)) if id == ended) {
             state.members.remove(upstream);
         }
     }
 
     fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
-        let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
+        let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.id.clone()));
         {
             let mut state = self.state.lock();
             state.has_come |= opened.is_ok() && state.missing.remove(upstream);
@@ -202,7 +204,7 @@ impl MemberHandshake {
             // A server without log messages does not know this method.
             let _ = whole(say(request).await.into_body(), &self.limits).await;
         }
-        Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
+        Ok(OpenedMember { id, summary: Some(Arc::new(ServerSummary::of(&result))) })
     }
 }
 
@@ -225,7 +227,7 @@ impl ClientWords<'_> {
 }
 
 impl CombinedUpstreams {
-    /// Opens a session if there is none.
+    /// Opens a session if there is none, or if the last one has ended at its upstream: the client's own session continues.
     ///
     /// # Errors
     /// If the upstream refuses one.
@@ -236,12 +238,15 @@ impl CombinedUpstreams {
         client: ClientWords<'_>,
     ) -> Result<OpenedMember, MemberRefusal> {
         let upstream = &self.settings.upstreams[at];
+        let has_ended = || self.members[at].endpoint.has_ended(client.token.nonce);
         let opening = {
             let mut state = session.state.lock();
             match state.members.get(upstream) {
-                Some(MemberSession::Open(opened)) => return Ok(opened.clone()),
+                Some(MemberSession::Open(id)) if !has_ended() => {
+                    return Ok(OpenedMember { id: id.clone(), summary: None });
+                }
                 Some(MemberSession::Opening(opening)) => opening.clone(),
-                Some(MemberSession::Refused) | None => {
+                Some(MemberSession::Open(_) | MemberSession::Refused) | None => {
                     let opening = self.opening(session, at, client);
                     state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
                     opening
@@ -270,8 +275,8 @@ impl CombinedUpstreams {
         let mut ending = client.head.clone();
         let opening = async move {
             let opened = handshake.run(Arc::clone(&session)).await;
-            if let Ok(opened) = &opened {
-                shared.learn(at, &opened.summary);
+            if let Ok(OpenedMember { summary: Some(summary), .. }) = &opened {
+                shared.learn(at, summary);
             }
             if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
                 ending.method = Method::DELETE;

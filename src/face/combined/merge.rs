@@ -11,11 +11,18 @@ use crate::wire::{Object, Payload, method};
 /// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
+/// The default is of a server whose introduction is unknown.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
     /// The text for models, quoted.
     pub(super) instructions: Option<String>,
+}
+
+impl Default for ServerSummary {
+    fn default() -> Self {
+        Self { capabilities: Payload::empty_object(), instructions: None }
+    }
 }
 
 impl ServerSummary {

@@ -171,6 +171,10 @@ pub(super) async fn open(
     let response = match last {
         Some((at, MarkedEvent::Answer(mark, id))) => {
             let answer = reopened(upstreams, &client, at, Some(id)).await;
+            if answer.status() == StatusCode::NOT_FOUND {
+                // Of the session at this upstream; the client's own continues.
+                return bare(StatusCode::BAD_REQUEST);
+            }
             let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));
             shown(answer, voice, client.principal(), &addressee(None, AcceptedTypes::Both)).await
         }

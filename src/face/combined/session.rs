@@ -341,7 +341,8 @@ impl CombinedUpstreams {
         at: usize,
     ) -> Result<Arc<ServerSummary>, MemberRefusal> {
         if let Some(session) = &client.session {
-            return client.opened(self, session, at).await.map(|opened| opened.summary);
+            let summary = client.opened(self, session, at).await?.summary;
+            return Ok(summary.unwrap_or_default());
         }
         let said = client.ask(self, at, method::DISCOVER, client.params(None)).await?;
         let summary = Arc::new(ServerSummary::of(&said));

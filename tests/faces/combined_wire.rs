@@ -6,6 +6,7 @@
 mod access;
 mod alone;
 mod forged;
+mod forgotten;
 mod lists;
 mod sessions;
 mod streams;

@@ -9,7 +9,7 @@ use crate::task::{Caller, Principal};
 use crate::upstream::recent_map::{OwnedValue, RecentMap, RecentValue};
 
 /// The limit for all principals.
-const REMEMBERED_MAX: usize = 20_000;
+pub(super) const REMEMBERED_MAX: usize = 20_000;
 
 /// Sessions by nonce; `S` is a session's state.
 #[derive(Debug)]
@@ -42,13 +42,11 @@ pub(super) struct SessionOwner {
     pub(super) counted_as: Principal,
 }
 
-impl<S: Default> Default for KnownSessions<S> {
-    fn default() -> Self {
-        Self { by_nonce: RecentMap::new(REMEMBERED_MAX) }
-    }
-}
-
 impl<S: Default> KnownSessions<S> {
+    pub(super) fn new(sessions_max: usize) -> Self {
+        Self { by_nonce: RecentMap::new(sessions_max) }
+    }
+
     /// Also returns the sessions that made room.
     pub(super) fn get_or_default(
         &self,

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::CombinedUpstreams;
-use super::known_sessions::KnownSessions;
+use super::known_sessions::{KnownSessions, REMEMBERED_MAX};
 use super::member_answer::{MemberRefusal, read_result, whole};
 use super::merge::ServerSummary;
 use super::messages::plain;
@@ -38,7 +38,12 @@ pub struct CombinedSessions {
 
 impl CombinedSessions {
     pub fn new() -> Arc<Self> {
-        let (tokens, known) = (ClientSessionCache::new(), KnownSessions::default());
+        Self::remembering(REMEMBERED_MAX)
+    }
+
+    /// Remembers about this many sessions.
+    pub fn remembering(sessions_max: usize) -> Arc<Self> {
+        let (tokens, known) = (ClientSessionCache::new(), KnownSessions::new(sessions_max));
         Arc::new(Self { tokens, known, in_flight: Arc::default() })
     }
 }

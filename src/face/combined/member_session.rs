@@ -18,6 +18,7 @@ use super::member_answer::{MemberRefusal, read_result, whole};
 use super::merge::ServerSummary;
 use super::messages::plain;
 use crate::dialect::initialize::initialize_request;
+use crate::dialect::negotiate::LogLevel;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
@@ -25,6 +26,7 @@ use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::reply::ReadLimits;
+use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
 /// The sessions at all endpoints outlive a reload.
@@ -60,7 +62,7 @@ pub(super) struct CombinedSession {
 
 #[derive(Debug, Default)]
 struct CombinedSessionState {
-    level: Option<Payload>,
+    level: Option<LogLevel>,
     /// Sessions by the upstreams' names.
     members: HashMap<Arc<str>, MemberSession>,
     missing: HashSet<Arc<str>>,
@@ -156,13 +158,13 @@ impl CombinedSession {
         self.opened.subscribe()
     }
 
-    fn level(&self) -> Option<Payload> {
-        self.state.lock().level.clone()
+    fn level(&self) -> Option<LogLevel> {
+        self.state.lock().level
     }
 
-    /// Stores the params for sessions that are opened later.
-    pub(super) fn set_level(&self, params: &Payload) {
-        self.state.lock().level = Some(params.detached());
+    /// Stores the level for sessions that are opened later.
+    pub(super) fn set_level(&self, level: LogLevel) {
+        self.state.lock().level = Some(level);
     }
 
     /// Removes the session that has `ended`: the next request opens a new one.
@@ -205,7 +207,8 @@ impl MemberHandshake {
         };
         let _ = say(envelope::notification(method::INITIALIZED, None)).await;
         if let Some(level) = session.level() {
-            let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
+            let params = ObjectWriter::new().text("level", level.as_str()).finish();
+            let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&params));
             // A server without log messages does not know this method.
             let _ = whole(say(request).await.into_body(), &self.limits).await;
         }

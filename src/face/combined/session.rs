@@ -25,6 +25,7 @@ use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
+use crate::dialect::negotiate::LogLevel;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
 use crate::face::array_answer::{self, ArrayBounds, ArrayItems};
@@ -212,8 +213,11 @@ impl CombinedUpstreams {
         let Some(params) = request.params.object() else {
             return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("params must be an object"))));
         };
+        let Some(level) = params.get_str("level").as_deref().and_then(LogLevel::parse) else {
+            return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("level must be a log level"))));
+        };
         let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
-        session.set_level(params.payload());
+        session.set_level(level);
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.caller()));
         let sent = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));

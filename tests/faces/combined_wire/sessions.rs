@@ -105,6 +105,27 @@ async fn a_log_level_reaches_those_that_are_open_and_those_that_are_opened_later
     assert_eq!(told.body["params"]["level"], "warning");
 }
 
+/// The endpoint keeps the level of each session: the rest of the request, which has no bound of its own, goes to nobody
+/// later.
+#[tokio::test]
+async fn of_a_log_level_nothing_else_is_kept() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    for level in [json!("loud"), json!(7), json!(null)] {
+        let params = json!({"level": level});
+        let refused = client.post(request(1, "logging/setLevel", &params)).await;
+        assert_eq!(refused.verdict().await, "200 -32602 id 1", "{level}");
+    }
+    let large = json!({"level": "error", "pad": "x".repeat(1 << 20)});
+    let level = client.post(request(2, "logging/setLevel", &large)).await.json().await;
+    assert_eq!(level["result"], json!({}));
+    client.post(request(3, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
+    let told = two.world.first(|seen| seen.rpc() == "logging/setLevel").await;
+    assert_eq!(told.body["params"], json!({"level": "error"}));
+}
+
 #[tokio::test]
 async fn what_names_nothing_goes_to_all_that_are_open() {
     let (one, two) = servers().await;
@@ -132,7 +153,8 @@ async fn a_session_ends_with_those_at_the_upstreams() {
     assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
-/// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over.
+/// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over. A 404
+/// would make the client leave the other server, too.
 #[tokio::test]
 async fn u48_a_session_that_is_over_at_one_upstream_is_opened_anew_with_the_next_call() {
     let one = server("one", |_| None).await;
@@ -149,6 +171,7 @@ async fn u48_a_session_that_is_over_at_one_upstream_is_opened_anew_with_the_next
     }
     assert_eq!(client.post(call(3)).await.json().await["result"]["n"], 3);
     assert_eq!((one.world.all(is_handshake).len(), two.world.all(is_handshake).len()), (1, 2));
+    assert_eq!(client.post(request(4, "ping", &json!({}))).await.json().await["result"], json!({}));
 }
 
 /// The id is all that there is of a session: what served it before has gone with its memory.

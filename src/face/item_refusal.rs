@@ -88,15 +88,32 @@ impl<'a> AskedAccess<'a> {
         self.refusal(AccessItem::Tool(tool), decision, || RequestError::unknown_tool(Some(params)))
     }
 
-    /// Whether a call gets the answer of an unknown tool. One that needs scopes is refused, and recorded, by a later check.
-    pub(super) fn withholds(&self, tool: &str, params: &Object) -> bool {
-        self.decision_of_call(tool, params).is_some_and(|decision| {
+    /// Whether a request gets the answer of an unknown item. One that needs scopes is refused, and recorded, by a later
+    /// check.
+    pub(super) fn withholds(&self, item: AccessItem<'_>, params: &Object) -> bool {
+        self.decision_of(item, params).is_some_and(|decision| {
             let is_denied = decision.verdict == AccessVerdict::Denied;
             if is_denied {
-                self.record(AccessItem::Tool(tool), &decision);
+                self.record(item, &decision);
             }
             is_denied
         })
+    }
+
+    /// Whether a request would be accepted with another token.
+    pub(super) fn needs_scopes(&self, item: AccessItem<'_>, params: &Object) -> bool {
+        let decision = self.decision_of(item, params);
+        decision.is_some_and(|decision| matches!(decision.verdict, AccessVerdict::NeedsScopes(_)))
+    }
+
+    fn decision_of(&self, item: AccessItem<'_>, params: &Object) -> Option<AccessDecision> {
+        match item {
+            AccessItem::Tool(tool) => self.decision_of_call(tool, params),
+            AccessItem::Prompt(_) | AccessItem::Resource(_) if !self.access.narrows_others() => None,
+            AccessItem::Prompt(_) | AccessItem::Resource(_) => {
+                Some(self.access.decision(item, DecisionArguments::These(None)))
+            }
+        }
     }
 
     fn decision_of_call(&self, tool: &str, params: &Object) -> Option<AccessDecision> {

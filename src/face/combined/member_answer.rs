@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use http::response::Parts;
 use http::{HeaderMap, StatusCode};
 
 use crate::dialect::faults::gateway_error;
-use crate::face::answer::Addressee;
+use crate::face::answer::{Addressee, ScopesNeeded};
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{ReadLimits, read_whole};
@@ -21,11 +22,19 @@ struct RefusedAnswer {
     status: StatusCode,
     headers: HeaderMap,
     error: Option<RpcError>,
+    /// Set if the client's token lacks a scope.
+    needed: Option<ScopesNeeded>,
 }
 
 impl MemberRefusal {
     fn of(status: StatusCode, headers: HeaderMap, error: Option<RpcError>) -> Self {
-        Self(Arc::new(RefusedAnswer { status, headers, error }))
+        Self(Arc::new(RefusedAnswer { status, headers, error, needed: None }))
+    }
+
+    /// The refusal of a response with this head.
+    fn in_response(mut head: Parts, error: Option<RpcError>) -> Self {
+        let needed = head.extensions.remove();
+        Self(Arc::new(RefusedAnswer { status: head.status, headers: head.headers, error, needed }))
     }
 
     pub(super) fn saying(&self, words: &str) -> Self {
@@ -55,6 +64,10 @@ impl MemberRefusal {
         self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
     }
 
+    pub(super) fn needs_scopes(&self) -> bool {
+        self.0.needed.is_some()
+    }
+
     pub(super) fn is_about_params(&self) -> bool {
         self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
     }
@@ -78,6 +91,9 @@ impl MemberRefusal {
                 response.headers_mut().append(name.clone(), value.clone());
             }
         }
+        if let Some(needed) = &self.0.needed {
+            response.extensions_mut().insert(needed.clone());
+        }
         response
     }
 }
@@ -93,12 +109,12 @@ pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Re
             return Err(MemberRefusal::malformed());
         }
         Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => {
-            return Err(MemberRefusal::of(head.status, head.headers, None));
+            return Err(MemberRefusal::in_response(head, None));
         }
     };
     match outcome {
         Ok(result) => Object::of(&result).ok_or_else(MemberRefusal::malformed),
-        Err(error) => Err(MemberRefusal::of(head.status, head.headers, Some(error))),
+        Err(error) => Err(MemberRefusal::in_response(head, Some(error))),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
 use crate::face::item_refusal::{AskedAccess, no_prompt};
 use crate::face::served::Served;
-use crate::task::{Caller, TaskId};
+use crate::task::{AccessItem, Caller, TaskId};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, method};
 
@@ -28,6 +28,14 @@ pub(super) enum RequestTarget {
     /// One of these: they are tried in turn until one knows the item.
     Unlisted(Vec<usize>),
     OwnTool(FallbackTool),
+}
+
+/// A tool or a prompt.
+const fn item_of(list: MergedList, name: &str) -> AccessItem<'_> {
+    match list {
+        MergedList::Prompts => AccessItem::Prompt(name),
+        MergedList::Tools | MergedList::Resources | MergedList::Templates | MergedList::Tasks => AccessItem::Tool(name),
+    }
 }
 
 impl CombinedUpstreams {
@@ -79,19 +87,43 @@ impl CombinedUpstreams {
         if let Some(tool) = self.reserved(list, &name) {
             return Ok(RequestTarget::OwnTool(tool));
         }
-        match self.owner_of_name(client, list, &name).await {
+        let listed = self.owner_of_name(client, list, &name).await;
+        let unlisted = || self.upstream_of_unlisted(client, list, &name, params).map(|at| (at, Arc::from(&*name)));
+        match listed.or_else(unlisted) {
             // Refused here, the error contains the name that the client used.
-            Some((at, own)) if list == MergedList::Tools && self.is_refused(client, at, params, &own) => {
-                Err(RequestError::unknown_tool(Some(params)))
+            Some((at, own)) if !self.is_withheld(client, at, item_of(list, &own), params) => {
+                let edited = (*own != *name).then(|| params.edit().set("name", Payload::text(&own)).finish());
+                Ok(RequestTarget::Member(at, edited))
             }
-            Some((at, own)) if list == MergedList::Prompts && !self.may_get(client, at, &own) => Err(no_prompt()),
-            Some((at, own)) if *own == *name => Ok(RequestTarget::Member(at, None)),
-            Some((at, own)) => {
-                Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
-            }
-            None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
-            None => Err(no_prompt()),
+            Some(_) | None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
+            Some(_) | None => Err(no_prompt()),
         }
+    }
+
+    /// The upstream that answers for a name without prefix that no list has: one where the caller lacks a scope for it,
+    /// else the only one that the caller may use (T-72). Of several, the name may be any one's: none is asked, since a
+    /// call may run wherever it arrives.
+    fn upstream_of_unlisted(
+        &self,
+        client: &EndpointClient,
+        list: MergedList,
+        name: &str,
+        params: &Object,
+    ) -> Option<usize> {
+        if self.settings.prefix == PrefixPolicy::Always || split(&self.settings.upstreams, name).is_some() {
+            return None;
+        }
+        let item = item_of(list, name);
+        let members = || self.members_for(client.caller());
+        if let Some(at) = members().find(|at| self.access_at(client, *at).needs_scopes(item, params)) {
+            return Some(at);
+        }
+        if members().nth(1).is_none() {
+            return members().next();
+        }
+        // Records a denial once, as an upstream's own path does.
+        members().any(|at| self.is_withheld(client, at, item, params));
+        None
     }
 
     /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' tools of the same names have
@@ -116,14 +148,13 @@ impl CombinedUpstreams {
         fallback::answer(engine, asker, call, words, addressee.clone()).await
     }
 
-    /// Whether a call gets the answer of an unknown tool. The upstream's endpoint asks for missing scopes.
-    fn is_refused(&self, client: &EndpointClient, at: usize, params: &Object, tool: &str) -> bool {
-        let upstream = &self.settings.upstreams[at];
-        AskedAccess::new(&self.common().engine, client.caller(), upstream).withholds(tool, params)
+    /// Whether a request gets the answer of an unknown item. The upstream's endpoint asks for missing scopes.
+    fn is_withheld(&self, client: &EndpointClient, at: usize, item: AccessItem<'_>, params: &Object) -> bool {
+        self.access_at(client, at).withholds(item, params)
     }
 
-    fn may_get(&self, client: &EndpointClient, at: usize, prompt: &str) -> bool {
-        self.common().engine.access().tools_of(client.caller(), &self.settings.upstreams[at]).has_prompt(prompt)
+    fn access_at<'a>(&'a self, client: &'a EndpointClient, at: usize) -> AskedAccess<'a> {
+        AskedAccess::new(&self.common().engine, client.caller(), &self.settings.upstreams[at])
     }
 
     async fn owner_of_name(

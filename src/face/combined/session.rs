@@ -20,7 +20,7 @@ use super::merge::{self, ServerSummary};
 use super::messages;
 use super::own_stream;
 use super::routing::RequestTarget;
-use super::{CombinedUpstreams, INTRODUCTION_MAX};
+use super::{ANSWER_MAX, CombinedUpstreams, INTRODUCTION_MAX};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
@@ -47,6 +47,36 @@ enum AskedMember {
     Answered(FaceResponse),
     /// The upstream at this index must receive the request.
     Asked(usize, Box<Inbound>),
+}
+
+/// The first refusal of each kind by upstreams that were asked for an item.
+#[derive(Default)]
+struct SearchRefusals {
+    lacks_scope: Option<MemberRefusal>,
+    unknown: Option<MemberRefusal>,
+    away: Option<MemberRefusal>,
+}
+
+impl SearchRefusals {
+    fn note(&mut self, upstreams: &CombinedUpstreams, client: &EndpointClient, at: usize, refusal: MemberRefusal) {
+        let kind = match (refusal.needs_scopes(), refusal.may_be_known_elsewhere()) {
+            (true, _) => &mut self.lacks_scope,
+            (false, true) => &mut self.unknown,
+            (false, false) => {
+                upstreams.note_absence(client, at, &refusal.message());
+                &mut self.away
+            }
+        };
+        kind.get_or_insert(refusal);
+    }
+
+    fn into_first(self) -> MemberRefusal {
+        self.lacks_scope.or(self.unknown).or(self.away).unwrap_or_else(MemberRefusal::late)
+    }
+}
+
+fn params_of(request: &Request) -> Payload {
+    request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone())
 }
 
 impl CombinedUpstreams {
@@ -169,6 +199,11 @@ impl CombinedUpstreams {
                 let inbound = client.prepared(self, at, request, text, params).await?;
                 return Ok(AskedMember::Asked(at, Box::new(inbound)));
             }
+            RequestTarget::Unlisted(some)
+                if matches!(&*request.method, method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE) =>
+            {
+                self.all_that_know(&client, &some, &request, addressee).await?
+            }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await?,
             RequestTarget::OwnTool(tool) => {
                 self.own_tool(client.caller(), tool, &request, FallbackTools::for_session(0), addressee).await
@@ -177,7 +212,7 @@ impl CombinedUpstreams {
     }
 
     /// Tries upstreams in turn for an item that none lists. If none knows it, the client gets the refusal of one that
-    /// responded; an unavailable upstream does not stop the search.
+    /// responded, before all of one where the caller lacks a scope; an unavailable upstream does not stop the search.
     pub(super) async fn first_that_knows(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -188,19 +223,38 @@ impl CombinedUpstreams {
         if client.names(request) {
             return Ok(addressee.complaint(&idempotency_key::of_an_unlisted_tool()));
         }
-        let (mut unknown, mut away) = (None, None);
+        let mut refusals = SearchRefusals::default();
         for at in some {
-            let params = request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone());
-            match client.ask(self, *at, &request.method, params).await {
+            match client.ask(self, *at, &request.method, params_of(request)).await {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
-                Err(refusal) if refusal.may_be_known_elsewhere() => unknown = unknown.or(Some(refusal)),
-                Err(refusal) => {
-                    self.note_absence(client, *at, &refusal.message());
-                    away = away.or(Some(refusal));
-                }
+                Err(refusal) => refusals.note(self, client, *at, refusal),
             }
         }
-        Err(unknown.or(away).unwrap_or_else(MemberRefusal::late))
+        Err(refusals.into_first())
+    }
+
+    /// Sends a subscription to a resource that none lists, or its end, to all of these: each may report the resource.
+    /// Fails as [`Self::first_that_knows`].
+    async fn all_that_know(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        all: &[usize],
+        request: &Request,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let asking = all.iter().map(|at| async move {
+            let asked = client.ask(self, *at, &request.method, params_of(request));
+            (*at, self.in_time(*at, ANSWER_MAX, asked).await.unwrap_or_else(|| Err(MemberRefusal::late())))
+        });
+        let (mut accepted, mut refusals) = (None, SearchRefusals::default());
+        for (at, answer) in join_all(asking).await {
+            match answer {
+                Ok(result) => accepted = accepted.or(Some(result)),
+                Err(refusal) => refusals.note(self, client, at, refusal),
+            }
+        }
+        let accepted = accepted.ok_or_else(|| refusals.into_first())?;
+        Ok(addressee.result(accepted.payload().clone()))
     }
 
     /// Sends the level to all open sessions; those opened later receive it then.

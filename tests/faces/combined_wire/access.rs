@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use http_body_util::Full;
 use serde_json::{Value, json};
+use support::issuer::{IssuerKey, key_set};
+use taskgate::task::{Clock as _, SystemClock};
 
 use super::{names, request, servers, text_of};
 use crate::combined_wire::client::{Reply, TestGateway, initialize};
@@ -69,4 +71,93 @@ async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
         "the name that was asked: {withheld}"
     );
     assert_eq!(two.world.count("tools/call"), 1);
+}
+
+/// Where one upstream alone may have it, the server answers as at its own path; of several, none is asked.
+#[tokio::test]
+async fn t_72_a_name_that_no_list_has_is_asked_of_the_only_upstream_that_may_have_it() {
+    let (one, two) = servers().await;
+    let keys = format!(
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\nupstreams = [\"one\"]\n\
+         [[auth.api_keys]]\nid = \"bob\"\nkey = \"{BOB}\"\n"
+    );
+    let gate = TestGateway::serving(&format!("{keys}{}", text_of(&one, &two, "prefix = \"auto\""))).await;
+    for (key, method, name, expected) in [
+        (ADA, "tools/call", "unlisted", "200 answered"),
+        (ADA, "prompts/get", "unlisted", "200 answered"),
+        (ADA, "tools/call", "two__unlisted", "200 -32602 id 2"),
+        (BOB, "tools/call", "unlisted", "200 -32602 id 2"),
+        (BOB, "prompts/get", "unlisted", "200 -32602 id 2"),
+    ] {
+        let (session, _) = opened(&gate, key).await;
+        let reply = post(&gate, key, Some(&session), request(2, method, &json!({"name": name, "arguments": {}}))).await;
+        let verdict = reply.verdict().await;
+        let is_expected = verdict == expected || (expected == "200 answered" && verdict.contains("\"result\""));
+        assert!(is_expected, "{key} {method} {name}: {verdict}");
+    }
+    let asked = [&one, &two].map(|server| (server.world.count("tools/call"), server.world.count("prompts/get")));
+    assert_eq!(asked, [(1, 1), (0, 0)]);
+}
+
+const RULES: &str = r#"
+[[auth.rules]]
+who = { scopes = ["write"] }
+upstreams = ["two"]
+tools = ["two_only"]
+prompts = ["two_only"]
+resources = ["hidden://two"]
+allow = true
+[[auth.rules]]
+tools = ["shared"]
+prompts = ["shared"]
+resources = ["test://shared"]
+allow = true
+"#;
+
+/// The challenge is that of the upstream's own path, however the endpoint finds the upstream, so that a client can ask for the
+/// scope.
+#[tokio::test]
+async fn u49_a_scope_that_is_missing_is_named_at_an_endpoint() {
+    let (one, two) = servers().await;
+    let (key, folder) = (IssuerKey::es256("k1"), tempfile::tempdir().unwrap());
+    let keys = folder.path().join("keys.json");
+    std::fs::write(&keys, key_set([&key])).unwrap();
+    let served = format!(
+        "public_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\n[[auth.issuers]]\n\
+         issuer = \"https://login.example\"\nalgorithms = [\"ES256\"]\njwks_file = \"{}\"\n{RULES}{}",
+        keys.display(),
+        text_of(&one, &two, "prefix = \"auto\"")
+    );
+    let gate = TestGateway::serving(&served).await;
+    let end = SystemClock.now().as_millis() / 1_000 + 300;
+    let token = |scope: &str| {
+        let aud = ["https://mcp.example/mcp", "https://mcp.example/two/mcp"];
+        let claims = json!({"iss": "https://login.example", "sub": "ada", "aud": aud, "exp": end, "scope": scope});
+        key.token(&claims)
+    };
+    let (reader, writer) = (token("read"), token("write"));
+    let (session, _) = opened(&gate, &reader).await;
+    let asks = [
+        ("tools/call", json!({"name": "two_only", "arguments": {}})),
+        ("tools/call", json!({"name": "two__two_only", "arguments": {}})),
+        ("prompts/get", json!({"name": "two_only"})),
+        ("prompts/get", json!({"name": "two__two_only"})),
+        ("resources/read", json!({"uri": "hidden://two"})),
+        ("resources/subscribe", json!({"uri": "hidden://two"})),
+    ];
+    for (method, params) in &asks {
+        let refused = post(&gate, &reader, Some(&session), request(2, method, params)).await;
+        let challenge = refused.header("www-authenticate").unwrap_or_default().to_owned();
+        let is_named = challenge.contains("error=\"insufficient_scope\"") && challenge.contains("write");
+        assert!(refused.status == 403 && is_named, "{method} {params}: {} {challenge}", refused.status);
+    }
+    let sent = ["tools/call", "prompts/get", "resources/read"].map(|method| two.world.count(method));
+    assert_eq!(sent, [0; 3]);
+    let unknown = request(3, "tools/call", &json!({"name": "nothing", "arguments": {}}));
+    assert_eq!(post(&gate, &reader, Some(&session), unknown).await.verdict().await, "200 -32602 id 3");
+    let (session, _) = opened(&gate, &writer).await;
+    for (method, params) in &asks {
+        let reply = post(&gate, &writer, Some(&session), request(2, method, params)).await.json().await;
+        assert!(reply["result"].is_object(), "{method} {params}: {reply}");
+    }
 }

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::{combined, request, server, servers, text_of};
 use crate::combined_wire::client::{TestGateway, initialize};
-use crate::combined_wire::upstream::{ScriptedServer, SeenRequest, status};
+use crate::combined_wire::upstream::{ScriptedServer, SeenRequest, json_text, status};
 
 fn is_handshake(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
@@ -124,6 +124,29 @@ async fn of_a_log_level_nothing_else_is_kept() {
     client.post(request(3, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
     let told = two.world.first(|seen| seen.rpc() == "logging/setLevel").await;
     assert_eq!(told.body["params"], json!({"level": "error"}));
+}
+
+/// Whose it is shows when it changes: each server that takes a subscription may be the one.
+#[tokio::test]
+async fn a_subscription_to_what_nobody_lists_and_its_end_reach_all() {
+    let (one, two) = servers().await;
+    let refusing = server("three", |seen| {
+        let error = json!({"code": -32602, "message": "no"});
+        let is_asked = seen.rpc().ends_with("subscribe");
+        is_asked.then(|| json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()))
+    })
+    .await;
+    let text = format!("[upstreams.three]\nurl = \"http://{}/mcp\"\n{}", refusing.address, text_of(&one, &two, ""));
+    let gate = TestGateway::serving(&text.replace("[\"one\"", "[\"three\", \"one\"")).await;
+    let client = gate.client().await;
+    for method in ["resources/subscribe", "resources/unsubscribe"] {
+        let answer = client.post(request(1, method, &json!({"uri": "hidden://two"}))).await.json().await;
+        assert_eq!(answer["result"], json!({}), "{method}: {answer}");
+        let told = [&refusing, &one, &two].map(|server| server.world.count(method));
+        assert_eq!(told, [1; 3], "{method}");
+    }
+    let listed = client.post(request(2, "resources/subscribe", &json!({"uri": "test://two_only"}))).await.json().await;
+    assert_eq!((&listed["result"], one.world.count("resources/subscribe")), (&json!({}), 1));
 }
 
 #[tokio::test]

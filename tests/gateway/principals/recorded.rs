@@ -90,6 +90,23 @@ async fn sec_58_a_denial_at_an_endpoint_has_one_line_and_a_cancel_none() {
 }
 
 #[tokio::test]
+async fn sec_58_a_denied_prompt_at_an_endpoint_has_one_line() {
+    let mut at = Audited::start().await;
+    let rules = auth("[[auth.rules]]\ntools = [\"quick\"]\nallow = true\n");
+    let text = format!("[auth]\n{rules}[upstreams.up]\nurl = \"http://127.0.0.1:8/mcp\"\n");
+    let access = config::parse("test.toml", &text, &|_| None).unwrap().config.access;
+    at.gate.reload_with(|config| config.access = access).unwrap();
+    let ask = Ask::new(ADA, "prompts/get", json!({ "name": "up__read_a" })).at("/all/mcp");
+    assert_eq!(at.gate.send(&ask).await.summary(), "200 -32602");
+    // A later event shows that no further line is on its way.
+    assert_eq!(at.gate.send(&Ask::new(EVE, "ping", json!({}))).await.status(), "401");
+    at.until("login.refused", 1).await;
+    let denied = at.events("rule.denied");
+    assert_eq!(denied.len(), 1, "{denied:?}");
+    assert_eq!((&denied[0]["who"], &denied[0]["item"]), (&json!("key:ada"), &json!("read_a")));
+}
+
+#[tokio::test]
 async fn sec_58_a_response_that_answers_no_question_is_named_so() {
     let at = Audited::start().await;
     let params = json!({

@@ -52,6 +52,8 @@ pub(super) struct GatheredList {
     items: Vec<(usize, usize, Payload)>,
     owners: HashMap<Arc<str>, ItemOwner>,
     answered: usize,
+    /// The upstreams that refused or were late.
+    absent: Vec<usize>,
     refusal: Option<MemberRefusal>,
 }
 
@@ -65,6 +67,17 @@ struct KnownOwners {
 impl KnownOwners {
     fn of(owners: HashMap<Arc<str>, ItemOwner>) -> Arc<Self> {
         Arc::new(Self { owners, fetched_at: Instant::now() })
+    }
+
+    /// Keeps the `last` names of absent upstreams that no other upstream has now: a call under one of them gets the
+    /// answer of its upstream.
+    fn after(last: Option<&Self>, list: MergedList, gathered: &GatheredList) -> Arc<Self> {
+        let mut owners = gathered.owners.clone();
+        let absent = last.filter(|_| has_names(list)).into_iter().flat_map(|last| &last.owners);
+        for (name, owner) in absent.filter(|(_, (at, _))| gathered.absent.contains(at)) {
+            owners.entry(Arc::clone(name)).or_insert_with(|| owner.clone());
+        }
+        Self::of(owners)
     }
 }
 
@@ -95,8 +108,9 @@ impl CombinedUpstreams {
                 None => None,
             };
         let gathered = self.gather(client, list).await;
-        let known = KnownOwners::of(gathered.owners.clone());
-        self.owners.0.insert((client.caller().clone(), list), known).await;
+        let key = (client.caller().clone(), list);
+        let last = self.owners.0.get(&key).await;
+        self.owners.0.insert(key, KnownOwners::after(last.as_deref(), list, &gathered)).await;
         if let (0, Some(refusal)) = (gathered.answered, gathered.refusal) {
             return Err(refusal);
         }
@@ -135,7 +149,8 @@ impl CombinedUpstreams {
             return None;
         }
         let entry = self.owners.0.entry((client.caller().clone(), list));
-        let looked = entry.or_insert_with_if(self.look(client, list), |last| Arc::ptr_eq(last, &known)).await;
+        let looking = self.look(client, list, Some(&known));
+        let looked = entry.or_insert_with_if(looking, |last| Arc::ptr_eq(last, &known)).await;
         looked.into_value().owners.get(name).cloned()
     }
 
@@ -148,16 +163,17 @@ impl CombinedUpstreams {
     }
 
     async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
-        self.owners.0.get_with((client.caller().clone(), list), self.look(client, list)).await
+        self.owners.0.get_with((client.caller().clone(), list), self.look(client, list, None)).await
     }
 
     fn look<'a>(
         self: &'a Arc<Self>,
         client: &'a EndpointClient,
         list: MergedList,
+        last: Option<&'a Arc<KnownOwners>>,
     ) -> impl Future<Output = Arc<KnownOwners>> + Send + 'a {
         // Boxed: most requests find a list, and need no memory for a look.
-        async move { KnownOwners::of(self.gather(client, list).await.owners) }.boxed()
+        async move { KnownOwners::after(last.map(|last| &**last), list, &self.gather(client, list).await) }.boxed()
     }
 
     /// An unavailable upstream contributes nothing.
@@ -174,6 +190,7 @@ impl CombinedUpstreams {
                 }
                 Err(refusal) => {
                     self.note_absence(client, at, &refusal.message());
+                    gathered.absent.push(at);
                     gathered.refusal = gathered.refusal.or(Some(refusal));
                 }
             }

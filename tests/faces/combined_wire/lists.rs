@@ -1,5 +1,8 @@
 //! What an endpoint lists, and whose what in it is.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
 
 use super::{combined, names, request, server, servers, text_of};
@@ -189,4 +192,30 @@ async fn each_server_of_an_endpoint_is_asked_once_for_all_calls_of_an_array() {
             assert_eq!(server.world.count("tools/call"), 0, "{keys} {prefixes:?}");
         }
     }
+}
+
+/// Its name is in no list now, and yet it is no unknown tool: its server is away.
+#[tokio::test]
+async fn a_tool_of_an_upstream_that_went_away_is_still_known_by_its_own_name() {
+    let is_away = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&is_away);
+    let one = server("one", move |_| asked.load(Ordering::SeqCst).then(|| status(503))).await;
+    let two = server("two", |_| None).await;
+    let gate = combined(&one, &two, "prefix = \"auto\"").await;
+    let client = gate.client().await;
+    let list = async || {
+        let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+        names(&list["result"]["tools"], "name")
+    };
+    let call = async |tool: &str| {
+        client.post(request(2, "tools/call", &json!({"name": tool, "arguments": {}}))).await.json().await
+    };
+    assert_eq!(list().await, ["one__shared", "one_only", "two__shared", "two_only"]);
+    is_away.store(true, Ordering::SeqCst);
+    assert_eq!(list().await, ["shared", "two_only"]);
+    for name in ["one_only", "one__one_only"] {
+        let error = call(name).await["error"].take();
+        assert_eq!((&error["code"], &error["data"]["source"]), (&json!(-32603), &json!("gateway")), "{name} {error}");
+    }
+    assert_eq!(call("nothing").await["error"]["code"], -32602);
 }

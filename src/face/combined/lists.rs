@@ -24,8 +24,9 @@ use crate::wire::{ListPages, Object, PagedList, Payload};
 
 /// Items on one page. Many clients read only the first.
 const PAGE_ITEMS_MAX: usize = 5_000;
-/// The limit of remembered names, of all clients together.
+/// The limit of remembered names, of all clients together. A long name counts as several.
 const NAMES_MAX: u64 = 200_000;
+const NAME_BYTES: usize = 128;
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
 pub(super) type MergedList = PagedList;
@@ -79,13 +80,16 @@ impl KnownOwners {
         }
         Self::of(owners)
     }
+
+    fn weight(&self) -> u32 {
+        let names = self.owners.iter().map(|(shown, (_, own))| 1 + (shown.len() + own.len()) / NAME_BYTES);
+        u32::try_from(1 + names.sum::<usize>()).unwrap_or(u32::MAX)
+    }
 }
 
 impl ListOwners {
     pub(super) fn new() -> Self {
-        let weigh = |_: &(Caller, MergedList), known: &Arc<KnownOwners>| {
-            u32::try_from(known.owners.len()).unwrap_or(u32::MAX).saturating_add(1)
-        };
+        let weigh = |_: &(Caller, MergedList), known: &Arc<KnownOwners>| known.weight();
         Self(moka::future::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
     }
 }
@@ -320,6 +324,15 @@ mod tests {
         for (template, bytes) in [("{+any}", 0), ("ab{x}c{y}", 3), ("plain", 5), ("a{broken", 1), ("", 0)] {
             assert_eq!(literal_bytes(template), bytes, "{template}");
         }
+    }
+
+    #[test]
+    fn a_long_name_counts_as_several() {
+        let weight = |name: &str| {
+            let name: Arc<str> = Arc::from(name);
+            KnownOwners::of(HashMap::from([(Arc::clone(&name), (0, name))])).weight()
+        };
+        assert_eq!((weight("a"), weight(&"a".repeat(NAME_BYTES * 50))), (2, 102));
     }
 
     #[test]

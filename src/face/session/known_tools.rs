@@ -28,12 +28,34 @@ use crate::wire::{Object, RpcError, method};
 
 /// The most sessions.
 const SESSIONS_MAX: usize = 1_024;
+/// The most names of one session, and their bytes. Others are looked up each time.
 const NAMES_MAX: usize = 10_000;
+const NAME_BYTES_MAX: usize = 256 << 10;
 /// A call's longest wait for the tool list.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-pub(super) struct KnownTools(RecentMap<Arc<Mutex<HashSet<Box<str>>>>>);
+pub(super) struct KnownTools(RecentMap<Arc<Mutex<SessionTools>>>);
+
+#[derive(Debug, Default)]
+struct SessionTools {
+    names: HashSet<Box<str>>,
+    bytes: usize,
+}
+
+impl SessionTools {
+    fn learn(&mut self, names: impl Iterator<Item = String>) {
+        for name in names {
+            if self.names.len() >= NAMES_MAX || self.bytes + name.len() > NAME_BYTES_MAX {
+                return;
+            }
+            let bytes = name.len();
+            if self.names.insert(name.into()) {
+                self.bytes += bytes;
+            }
+        }
+    }
+}
 
 impl Default for KnownTools {
     fn default() -> Self {
@@ -59,17 +81,11 @@ impl SessionFaceState {
 
     fn learn(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
         let known = self.tools.0.get_or_default(session.token.nonce, session.counted_as());
-        let mut known = known.lock();
-        for name in names {
-            if known.len() >= NAMES_MAX {
-                return;
-            }
-            known.insert(name.into());
-        }
+        known.lock().learn(names);
     }
 
     fn is_listed(&self, session: &ClientSession, tool: &str) -> bool {
-        self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().contains(tool))
+        self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().names.contains(tool))
     }
 
     async fn listing_of(
@@ -193,4 +209,21 @@ impl HiddenToolRefusal {
 
 fn untold() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::UpstreamTimeout, Executed::No))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sessions_names_have_a_bound_in_bytes() {
+        let mut tools = SessionTools::default();
+        let long = |n: usize| format!("{n}{}", "x".repeat(NAME_BYTES_MAX / 4));
+        tools.learn((0..100).map(long).chain(["short".to_owned()]));
+        assert_eq!(tools.names.len(), 3);
+        assert!(tools.bytes <= NAME_BYTES_MAX);
+        let known = tools.bytes;
+        tools.learn((0..3).map(long));
+        assert_eq!((tools.names.len(), tools.bytes), (3, known), "known ones take no further bytes");
+    }
 }

@@ -12,6 +12,10 @@ use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PR
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
+/// The largest capabilities of a request: sessions and lists of its server are kept under them. Those of a session have
+/// to fit in its id.
+const CAPABILITIES_BYTES_MAX: usize = 16 * 1024;
+
 /// A stateless request's own `_meta` (MOD-19).
 #[derive(Clone, Debug)]
 pub struct StatelessRequest {
@@ -44,6 +48,9 @@ impl StatelessRequest {
         }
         if !meta.has_object(CLIENT_CAPABILITIES) {
             return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"));
+        }
+        if meta.get(CLIENT_CAPABILITIES).is_some_and(|declared| declared.len() > CAPABILITIES_BYTES_MAX) {
+            return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] has more than 16384 bytes"));
         }
         Ok(meta)
     }
@@ -318,6 +325,20 @@ mod tests {
             let Err(RequestError::Metadata(what)) = request(meta) else { panic!("{meta} was accepted") };
             assert!(what.contains(named), "{what}");
         }
+    }
+
+    #[test]
+    fn b195_capabilities_have_a_bound_in_bytes() {
+        let meta = |pad: usize| {
+            let capabilities = format!(r#"{{"x":"{}"}}"#, "y".repeat(pad));
+            format!(
+                r#"{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{capabilities}}}"#
+            )
+        };
+        let most = CAPABILITIES_BYTES_MAX - r#"{"x":""}"#.len();
+        assert!(request(&meta(most)).is_ok());
+        let Err(RequestError::Metadata(what)) = request(&meta(most + 1)) else { panic!("they were accepted") };
+        assert!(what.contains("clientCapabilities"), "{what}");
     }
 
     /// MOD-36.

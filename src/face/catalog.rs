@@ -47,7 +47,9 @@ pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
-const LISTS_MAX: u64 = 1_000;
+/// The most lists, and their bytes.
+const LISTS_MAX: usize = 1_000;
+const LISTS_BYTES_MAX: usize = 128 << 20;
 
 /// The time since its last use during which a complete list replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
@@ -88,6 +90,13 @@ pub struct ToolList {
 struct PublishedTools {
     result: Payload,
     tools: HashMap<String, ListedTool>,
+}
+
+impl PublishedTools {
+    /// Its bytes in a cache of [`LISTS_MAX`] lists.
+    fn weight(&self) -> u32 {
+        u32::try_from(self.result.len().max(LISTS_BYTES_MAX / LISTS_MAX)).unwrap_or(u32::MAX)
+    }
 }
 
 #[derive(Debug)]
@@ -147,8 +156,10 @@ pub enum CatalogError {
 
 impl Catalog {
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
-        let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
-        let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
+        let lists = moka::future::Cache::builder().max_capacity(LISTS_BYTES_MAX as u64).time_to_idle(KEPT_FOR);
+        let lists = lists.weigher(|_, list: &Arc<ToolList>| list.published.weight()).build();
+        let whole = moka::future::Cache::builder().max_capacity(LISTS_BYTES_MAX as u64).time_to_idle(WHOLE_KEPT_FOR);
+        let whole = whole.weigher(|_, list: &Arc<PublishedTools>| list.weight()).build();
         let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
         Self {
             upstream,
@@ -416,4 +427,20 @@ impl CatalogError {
 /// A list always has one page, so the gateway issues no cursors.
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
     crate::dialect::RequestError::Params(Cow::Borrowed("cursor is unknown: this list has one page"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that declares other capabilities with each request has a list for each.
+    #[test]
+    fn lists_have_a_bound_in_number_and_in_bytes() {
+        let weight = |bytes: usize| {
+            let result = Payload::text(&"x".repeat(bytes));
+            PublishedTools { result, tools: HashMap::new() }.weight() as usize
+        };
+        assert_eq!(LISTS_BYTES_MAX / weight(1), LISTS_MAX);
+        assert!(weight(BYTES_MAX) >= BYTES_MAX);
+    }
 }

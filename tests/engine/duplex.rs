@@ -323,6 +323,47 @@ async fn messages_of_a_session_wait_for_its_handshake_and_bear_its_id() {
     assert!(seen[4].2.contains("roots"));
 }
 
+/// The error tells a host to begin with `initialize`.
+#[tokio::test(start_paused = true)]
+async fn a_host_whose_session_is_over_may_open_another_one() {
+    let over =
+        json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32001, "message": "Session not found"}}).to_string();
+    let mut host = Host::introduced(vec![
+        ("GET", Act::Open(vec![])),
+        ("\"id\":1,", Act::Json(404, over)),
+        ("\"initialize\"", Act::Session(answer(3))),
+        ("\"id\":4,", Act::Json(200, answer(4))),
+    ])
+    .await;
+    host.write(&request(1, "tools/list")).await;
+    assert_eq!(host.read().await["error"]["code"], -32001);
+    host.write(&request(2, "tools/list")).await;
+    assert_eq!(host.read().await["error"]["code"], -32600, "nothing more is asked in the session that is over");
+    host.write(&request(3, "initialize")).await;
+    assert_eq!(host.read().await["result"], json!({}));
+    host.write(&request(4, "tools/list")).await;
+    assert_eq!(host.read().await["result"], json!({}));
+    let seen = host.script.seen.lock();
+    let (.., headers, body) = seen.last().unwrap();
+    assert!(headers.contains_key("mcp-session-id") && body.contains("\"id\":4"), "{body}");
+}
+
+/// Of a stateless request, such a status says nothing about the session.
+#[tokio::test(start_paused = true)]
+async fn an_unknown_method_of_a_stateless_request_ends_no_session() {
+    let unknown = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32601, "message": "m"}}).to_string();
+    let mut host = Host::introduced(vec![
+        ("GET", Act::Bare(405)),
+        ("\"id\":1,", Act::Json(404, unknown)),
+        ("\"id\":2,", Act::Json(200, answer(2))),
+    ])
+    .await;
+    host.write(&stateless(1, "odd/method")).await;
+    assert_eq!(host.read().await["error"]["code"], -32601);
+    host.write(&request(2, "tools/list")).await;
+    assert_eq!(host.read().await["result"], json!({}));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_ends_early_is_taken_up_where_it_named_a_place() {
     let mut host = Host::introduced(vec![

@@ -279,11 +279,13 @@ impl ClientLink {
         self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Relays the session's own stream. Ends if the server has none. `opening` is dropped at the first response.
+    /// Relays the session's own stream. Ends if the server has none, and with the session. `opening` is dropped at the
+    /// first response.
     pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
+        let session = self.session_id();
         loop {
-            let Some(get) = self.get(event.as_deref()) else { return Ok(()) };
+            let Some(get) = self.get(event.as_deref()).filter(|_| self.session_id() == session) else { return Ok(()) };
             let response = self.serve(get).await;
             drop(opening.take());
             match response.status() {

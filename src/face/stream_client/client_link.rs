@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -100,8 +100,19 @@ impl ClientLink {
         Some(Inbound { accepted: AcceptedTypes::EventStream, ..inbound })
     }
 
+    /// Closes the session if the endpoint does not know it any more: its client may open another one.
     pub(super) async fn serve(&self, inbound: Inbound) -> FaceResponse {
-        self.client.endpoint.serve(Box::new(inbound)).await
+        let asked = inbound.headers.get(headers::SESSION_ID).filter(|_| inbound.method == Method::POST).cloned();
+        let response = self.client.endpoint.serve(Box::new(inbound)).await;
+        if let (StatusCode::NOT_FOUND, Some(asked)) = (response.status(), asked) {
+            self.session.lock().take_if(|session| session.id == asked);
+        }
+        response
+    }
+
+    /// The id of the open session.
+    pub(super) fn session_id(&self) -> Option<HeaderValue> {
+        self.session.lock().as_ref().map(|session| session.id.clone())
     }
 
     /// Ends the session, within a second.

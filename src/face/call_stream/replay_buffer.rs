@@ -27,7 +27,7 @@ const EVENTS_MAX: usize = 64;
 const BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Finished streams of all sessions; a small response takes less than its bookkeeping.
 const ANSWERED_MAX: usize = 16_384;
-/// Streams that one session can resume; beyond them the oldest is dropped.
+/// Streams that one session can resume; beyond them the oldest finished one is dropped, else the oldest.
 const PER_SESSION_MAX: usize = 16;
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
@@ -379,7 +379,8 @@ impl ReplayBuffers {
         let mut kept = self.kept.lock();
         let streams = kept.by_session.entry(nonce).or_default();
         if streams.len() >= PER_SESSION_MAX {
-            streams.pop_front();
+            let finished = streams.iter().position(|stream| stream.is_answered);
+            streams.remove(finished.unwrap_or_default());
         }
         streams.push_back(ReplayEntry { id, request, item, log: Arc::clone(log), is_answered: false });
         self.settle(&mut kept, nonce, id);
@@ -499,6 +500,11 @@ mod tests {
         };
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
         assert!(take_up(&logs, 1, 0, 0).is_none(), "the oldest made room");
+        writers[7].finish(Ok(Payload::empty_object().into()));
+        logs.answered(1, 7);
+        let _last = begin(PER_SESSION_MAX as u128 + 1);
+        let found = [1, 7, 8].map(|stream| take_up(&logs, 1, stream, 0).is_some());
+        assert_eq!(found, [true, false, true], "a finished one makes room first");
         for n in 0..EVENTS_MAX + 10 {
             writers[1].write(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
         }

@@ -36,7 +36,7 @@ use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, ending_with};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
@@ -184,6 +184,7 @@ pub(super) async fn get(
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
+    let session_ended = own.as_ref().map(SessionStream::session_ended);
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
@@ -192,7 +193,13 @@ pub(super) async fn get(
             .await
             .unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    respond(SessionOwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
+    let stream = SessionOwnStream { answering: Box::pin(opening), own };
+    let response = respond(stream, addressee(None, AcceptedTypes::Both)).await;
+    match session_ended {
+        // A server without such a stream does not end it.
+        Some(session_ended) => ending_with(response, || session_ended),
+        None => response,
+    }
 }
 
 async fn open_stream(

@@ -174,6 +174,17 @@ impl SessionStream {
         }
     }
 
+    /// Returns once the session has ended.
+    pub(super) fn session_ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut now = self.now.clone();
+        async move {
+            // The oldest of too many streams may outlive the sender.
+            if now.wait_for(|now| now.is_over).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
     /// The subscriptions confirmed since the last call; only for the session's newest stream.
     pub(super) fn agreed(&self) -> AgreedResources {
         let mut open = self.streams.open.lock();

@@ -214,6 +214,18 @@ async fn an_ended_session_is_not_found_any_more() {
     assert_eq!(other.post(call(1)).await.status, StatusCode::OK, "others go on");
 }
 
+/// The server has no stream of its own to end, and tasks would have used this one.
+#[tokio::test]
+async fn a_sessions_own_stream_ends_with_its_session_though_its_server_has_none() {
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    let own = client.get(None).await;
+    assert_eq!(own.status, StatusCode::OK);
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    assert_eq!(own.text().await, "");
+}
+
 #[tokio::test]
 async fn a_server_that_ends_no_sessions_says_so() {
     let server = ScriptedServer::start(|seen| (seen.method == "DELETE").then(|| super::upstream::status(405))).await;

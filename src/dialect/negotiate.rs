@@ -140,6 +140,12 @@ impl StatelessRequest {
         &self.capabilities
     }
 
+    /// Copies it out of its request, for a stream that outlives the request's body.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self { capabilities: self.capabilities.detached(), ..self.clone() }
+    }
+
     /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
     pub fn lacks(&self, required: &Payload) -> bool {
         let Some(required) = Object::of(required) else { return false };
@@ -278,6 +284,14 @@ mod tests {
             r#"{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{capabilities}}}"#
         ))
         .unwrap()
+    }
+
+    #[test]
+    fn what_outlives_its_request_keeps_no_body_alive() {
+        let request = with_capabilities(r#"{"elicitation":{}}"#);
+        assert!(!request.declared().payload().is_exact());
+        let kept = request.detached();
+        assert!(kept.declared().payload().is_exact() && kept.takes_questions());
     }
 
     /// EXT-02, EXT-62: only the extension in this request's own capabilities counts.

@@ -85,7 +85,7 @@ impl StatelessFace {
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
             self.dialect(),
-            request.metadata.clone(),
+            request.metadata.detached(),
             &request.caller,
             &mut granted,
         );

@@ -124,7 +124,10 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         Ok(gateway) => gateway,
         Err(error) => return refused(error, (!has_file).then_some("--store")),
     };
-    announcement.print(&gateway, &paths).context("cannot print the addresses")?;
+    if let Err(error) = announcement.print(&gateway, &paths) {
+        // A launcher may read the first line alone.
+        tracing::warn!(%error, "the addresses cannot be printed");
+    }
     service_manager::notify_ready();
     development.iter_mut().for_each(|development| development.start(&gateway));
     let (gateway, notice) = match until_signal(gateway, &metrics, &mut signals, &mut reloads, development).await {

@@ -13,6 +13,7 @@ mod handover;
 mod leaving;
 mod left_sessions;
 mod long_list;
+mod lost_output;
 mod memory;
 mod operators;
 mod outside;

@@ -133,6 +133,16 @@ impl Program {
         page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0)
     }
 
+    /// Polls a counter until it is so high.
+    pub(crate) async fn until_counted(&self, name: &str, count: u64) {
+        in_time(async {
+            while self.counted(name).await < count {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+
     /// Calls a tool as a client that takes tasks, under a name of its own: the answer is a handle.
     pub(crate) async fn task(&self, path: &str, key: &str) -> Value {
         let mut call = Call::new("tools/call", &json!({"name": "work", "arguments": {"secret": key}}));

@@ -340,7 +340,8 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     let credential = http.and_then(|http| http.credential.as_ref()).and_then(Credential::file);
     let clients = http.and_then(|http| http.issued.as_deref()).into_iter().flat_map(IssuedCredentialSettings::clients);
     let secrets = clients.filter_map(|(_, client)| client.file());
-    let credential = credential.into_iter().chain(secrets);
+    let proxy = http.and_then(|http| http.proxy.file());
+    let credential = credential.into_iter().chain(secrets).chain(proxy);
     let variables = config.server.stdio().into_iter().flat_map(|stdio| &stdio.env_files);
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }

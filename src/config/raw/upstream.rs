@@ -118,7 +118,7 @@ keys! {
         /// The proxy in front of the server. Without it `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` decide, and a server
         /// on this machine has none. With `url` alone.
         reload proxy: Option<Url> = read(&PROXY), bounds "http, no user info, no path";
-        /// A file that only its owner can use, with `user:password` for `proxy`.
+        /// A file that only its owner can use, with `user:password` for `proxy`; read again when it changes.
         reload proxy_credentials_file: PathBuf = read(&KEY_FILE);
         /// Headers of a client's request that are forwarded with the upstream request that it causes. With `url` alone.
         reload forward_headers: Vec<HeaderName> = read_all(&FORWARDED_HEADER), default [], bounds "no credentials, cookies, connection or MCP headers";

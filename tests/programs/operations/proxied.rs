@@ -1,13 +1,17 @@
 //! UPC-31: `serve`, `probe` and `wrap --url` reach a server through the proxy that the environment names.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 use super::program::{Call, Folder, Program};
-use super::upstream::{ScriptedServer, answer, in_time};
+use super::upstream::{ScriptedServer, SeenRequest, answer, in_time};
 
 /// Only the proxy knows this name.
 const URL: &str = "http://up.invalid/mcp";
@@ -38,6 +42,36 @@ async fn upc_31_a_gateway_calls_its_server_through_the_environments_proxy() {
         let called = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
         assert_eq!(called.json()["result"].is_object(), is_reached, "{exceptions:?}: {called:?}");
         assert_eq!(proxy.world.count("tools/call"), usize::from(is_reached), "{exceptions:?}");
+    }
+}
+
+/// The configuration stays as it is.
+#[tokio::test]
+async fn upc_31_a_reload_notices_that_the_proxys_credentials_were_replaced() {
+    let proxy = proxy().await;
+    let folder = Folder::new();
+    let credentials = folder.path().join("proxy");
+    let replace = |text: &str| {
+        let draft = folder.path().join("draft-of-credentials");
+        fs::write(&draft, text).unwrap();
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(draft, &credentials).unwrap();
+    };
+    replace("ada:old");
+    let keys = format!("proxy = \"http://{}\"\nproxy_credentials_file = {credentials:?}\n", proxy.address);
+    folder.write(&format!("[upstreams.up]\nurl = \"{URL}\"\n{keys}"));
+    let program = Program::serve(&folder).await;
+    for (text, calls) in [("ada:old", 1), ("ada:new", 2)] {
+        if calls > 1 {
+            replace(text);
+            program.signal("HUP");
+            program.says("the configuration was read again", 1).await;
+        }
+        let called = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        assert!(called.json()["result"].is_object(), "{called:?}");
+        let seen = proxy.world.nth(calls - 1, SeenRequest::is_call).await;
+        let expected = format!("Basic {}", BASE64_STANDARD.encode(text));
+        assert_eq!(seen.header("proxy-authorization"), Some(expected.as_str()));
     }
 }
 

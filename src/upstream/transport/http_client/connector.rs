@@ -4,7 +4,7 @@
 //! `http` server show it their whole address.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -105,6 +105,13 @@ pub enum ProxySettings {
 }
 
 impl ProxySettings {
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::At { credentials_file, .. } => credentials_file.as_deref(),
+            Self::Environment | Self::Direct => None,
+        }
+    }
+
     /// Reads the credentials file, if there is one.
     ///
     /// # Errors

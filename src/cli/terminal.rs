@@ -51,7 +51,7 @@ impl Ui for Terminal {
         let message = status.message.map(|message| format!(": {message}")).unwrap_or_default();
         let line = printable(&format!("{id}{}{message}", status.word)).into_owned();
         if self.is_terminal {
-            let bar = self.bar.get_or_insert_with(bar);
+            let bar = self.bar.get_or_insert_with(|| bar(ProgressDrawTarget::stderr()));
             match status.steps {
                 Some(steps) => {
                     bar.set_style(style(STEPS));
@@ -115,8 +115,8 @@ impl Drop for Terminal {
     }
 }
 
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+fn bar(target: ProgressDrawTarget) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, target);
     bar.set_style(style(SPINNER));
     bar.enable_steady_tick(TICK);
     bar
@@ -165,12 +165,84 @@ fn read_lines(mut input: impl BufRead, lines: &mpsc::Sender<String>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
 
+    use indicatif::TermLike;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::cli::ui::StepCount;
+
+    /// A terminal of 80 columns, and each line that was drawn on it.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<Vec<String>>>);
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)?;
+            self.flush()
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            let mut lines = self.0.lock();
+            match lines.last_mut() {
+                Some(line) => line.push_str(text.trim_start_matches('\r')),
+                None => lines.push(text.to_owned()),
+            }
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.flush()
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            self.0.lock().push(String::new());
+            Ok(())
+        }
+    }
+
+    /// A line that wraps is drawn again and again, each time one line further down.
     #[test]
-    fn the_templates_are_well_formed() {
-        style(SPINNER);
-        style(STEPS);
+    fn no_line_of_a_running_call_is_wider_than_80_columns() {
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        let mut terminal = Terminal::new();
+        (terminal.is_terminal, terminal.bar) = (true, Some(bar(target)));
+        let (id, long) = ("0123456789abcdef".repeat(2), "Counts rows. ".repeat(20));
+        for task_id in [None, Some(id.as_str())] {
+            for message in [None, Some("half"), Some(long.as_str())] {
+                for steps in [None, Some(StepCount { done: 123_456, total: 999_999 })] {
+                    terminal.status(&CallStatus { task_id, word: "working", message, steps });
+                }
+            }
+        }
+        drop(terminal);
+        let lines = screen.0.lock();
+        let is_drawn = |text: &str| lines.iter().any(|line| line.contains(text));
+        assert!(is_drawn(&id) && is_drawn("123456/999999") && is_drawn("Counts rows."), "{lines:?}");
+        let widest = lines.iter().map(|line| line.chars().count()).max();
+        assert_eq!(widest, Some(80), "{lines:?}");
     }
 
     #[test]

@@ -119,6 +119,8 @@ pub enum CallExit {
     Misused,
     /// The server was unreachable, or its response invalid.
     Lost,
+    /// A result that could not be written.
+    Unwritten,
 }
 
 impl CallExit {
@@ -132,6 +134,7 @@ impl CallExit {
             Self::Unfinished => 5,
             Self::Misused => 64,
             Self::Lost => 69,
+            Self::Unwritten => 70,
         }
     }
 }

@@ -23,7 +23,8 @@ Exit codes:
   4   a result, but a question was declined or dismissed
   5   no result yet: --timeout is over, or the task still runs
   64  a mistake in the command line
-  69  the server cannot be reached or understood, or has no tasks";
+  69  the server cannot be reached or understood, or has no tasks
+  70  the result cannot be written, to standard output or to a file of --out";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CallArguments {

@@ -28,6 +28,8 @@ pub(super) struct CallDialog<'a> {
     interrupts: &'a mut mpsc::Receiver<()>,
     until: Option<Instant>,
     pub(super) declined: bool,
+    /// Whether a part of the result was neither printed nor written to its file.
+    is_unwritten: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl<'a> CallDialog<'a> {
     pub(super) fn new(policy: &'a FollowPolicy, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
         // A limit beyond any time means none.
         let until = policy.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Self { policy, ui, interrupts, until, declined: false }
+        Self { policy, ui, interrupts, until, declined: false, is_unwritten: false }
     }
 
     pub(super) fn note(&mut self, text: &str) {
@@ -71,7 +73,12 @@ impl<'a> CallDialog<'a> {
     }
 
     pub(super) fn ended(&mut self, ended: Result<CallExit, NoResultError>) -> CallExit {
+        if let Some(error) = self.ui.lost_output() {
+            self.note(&format!("the output cannot be written: {error}"));
+            self.is_unwritten = true;
+        }
         match ended {
+            Ok(CallExit::Returned | CallExit::ToolFailed) if self.is_unwritten => CallExit::Unwritten,
             Ok(CallExit::Returned | CallExit::ToolFailed) if self.declined => CallExit::Declined,
             Ok(verdict) => verdict,
             Err(NoResultError(why)) => {
@@ -169,7 +176,10 @@ impl<'a> CallDialog<'a> {
     fn put_away(&mut self, media: &Media) -> Option<String> {
         match self.policy.result.out.as_ref().map(|folder| folder.save(media)) {
             Some(Ok(file)) => return Some(file.display().to_string()),
-            Some(Err(why)) => self.ui.note(&format!("the {} is not written: {why}", media.kind)),
+            Some(Err(why)) => {
+                self.ui.note(&format!("the {} is not written: {why}", media.kind));
+                self.is_unwritten = true;
+            }
             None => (),
         }
         self.ui.is_for_people().then(|| media.words())

@@ -112,7 +112,10 @@ impl MediaFolder {
     pub(super) fn save(&self, media: &Media) -> Result<PathBuf, String> {
         let bytes = BASE64.decode(&media.data).map_err(|_| "its data is not base64".to_owned())?;
         let (path, mut file) = self.create(media.extension()).map_err(|error| error.to_string())?;
-        file.write_all(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        file.write_all(&bytes).map_err(|error| {
+            let _ = fs::remove_file(&path);
+            format!("{}: {error}", path.display())
+        })?;
         Ok(path)
     }
 

@@ -22,22 +22,26 @@ pub(super) struct Terminal {
     /// `None` if stderr is no terminal, and while the user is asked.
     bar: Option<ProgressBar>,
     last: String,
+    lost_output: Option<io::Error>,
     /// Opened at the first question: unrequested input stays in stdin.
     lines: Option<StdinLines>,
 }
 
 impl Terminal {
     pub(super) fn new() -> Self {
-        Self { is_terminal: io::stderr().is_terminal(), bar: None, last: String::new(), lines: None }
+        Self { is_terminal: io::stderr().is_terminal(), bar: None, last: String::new(), lost_output: None, lines: None }
     }
 
     /// Runs `write` with the bar suspended.
-    fn beside(&self, write: impl FnOnce() -> io::Result<()>) {
-        let written = match &self.bar {
+    fn suspended(&self, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
-        };
-        if let Err(error) = written {
+        }
+    }
+
+    fn beside(&self, write: impl FnOnce() -> io::Result<()>) {
+        if let Err(error) = self.suspended(write) {
             // Most likely a closed pipe, with nowhere else to report it.
             tracing::debug!(%error, "cannot write to the terminal");
         }
@@ -72,7 +76,7 @@ impl Ui for Terminal {
     }
 
     fn output(&mut self, text: &str) {
-        self.beside(|| {
+        let written = self.suspended(|| {
             let mut stdout = io::stdout().lock();
             if stdout.is_terminal() {
                 let lines: Vec<_> = text.lines().map(printable).collect();
@@ -82,6 +86,16 @@ impl Ui for Terminal {
             }
             stdout.flush()
         });
+        if let Err(error) = written
+            // A reader such as `head` leaves once it has enough.
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            self.lost_output.get_or_insert(error);
+        }
+    }
+
+    fn lost_output(&mut self) -> Option<io::Error> {
+        self.lost_output.take()
     }
 
     fn is_for_people(&self) -> bool {

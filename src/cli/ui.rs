@@ -1,5 +1,7 @@
 //! Defines the user interface of a call, with or without a terminal.
 
+use std::io;
+
 use async_trait::async_trait;
 
 use crate::upstream;
@@ -11,6 +13,10 @@ pub trait Ui: Send {
     fn status(&mut self, status: &CallStatus<'_>);
     fn note(&mut self, text: &str);
     fn output(&mut self, text: &str);
+    /// Takes the error of an output that was not written.
+    fn lost_output(&mut self) -> Option<io::Error> {
+        None
+    }
     /// Whether a person reads the result, and not a program.
     fn is_for_people(&self) -> bool {
         false

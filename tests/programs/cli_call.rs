@@ -17,6 +17,7 @@ use support::ports::reserved_address;
 use support::processes;
 
 use std::process::Stdio;
+use std::{fs, io};
 
 use extension::{cancelled, completed, handle, working};
 use script::{Server, Step, bounded, error, text};
@@ -57,6 +58,43 @@ async fn the_program_ends_with_the_code_that_scripts_rely_on() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), stdout);
         assert!(!stderr.is_empty(), "the status goes to stderr");
     }
+}
+
+/// Standard output is a file of a full disk, or a pipe that nothing reads.
+#[tokio::test]
+async fn a_result_that_cannot_be_written_is_no_success_unless_its_reader_left() {
+    for (arguments, script) in [
+        (&["call", "greet", "--flavour", "extension"][..], vec![Step::Result(text("Hello"))]),
+        (&["call", "greet", "--flavour", "extension", "--json"], vec![Step::Result(text("Hello"))]),
+        (&["call", "greet", "--flavour", "extension", "--no-wait"], vec![handle()]),
+    ] {
+        for (is_full, code) in [(true, 70), (false, 0)] {
+            let server = Server::start(script.clone(), mpsc::channel(1).0).await;
+            let mut command = program(&[&arguments[..1], &[server.url.as_str()], &arguments[1..]].concat());
+            if is_full {
+                command.stdout(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+            } else {
+                command.stdout(io::pipe().unwrap().1);
+            }
+            let output = bounded(command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output()).await.unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+            assert_eq!(stderr.contains("the output cannot be written: No space left on device"), is_full, "{stderr}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_result_without_a_file_that_was_asked_for_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = json!({ "type": "image", "mimeType": "image/png", "data": "\u{e9}" });
+    let server = Server::start(vec![Step::Result(json!({ "content": [image] }))], mpsc::channel(1).0).await;
+    let out = folder.path().to_str().unwrap();
+    let arguments = ["call", server.url.as_str(), "greet", "--flavour", "extension", "--out", out];
+    let output = bounded(program(&arguments).output()).await.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("the image is not written: its data is not base64"), "{stderr}");
+    assert_eq!(output.status.code(), Some(70), "{stderr}");
 }
 
 /// Runs the program with these lines typed, and returns its code, stdout and stderr.
@@ -102,7 +140,7 @@ async fn without_an_answer_the_program_ends_with_4() {
 async fn the_help_says_what_the_exit_codes_mean() {
     let output = bounded(program(&["call", "--help"]).output()).await.unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
-    for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "64", "69"] {
+    for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "64", "69", "70"] {
         assert!(help.contains(&format!("\n  {code}  ")), "{code}: {help}");
     }
 }

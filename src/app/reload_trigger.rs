@@ -3,6 +3,7 @@
 //! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one
 //! reload, and files with unchanged contents none.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ pub(super) struct ReloadTrigger {
     file: Option<PathBuf>,
     /// Kept alive; `None` if folders cannot be watched.
     watcher: Option<RecommendedWatcher>,
-    watched: Vec<PathBuf>,
+    /// The folders that are watched or cannot be, each with its identity: another may take its place.
+    watched: Vec<(PathBuf, Option<(u64, u64)>)>,
     /// Triggers a reload. A full channel already holds a trigger.
     changed: mpsc::Sender<()>,
     seen: SeenFiles,
@@ -97,30 +99,35 @@ impl ReloadTrigger {
         let wait = ReloadWait { hangups, changes, received: None, last: None };
         let seen = SeenFiles::Usable(Box::new(config.clone()), seen);
         let mut reloads = Self { file, watcher, watched: Vec::new(), changed, seen, warned, connections, wait };
-        reloads.watch(config);
+        let files = reloads.file.as_deref().map(|file| reload::files(file, config));
+        reloads.watch(&files.unwrap_or_default());
         Ok(reloads)
     }
 
-    fn watch(&mut self, config: &Config) {
-        let (Some(file), Some(watcher)) = (&self.file, &mut self.watcher) else { return };
-        for file in reload::files(file, config) {
-            let folder = match file.parent() {
-                Some(folder) if folder != Path::new("") => folder.to_owned(),
-                Some(_) | None => PathBuf::from("."),
-            };
-            if self.watched.contains(&folder) {
-                continue;
+    fn watch(&mut self, files: &[PathBuf]) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for folder in files.iter().flat_map(|file| folders(file)) {
+            let identity = fs::metadata(&folder).ok().map(|folder| system::identity(&folder));
+            match self.watched.iter().position(|(known, _)| *known == folder) {
+                Some(at) if self.watched[at].1 == identity => continue,
+                Some(at) => {
+                    // Fails if the former folder was deleted, and its watch with it.
+                    let _ = watcher.unwatch(&folder);
+                    self.watched.swap_remove(at);
+                }
+                None => (),
             }
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => {
-                    self.watched.push(folder);
                     // A change between the reading of its files and now was not noticed.
                     let _ = self.changed.try_send(());
                 }
+                // Once: the log may be in a watched folder.
                 Err(error) => {
                     tracing::warn!(%error, folder = %folder.display(), "changes in this folder are not noticed")
                 }
             }
+            self.watched.push((folder, identity));
         }
     }
 
@@ -139,6 +146,7 @@ impl ReloadTrigger {
         let file = self.file.clone()?;
         match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
+                self.watch(&reload::files(&file, &read.config));
                 let fingerprint = reload::fingerprint(&file, &read.config);
                 read.shortage = self.connections.keep(&mut read.config);
                 if !self.is_news(why, SeenFiles::Usable(Box::new(read.config.clone()), fingerprint)) {
@@ -147,13 +155,13 @@ impl ReloadTrigger {
                 // Not earlier: the log may be in a watched folder.
                 self.warned.log(&read);
                 service_manager::notify_reloading();
-                self.watch(&read.config);
                 failpoint::hit("reloading");
                 let is_applied = log_outcome(reload(read.config));
                 service_manager::notify_ready();
                 Some(is_applied)
             }
             Err(mistakes) => {
+                self.watch(std::slice::from_ref(&file));
                 let seen = SeenFiles::Mistaken(mistakes.to_string(), reload::fingerprint_of(&file));
                 if !self.is_news(why, seen) {
                     return None;
@@ -208,6 +216,17 @@ pub(super) async fn signal(stream: &mut Option<SignalStream>) -> Option<()> {
         Some(stream) => stream.recv().await,
         None => std::future::pending().await,
     }
+}
+
+/// The folder of a file, and the folder of the file that it is a link to.
+fn folders(file: &Path) -> impl Iterator<Item = PathBuf> {
+    let own = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        Some(_) | None => Path::new("."),
+    };
+    let target = file.canonicalize().ok();
+    let target = target.as_deref().and_then(Path::parent).map(Path::to_owned);
+    [Some(own.canonicalize().unwrap_or_else(|_| own.to_owned())), target].into_iter().flatten()
 }
 
 /// Reads the file, again if it is written meanwhile: half of a file may be a mistake, or mean something else.

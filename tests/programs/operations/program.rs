@@ -64,7 +64,12 @@ impl Folder {
 
     /// Writes the configuration as an editor does: a new file takes the place of the old.
     pub(crate) fn write(&self, upstreams: &str) {
-        self.write_whole(&format!("{}{upstreams}", self.head));
+        self.write_whole(&self.text(upstreams));
+    }
+
+    /// The whole configuration.
+    pub(crate) fn text(&self, upstreams: &str) -> String {
+        format!("{}{upstreams}", self.head)
     }
 
     pub(crate) fn write_whole(&self, text: &str) {

@@ -1,11 +1,12 @@
 //! The configuration, read again while calls run (F24, F66).
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use tokio::process::Command;
 
 use super::program::{Call, Folder, Program, Worker, block, send};
 use super::upstream::in_time;
@@ -459,4 +460,42 @@ async fn a_changed_file_of_variables_is_put_in_force() {
     program.says(READ, 1).await;
     assert_eq!((asked(OLD).await, asked(NEW).await), (401, 200));
     assert!(!program.log().contains("tg_ada"), "no value is logged");
+}
+
+/// Configurations that differ in a key.
+fn with_grace(folder: &Folder, worker: &Worker, seconds: usize) -> String {
+    folder.text(&format!("{}tasks.grace = \"{seconds}s\"\n", block("up", &worker.server)))
+}
+
+#[tokio::test]
+async fn a_change_of_the_file_that_the_configuration_is_a_link_to_is_put_in_force() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let target = folder.path().join("kept/real.toml");
+    fs::create_dir(folder.path().join("kept")).unwrap();
+    fs::write(&target, with_grace(&folder, &worker, 1)).unwrap();
+    symlink("kept/real.toml", folder.path().join("taskgate.toml")).unwrap();
+    let program = Program::serve(&folder).await;
+    for change in 1..=2 {
+        fs::write(&target, with_grace(&folder, &worker, 1 + change)).unwrap();
+        program.says(READ, change).await;
+    }
+}
+
+#[tokio::test]
+async fn a_change_in_a_folder_that_took_the_place_of_the_configurations_is_put_in_force() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let (own, next) = (folder.path().join("own"), folder.path().join("next"));
+    for (at, seconds) in [(&own, 1), (&next, 2)] {
+        fs::create_dir(at).unwrap();
+        fs::write(at.join("taskgate.toml"), with_grace(&folder, &worker, seconds)).unwrap();
+    }
+    let mut command = Command::new(support::taskgate());
+    command.env_remove("TASKGATE_LOG").args(["serve", "--config"]).arg(own.join("taskgate.toml"));
+    let program = Program::launch(command).await;
+    fs::rename(&own, folder.path().join("former")).unwrap();
+    fs::rename(&next, &own).unwrap();
+    program.signal("HUP");
+    program.says(READ, 1).await;
+    fs::write(own.join("taskgate.toml"), with_grace(&folder, &worker, 3)).unwrap();
+    program.says(READ, 2).await;
 }

@@ -273,6 +273,14 @@ async fn an_address_without_tls_of_a_server_that_has_it_is_told_from_one_that_is
 
 /// A program is given what it needs by name, and one that is not there is said once.
 #[tokio::test]
+async fn a_time_limit_that_no_clock_reaches_is_refused() {
+    let output = probe(&["http://127.0.0.1:9/mcp", "--timeout", "500000000000y"]).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("write a duration, such as 90s or 5m"), "{said}");
+}
+
+#[tokio::test]
 async fn a_program_is_given_the_variables_that_are_named_and_the_block_names_them() {
     let server = format!("test -n \"$PROBED_KEY\" || {{ echo no key >&2; exit 1; }}; exec '{PROGRAM}' demo-server");
     let probe = async |arguments: &[&str]| {

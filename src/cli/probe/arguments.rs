@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -32,7 +32,7 @@ pub struct ProbeArguments {
     #[arg(long, num_args = 2, value_names = ["NAME", "JSON"])]
     call: Vec<String>,
     /// The most that all of it may take, the call included, such as 90s or 5m.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = timeout)]
     timeout: Duration,
     /// Print JSON.
     #[arg(long)]
@@ -127,6 +127,11 @@ async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
 }
 
 /// The token in an environment variable. Errors omit the name: a user may have typed the token in its place.
+fn timeout(text: &str) -> Result<Duration, &'static str> {
+    let timeout = humantime::parse_duration(text).ok().filter(|timeout| Instant::now().checked_add(*timeout).is_some());
+    timeout.ok_or("write a duration, such as 90s or 5m")
+}
+
 fn token_in(variable: &str) -> Result<String, &'static str> {
     let token = is_variable_name(variable).then(|| std::env::var(variable).ok()).flatten();
     match token.as_deref().map(str::trim) {

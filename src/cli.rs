@@ -358,12 +358,19 @@ fn refuse_file(mistakes: &config::ConfigError) -> ExitCode {
 fn in_short(config: &config::Config) -> String {
     let count = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
+    let endpoints = match config.endpoints.as_slice() {
+        [] => String::new(),
+        endpoints => {
+            let paths: Vec<_> = endpoints.iter().map(|endpoint| endpoint.path.as_ref()).collect();
+            format!(", {} at {}", count(paths.len(), "endpoint"), paths.join(" "))
+        }
+    };
     let rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let public = config.listen.public_url.as_ref().map(|url| format!(" as {url}")).unwrap_or_default();
     let metrics = config.metrics.map(|address| format!(", for metrics on http://{address}")).unwrap_or_default();
     format!(
-        "{} at {}, {}; would listen on {scheme}://{}{public}{metrics}, and for operators on http://{}",
+        "{} at {}{endpoints}, {}; would listen on {scheme}://{}{public}{metrics}, and for operators on http://{}",
         count(config.upstreams.len(), "upstream"),
         paths.join(" "),
         count(rules, "rule"),

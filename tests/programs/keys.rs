@@ -33,6 +33,17 @@ fn new_keys_of_one_principal_go_into_a_configuration_that_does_not_show_them() {
 }
 
 #[test]
+fn a_check_prints_the_paths_of_upstreams_and_of_endpoints() {
+    let folder = TempDir::new().unwrap();
+    let toml = "[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n\
+                [[endpoints]]\npath = \"/all\"\nupstreams = [\"up\"]\n";
+    fs::write(folder.path().join("taskgate.toml"), toml).unwrap();
+    let checked = taskgate(&folder, &["check", "taskgate.toml"]);
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert!(said.starts_with("1 upstream at /up/mcp, 1 endpoint at /all, 0 rules; would listen on "), "{said}");
+}
+
+#[test]
 fn what_cannot_be_somebody_gets_no_key() {
     let folder = TempDir::new().unwrap();
     let long = "x".repeat(65);

@@ -300,7 +300,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         CliCommand::Store { order } => Ok(store::run(&order)),
         CliCommand::Audit { order } => Ok(audit::run(&order)),
-        CliCommand::Completions { shell } => Ok(completions::print(shell)),
+        CliCommand::Completions { shell } => completions::print(shell),
         CliCommand::Man { folder } => completions::write_manual(&folder),
     };
     ended.unwrap_or_else(|error| {

@@ -13,10 +13,9 @@ use super::CommandLine;
 use crate::console;
 
 /// Prints the completions for `shell`.
-pub(super) fn print(shell: Shell) -> ExitCode {
-    // A closed stdout cannot be reported.
-    let _ = console::stdout().write_all(&script(shell));
-    ExitCode::SUCCESS
+pub(super) fn print(shell: Shell) -> anyhow::Result<ExitCode> {
+    console::stdout().write_all(&script(shell)).context("cannot print the completions")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn script(shell: Shell) -> Vec<u8> {

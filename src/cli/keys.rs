@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
-use super::{refuse, write_line};
+use super::refuse;
 use crate::config::{check_principal_id, quoted};
 use crate::console;
 use crate::server::api_keys::ApiKey;
@@ -27,8 +27,11 @@ pub(super) fn run(order: &KeysCommand) -> anyhow::Result<ExitCode> {
     }
     let (secret, key) = ApiKey::mint(id);
     // A key must be shown before its digest is put into a configuration.
-    write_line(format_args!("The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:"));
-    write_line(&secret);
+    write!(
+        console::stderr(),
+        "The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:\n{secret}\n"
+    )
+    .context("cannot print the key")?;
     let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
     console::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
     Ok(ExitCode::SUCCESS)

@@ -32,6 +32,22 @@ fn new_keys_of_one_principal_go_into_a_configuration_that_does_not_show_them() {
     assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
 }
 
+/// On a full disk.
+#[test]
+fn what_cannot_be_printed_is_no_success() {
+    for (arguments, output, why) in [
+        (["keys", "new", "ada"].as_slice(), "2", ""),
+        (&["keys", "new", "ada"], "1", "cannot print the block"),
+        (&["completions", "bash"], "1", "cannot print the completions"),
+    ] {
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg(format!("exec \"$0\" \"$@\" {output}>/dev/full"));
+        let ended = shell.arg(env!("CARGO_BIN_EXE_taskgate")).args(arguments).output().unwrap();
+        assert_eq!(ended.status.code(), Some(70), "{arguments:?}: {ended:?}");
+        assert!(ended.stdout.is_empty() && String::from_utf8(ended.stderr).unwrap().contains(why), "{arguments:?}");
+    }
+}
+
 #[test]
 fn a_check_prints_the_paths_of_upstreams_and_of_endpoints() {
     let folder = TempDir::new().unwrap();

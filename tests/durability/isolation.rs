@@ -229,10 +229,11 @@ pub(crate) async fn make_all(crowd: &Crowd, addresses: &[SocketAddr]) -> Vec<Own
 /// ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_other() {
-    let (server, crowd) = (server().await, Crowd::new());
+    let server = server().await;
+    let crowd = Crowd::before(&server).await;
     let mut keeper = Keeper::new("isolation", "", Arc::new(History::begin(Duration::ZERO)));
     keeper.listen_with(Crowd::LISTEN);
-    keeper.configure(&crowd.sections(&server, ""));
+    keeper.configure(&crowd.sections(""));
     keeper.start(&[]).await.unwrap();
     let all = make_all(&crowd, &[keeper.address()]).await;
     each_sees_its_own_alone(&crowd, &all, keeper.address()).await;
@@ -241,7 +242,7 @@ async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_othe
     keeper.kill().await;
     keeper.start(&[]).await.unwrap();
     each_still_sees_its_own_alone(&crowd, &all, keeper.address()).await;
-    keeper.configure(&crowd.sections(&server, "tools = [\"held\"]"));
+    keeper.configure(&crowd.sections("tools = [\"held\"]"));
     keeper.signal(Signal::HUP);
     let mut first = crowd.people[0].talk(keeper.address()).await;
     until_is(async || first.ask("tasks/get", json!({ "taskId": all[0].settled })).await.json()["error"].is_object())

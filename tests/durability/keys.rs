@@ -22,6 +22,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::history::History;
+use support::hostile_twin;
 use support::scripted::{ScriptedServer, SeenRequest, answer, polite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -221,6 +222,7 @@ async fn send(
 }
 
 async fn open(at: SocketAddr, request: Request<Full<Bytes>>) -> Option<http::Response<Incoming>> {
+    let request = hostile_twin::addressed(request, "up").await;
     let socket = TcpStream::connect(at).await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await.ok()?;
     // It ends with its connection, which the gateway's end cuts at the latest.
@@ -268,7 +270,9 @@ impl KillExposure {
 /// Calls under keys, in their order, at a server that counts them.
 pub(crate) struct KeyCourse {
     calls: usize,
-    server: ScriptedServer,
+    section: String,
+    _hostile: Option<ScriptedServer>,
+    _server: ScriptedServer,
     runs: Runs,
     next: AtomicUsize,
     heard: Mutex<Vec<(String, Kind, Learnt)>>,
@@ -281,13 +285,23 @@ impl KeyCourse {
         let calls = std::env::var("KEY_CALLS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
         let runs = Runs::default();
         let server = server(Arc::clone(&runs)).await;
+        let (section, _hostile) = hostile_twin::section("up", "/mcp", server.url().as_str()).await;
         let next = AtomicUsize::new(0);
-        Self { calls, server, runs, next, heard: Mutex::default(), exposure: Mutex::default() }
+        Self {
+            calls,
+            section,
+            _hostile,
+            _server: server,
+            runs,
+            next,
+            heard: Mutex::default(),
+            exposure: Mutex::default(),
+        }
     }
 
     /// The part of a configuration that names the server.
-    pub(crate) fn upstream(&self) -> String {
-        format!("[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n", self.server.address)
+    pub(crate) fn upstream(&self) -> &str {
+        &self.section
     }
 
     /// Clients of all kinds make the calls at the gateways that serve, each until it knows what became of its call.
@@ -375,7 +389,7 @@ impl KeyCourse {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the_program_is_killed() {
     let course = KeyCourse::open(240).await;
-    let mut keeper = Keeper::new("keys", &course.upstream(), Arc::new(History::begin(Duration::ZERO)));
+    let mut keeper = Keeper::new("keys", course.upstream(), Arc::new(History::begin(Duration::ZERO)));
     keeper.start(&[]).await.unwrap();
     let places = keeper.places();
     let kills = async {

@@ -2,6 +2,7 @@
 
 mod chosen_ids;
 mod endpoint_sessions;
+mod endpoint_twin;
 mod isolation;
 mod keys;
 mod kill_cycles;

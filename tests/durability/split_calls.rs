@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::history::History;
+use support::hostile_twin;
 use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer};
 
 use super::kill_cycles::keeper::Keeper;
@@ -41,13 +42,14 @@ async fn server(open_from: &Arc<AtomicU64>) -> ScriptedServer {
     .await
 }
 
-async fn keeper(name: &str, server: &ScriptedServer, after_crash: &str) -> Keeper {
+/// A gateway, and the other server where it serves an endpoint.
+async fn keeper(name: &str, server: &ScriptedServer, after_crash: &str) -> (Keeper, Option<ScriptedServer>) {
+    let (section, hostile) = hostile_twin::section("up", "/mcp", server.url().as_str()).await;
     let upstream = format!(
-        "[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n[[upstreams.up.tools]]\nmatch = \"work\"\n\
-         after_crash = \"{after_crash}\"\nsplit = {{ argument = \"items\", parallel = 2 }}\n",
-        server.address
+        "{section}[[upstreams.up.tools]]\nmatch = \"work\"\n\
+         after_crash = \"{after_crash}\"\nsplit = {{ argument = \"items\", parallel = 2 }}\n"
     );
-    Keeper::new(name, &upstream, Arc::new(History::begin(Duration::ZERO)))
+    (Keeper::new(name, &upstream, Arc::new(History::begin(Duration::ZERO))), hostile)
 }
 
 fn calls_of(server: &ScriptedServer, number: u64) -> usize {
@@ -60,7 +62,7 @@ async fn a_killed_gateway_calls_no_element_again_that_had_ended() {
     for (after_crash, lost) in [("rerun", 0), ("fail", 2)] {
         let open_from = Arc::new(AtomicU64::new(3));
         let server = server(&open_from).await;
-        let mut keeper = keeper(&format!("split-{after_crash}"), &server, after_crash).await;
+        let (mut keeper, _hostile) = keeper(&format!("split-{after_crash}"), &server, after_crash).await;
         keeper.start(&[]).await.unwrap();
         let person = user(&keeper, "2025-11-25", None).await;
         let arguments = json!({"items": (0..ELEMENTS).collect::<Vec<_>>()});
@@ -91,7 +93,7 @@ async fn a_killed_gateway_calls_no_element_again_that_had_ended() {
 async fn a_tree_survives_a_kill_between_any_two_of_its_commits() {
     for point in ["handle-durable:1", "intent-durable:2", "outcome-stored:1", "outcome-stored:4", "recovering:1"] {
         let server = server(&Arc::new(AtomicU64::new(ELEMENTS))).await;
-        let mut keeper = keeper(&format!("split-{}", point.replace(':', "-")), &server, "rerun").await;
+        let (mut keeper, _hostile) = keeper(&format!("split-{}", point.replace(':', "-")), &server, "rerun").await;
         let (first, second) = if point.starts_with("recovering") { ("outcome-stored:2", point) } else { (point, "") };
         keeper.start(&[("TASKGATE_FAILPOINT", first)]).await.unwrap();
         let person = user(&keeper, "2025-11-25", None).await;

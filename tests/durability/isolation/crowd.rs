@@ -16,6 +16,7 @@ use rcgen::string::Ia5String;
 use rustls::ClientConfig;
 use serde_json::{Value, json};
 use support::certificates::{self, Authority};
+use support::hostile_twin;
 use support::issuer::{IssuerKey, key_set};
 use support::scripted::{ScriptedServer, in_time};
 use taskgate::task::{Clock as _, SystemClock};
@@ -41,6 +42,9 @@ pub(crate) struct Person {
 pub(crate) struct Crowd {
     pub(crate) people: Vec<Person>,
     folder: TempDir,
+    /// The section of the server.
+    section: String,
+    _hostile: Option<ScriptedServer>,
 }
 
 /// A connection of one person.
@@ -73,7 +77,8 @@ fn key_of(name: usize) -> String {
 }
 
 impl Crowd {
-    pub(crate) fn new() -> Self {
+    pub(crate) async fn before(server: &ScriptedServer) -> Self {
+        let (section, _hostile) = hostile_twin::section("up", "/mcp", server.url().as_str()).await;
         let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
         let issuers = ISSUERS.map(|_| IssuerKey::es256("k1"));
         authority.vouch(|_| ()).write(folder.path(), "server");
@@ -102,14 +107,14 @@ impl Crowd {
             };
             Person { name, credential, tls }
         });
-        Self { people: people.collect(), folder }
+        Self { people: people.collect(), folder, section, _hostile }
     }
 
     /// Keys of `[listen]`.
     pub(crate) const LISTEN: &str = "public_url = \"https://mcp.example\"\n";
 
-    /// The sections of a gateway in front of `server` other than `[listen]`. `of_keys` has further members of each key's block.
-    pub(crate) fn sections(&self, server: &ScriptedServer, of_keys: &str) -> String {
+    /// The sections of a gateway in front of the server other than `[listen]`. `of_keys` has further members of each key's block.
+    pub(crate) fn sections(&self, of_keys: &str) -> String {
         let at = self.folder.path().display();
         let mut text = format!(
             "[listen.tls]\ncertificate = \"{at}/server.pem\"\nkey = \"{at}/server.key\"\nclient_ca = \"{at}/ca.pem\"\n\
@@ -127,12 +132,8 @@ impl Crowd {
             let key = key_of(name);
             write!(text, "[[auth.api_keys]]\nid = \"u{name:03}\"\nkey = \"{key}\"\n{of_keys}\n").unwrap();
         }
-        let url = server.url();
-        write!(
-            text,
-            "[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\nin_flight_max = 1_800\n[upstreams.up.tasks]\nmode = \"always\"\n"
-        )
-        .unwrap();
+        let section = &self.section;
+        write!(text, "{section}in_flight_max = 1_800\n[upstreams.up.tasks]\nmode = \"always\"\n").unwrap();
         text
     }
 }
@@ -187,7 +188,8 @@ impl Talk<'_> {
         }
         let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string();
         in_time(self.requests.ready()).await.unwrap();
-        in_time(self.requests.send_request(request.body(Full::new(Bytes::from(body))).unwrap())).await.unwrap()
+        let request = hostile_twin::addressed(request.body(Full::new(Bytes::from(body))).unwrap(), "up").await;
+        in_time(self.requests.send_request(request)).await.unwrap()
     }
 }
 

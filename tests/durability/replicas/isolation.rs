@@ -13,12 +13,13 @@ use crate::isolation::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_42_the_principals_of_two_gateways_know_nothing_of_each_other() {
     let Some(database) = postgres::shared() else { return };
-    let (server, crowd) = (server().await, Crowd::new());
+    let server = server().await;
+    let crowd = Crowd::before(&server).await;
     let mut site = Site::open("isolation", database, Terms::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;
         replica.keeper.listen_with(Crowd::LISTEN);
-        replica.keeper.configure(&crowd.sections(&server, ""));
+        replica.keeper.configure(&crowd.sections(""));
         replica.start().await;
         site.replicas.push(replica);
     }

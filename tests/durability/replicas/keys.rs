@@ -15,7 +15,7 @@ async fn calls_run_once_under_each_key_at_two_gateways_of_which_one_after_the_ot
     let mut site = Site::open("keys", server, Terms::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;
-        replica.keeper.configure(&course.upstream());
+        replica.keeper.configure(course.upstream());
         replica.start().await;
         site.replicas.push(replica);
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use parking_lot::RwLock;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -70,9 +71,11 @@ impl CallTargets {
 /// in a shared store it runs until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
-    let recovering = async {
+    let (notices, waiting) = mpsc::unbounded_channel();
+    let (engine, origins) = (&engine, &origins);
+    let claiming = async move {
         loop {
-            let seen = pass(&engine, &origins).await;
+            let seen = pass(engine, origins, &notices).await;
             if seen > 0 {
                 tracing::info!(tasks = seen, "all tasks of earlier processes were handled");
             }
@@ -82,16 +85,34 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
             tokio::time::sleep(CLAIM_EVERY).await;
         }
     };
+    let recovering = async { tokio::join!(claiming, notify_all(engine, origins, waiting)) };
     tokio::select! {
         () = stop.cancelled() => (),
         () = leaving.cancelled() => (),
-        () = recovering => (),
+        ((), ()) = recovering => (),
     }
+}
+
+/// Handles the rows whose upstreams are notified of a cancel. One that does not respond delays only these.
+async fn notify_all(
+    engine: &Arc<Engine>,
+    origins: &CallTargets,
+    mut waiting: mpsc::UnboundedReceiver<RecoveryCandidate>,
+) {
+    let rows = futures_util::stream::poll_fn(|context| waiting.poll_recv(context));
+    let handled = rows.for_each_concurrent(AT_ONCE, |mut found| async move {
+        let mut pauses = RETRIES;
+        while let RecoveryProgress::Again(left) = look(engine, origins, found, None).await {
+            tokio::time::sleep(pauses.take()).await;
+            found = left;
+        }
+    });
+    handled.await;
 }
 
 /// Claims and handles all rows; returns how many there were. Failed rows are retried at growing intervals, and delay no
 /// claim.
-async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
+async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) -> usize {
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
     let (mut seen, mut is_claim_failure_logged) = (0, false);
@@ -103,7 +124,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
                 // Until each is handled: such a row is not without a runner, but waits for one.
                 engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
-                seen += look_at_all(engine, origins, rows, &mut left.rows).await;
+                seen += look_at_all(engine, origins, rows, Some(notices), &mut left.rows).await;
                 left.begin_anew();
                 continue;
             }
@@ -123,7 +144,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
         }
         tokio::time::sleep_until(left.due).await;
         let rows = left.take();
-        seen += look_at_all(engine, origins, rows, &mut left.rows).await;
+        seen += look_at_all(engine, origins, rows, Some(notices), &mut left.rows).await;
     }
 }
 
@@ -133,7 +154,7 @@ async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskK
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
-    look_at_all(engine, origins, rows.into_iter().map(seen).collect(), &mut left).await;
+    look_at_all(engine, origins, rows.into_iter().map(seen).collect(), None, &mut left).await;
     let mut retried = engine.retried.lock();
     for row in left {
         retried.remove(&row.key);
@@ -173,6 +194,9 @@ impl LeftRows {
     }
 }
 
+/// Rows for `notify_all`.
+type Notices = mpsc::UnboundedSender<RecoveryCandidate>;
+
 struct RecoveryCandidate {
     key: TaskKey,
     /// Whether an earlier process left it.
@@ -207,6 +231,14 @@ impl RecoveryCandidate {
         RecoveryProgress::Again(self)
     }
 
+    /// Releases the row for `notify_all`.
+    fn leave_to(self, notices: &Notices, engine: &Engine) {
+        engine.retried.lock().insert(self.key.clone());
+        engine.live.remove(&self.key);
+        // It receives as long as rows are claimed.
+        let _ = notices.send(self);
+    }
+
     fn was_notified(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Notify)))
     }
@@ -217,10 +249,11 @@ async fn look_at_all(
     engine: &Arc<Engine>,
     origins: &CallTargets,
     rows: Vec<RecoveryCandidate>,
+    notices: Option<&Notices>,
     left: &mut Vec<RecoveryCandidate>,
 ) -> usize {
     let mut looked = futures_util::stream::iter(rows)
-        .map(|found| async move { (found.was_seen, look(engine, origins, found).await) })
+        .map(|found| async move { (found.was_seen, look(engine, origins, found, notices).await) })
         .buffer_unordered(AT_ONCE);
     let mut seen = 0;
     while let Some((was_seen, looked)) = looked.next().await {
@@ -260,7 +293,13 @@ fn decide(
     if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
 }
 
-async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
+/// Handles a row, or leaves it to `notices` if its upstream is notified.
+async fn look(
+    engine: &Arc<Engine>,
+    origins: &CallTargets,
+    mut found: RecoveryCandidate,
+    notices: Option<&Notices>,
+) -> RecoveryProgress {
     // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
     // registered its call before the row existed.
     let claim = engine.live.claim(&found.key);
@@ -281,9 +320,12 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Ok(ParentState::Gone) => {
                 // A server's subtask continues there, together with its own subtasks. So does an element of a split
                 // call that could not become a task here: its exchange is part of the plain call (GW-33).
-                if task.recovery.call.is_some() && !found.is_own {
-                    notify_upstream(origins.of(&task.origin).as_ref(), &task).await;
+                let target = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
+                if let (Some(notices), Some(_)) = (notices, notifiable(target.as_ref(), &task)) {
+                    found.leave_to(notices, engine);
+                    return RecoveryProgress::NotOurs;
                 }
+                notify_upstream(target.as_ref(), &task).await;
                 match engine.store.remove(&found.key).await {
                     Ok(()) => break,
                     Err(error) => return found.put_back(engine, &error, "a subtask without parent was not removed"),
@@ -309,6 +351,11 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             break;
         }
         found.was_seen = true;
+        let notified = reach.filter(|_| !found.was_notified() && notifies(&verdict, &task));
+        if let (Some(notices), Some(_)) = (notices, notifiable(notified, &task)) {
+            found.leave_to(notices, engine);
+            return RecoveryProgress::Done;
+        }
         failpoint::hit("recovering");
         if let (RecoveryDecision::Run(action), Some(reach), Some(policy)) = (&verdict, reach, policy) {
             record(&task, &verdict);
@@ -321,7 +368,6 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             }
             return RecoveryProgress::Done;
         }
-        let notified = reach.filter(|_| !found.was_notified());
         match finish(engine, notified, &task, &verdict).await {
             Ok(true) => {
                 found.tried = None;
@@ -367,7 +413,17 @@ async fn parent_of(engine: &Engine, task: &Task, now: Timestamp) -> Result<Paren
     })
 }
 
-/// Carries out a decision that needs no runner; whether a change was stored.
+/// Whether a decision includes that the upstream is notified.
+fn notifies(verdict: &RecoveryDecision, task: &Task) -> bool {
+    match verdict {
+        RecoveryDecision::Notify => true,
+        // No client returns for a hidden task, so its call is cancelled, too.
+        RecoveryDecision::Settle(_) => task.shown == TaskVisibility::Hidden,
+        RecoveryDecision::Leave | RecoveryDecision::Run(_) | RecoveryDecision::Expire => false,
+    }
+}
+
+/// Carries out a decision that needs no runner, and notifies `reach`; whether a change was stored.
 async fn finish(
     engine: &Arc<Engine>,
     reach: Option<&CallTarget>,
@@ -381,8 +437,8 @@ async fn finish(
         RecoveryDecision::Settle(failure) => {
             let event = Event::Faulted { attempt: task.attempt, failure: failure.clone() };
             let settled = settle(engine, key, event).await?;
-            if settled && task.shown == TaskVisibility::Hidden {
-                // No client returns for a hidden task, so its call is cancelled, too. Best effort: nothing records it.
+            if settled {
+                // Best effort: nothing records it.
                 notify_upstream(reach, task).await;
             }
             Ok(settled)
@@ -408,10 +464,7 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 
 /// Cancels a call at its upstream, if its resume data is known; bounded by the exchange.
 async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
-    let (Some(reach), Some(position)) = (reach, &task.recovery.resume) else { return };
-    if lets_clients_in(Some(reach), task) {
-        return;
-    }
+    let Some((reach, position)) = notifiable(reach, task) else { return };
     let policy = reach.settings.rules.policy_of(&task.origin.tool);
     let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
     match reach.upstream.resume(ResumeToken(position.clone()), call.context).await {
@@ -420,6 +473,12 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
             tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be notified of a cancel")
         }
     }
+}
+
+/// Where a call can be cancelled, and its resume data.
+fn notifiable<'a>(reach: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a CallTarget, &'a Payload)> {
+    let position = task.recovery.resume.as_ref()?;
+    Some((reach.filter(|reach| !lets_clients_in(Some(reach), task))?, position))
 }
 
 impl CallTarget {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use super::rounds::{accept, answers, returns};
-use super::script::{Happens, Resumes, Saw, Script, result};
+use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, Rules, World, millis, seconds};
 use crate::random::Choices;
@@ -203,6 +203,40 @@ async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
     for other in &others {
         other.is_idle().await;
     }
+}
+
+/// F90: what another gateway leaves is taken over while servers are told of the cancels that one before left.
+#[tokio::test(start_paused = true)]
+async fn f90_a_server_that_hears_no_cancel_delays_no_other_task_of_a_gateway_that_ended() {
+    const CANCELLED: usize = 10;
+    let silent = Script { cancel_takes: seconds(60), ..Script::silent() }.resumed(Resumes::Follows);
+    let works = Script::returns(seconds(5), "done").resumed(Resumes::Follows);
+    let choose = move |call: &Call| if call.params.contains("silent") { silent.clone() } else { works.clone() };
+    let one = World::choosing(rules(), choose);
+    let other = one.beside();
+    let mut cancels = Vec::new();
+    for _ in 0..CANCELLED {
+        let id = one.handle(&Ask::tool("silent")).await;
+        tokio::time::sleep(seconds(3)).await;
+        cancels.push(one.client(&Ask::task("tasks/cancel", &id)));
+    }
+    tokio::time::sleep(seconds(1)).await;
+    one.life.end();
+    one.store.is_declared_ended();
+    while other.upstream.cancels() < 2 * CANCELLED {
+        tokio::time::sleep(millis(100)).await;
+    }
+    let late = other.beside();
+    let id = late.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(3)).await;
+    late.life.end();
+    late.store.is_declared_ended();
+    let began = other.age();
+    assert_eq!(other.settled(&id).await["status"], "completed");
+    assert!(other.age() - began < seconds(10), "{:?}", other.age() - began);
+    tokio::time::sleep(seconds(100)).await;
+    assert_eq!(other.upstream.cancels(), 2 * CANCELLED, "once by each");
+    other.is_idle().await;
 }
 
 /// How long the calls of a gateway that ended wait for another one, which may send them again.

@@ -31,7 +31,7 @@ fn on_full_disk(folder: &Folder, output: &str) -> Command {
 }
 
 #[tokio::test]
-async fn f90_a_gateway_whose_log_cannot_be_written_serves_reloads_and_drains() {
+async fn f91_a_gateway_whose_log_cannot_be_written_serves_reloads_and_drains() {
     let (server, folder) = (worker().await, Folder::new());
     folder.write(&block("up", &server));
     let mut program = Program::launch(on_full_disk(&folder, "2")).await;

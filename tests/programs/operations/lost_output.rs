@@ -46,7 +46,7 @@ async fn f91_a_gateway_whose_log_cannot_be_written_serves_reloads_and_drains() {
 }
 
 #[tokio::test]
-async fn f90_a_gateway_whose_addresses_cannot_be_printed_says_so_and_serves() {
+async fn f91_a_gateway_whose_addresses_cannot_be_printed_says_so_and_serves() {
     let (server, folder) = (worker().await, Folder::new());
     folder.write(&block("up", &server));
     let mut command = on_full_disk(&folder, "");

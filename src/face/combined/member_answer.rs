@@ -37,6 +37,26 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status: head.status, headers: head.headers, error, needed }))
     }
 
+    /// The refusal of a request that was not sent, as its session could not be opened: the server's error is about the
+    /// gateway's own `initialize` (GW-29).
+    pub(super) fn before_a_request(self) -> Self {
+        let is_gateways = |error: &RpcError| {
+            let data = error.data.as_ref().and_then(Object::of);
+            data.is_some_and(|data| data.get_str("source").as_deref() == Some("gateway"))
+        };
+        if self.0.error.as_ref().is_none_or(is_gateways) {
+            return self;
+        }
+        let error = gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+        let RefusedAnswer { status, headers, needed, .. } = &*self.0;
+        Self(Arc::new(RefusedAnswer {
+            status: *status,
+            headers: headers.clone(),
+            error: Some(error),
+            needed: needed.clone(),
+        }))
+    }
+
     pub(super) fn saying(&self, words: &str) -> Self {
         let error = self.0.error.as_ref().map(|error| RpcError { message: words.into(), ..error.clone() });
         Self::of(self.0.status, self.0.headers.clone(), error)

@@ -105,7 +105,10 @@ impl EndpointClient {
         message: Option<Message>,
     ) -> Result<Inbound, MemberRefusal> {
         let id = match &self.session {
-            Some(session) => Some(self.opened(upstreams, session, at).await?.id),
+            Some(session) => {
+                let opened = self.opened(upstreams, session, at).await;
+                Some(opened.map_err(MemberRefusal::before_a_request)?.id)
+            }
             None => None,
         };
         let mut inbound = Inbound { body: text, message, ..*self.head };

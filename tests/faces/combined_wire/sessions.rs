@@ -1,6 +1,7 @@
 //! Sessions at an endpoint, and those at the upstreams that belong to them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::StatusCode;
 use serde_json::json;
@@ -88,6 +89,26 @@ async fn a_call_that_is_cancelled_while_a_session_is_opened_for_it_is_not_made()
     let next = client.post(request(7, "tools/call", &call)).await.json().await;
     assert_eq!(next["result"]["n"], 1, "another call of this id");
     assert_eq!(two.world.count("tools/call"), 1);
+}
+
+/// The server's words are about the gateway's own `initialize`.
+#[tokio::test]
+async fn gw_29_a_call_whose_session_is_refused_has_an_error_of_the_gateways() {
+    let (one, _) = servers().await;
+    let handshakes = AtomicUsize::new(0);
+    let two = server("two", move |seen| {
+        let is_refused = is_handshake(seen) && handshakes.fetch_add(1, Ordering::SeqCst) > 0;
+        let error = json!({"code": -32602, "message": "no such version", "data": {"supported": []}});
+        is_refused.then(|| json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()))
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let reply = client.post(request(1, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
+    let error = reply.json().await["error"].take();
+    assert_eq!(error["data"], json!({"source": "gateway", "reason": "upstream_refused", "executed": "no"}), "{error}");
+    assert_eq!(two.world.count("tools/call"), 0);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -128,7 +128,9 @@ async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
 
 /// The token in an environment variable. Errors omit the name: a user may have typed the token in its place.
 fn timeout(text: &str) -> Result<Duration, &'static str> {
-    let timeout = humantime::parse_duration(text).ok().filter(|timeout| Instant::now().checked_add(*timeout).is_some());
+    let timeout = humantime::parse_duration(text)
+        .ok()
+        .filter(|timeout| tokio::time::Instant::now().checked_add(*timeout).is_some());
     timeout.ok_or("write a duration, such as 90s or 5m")
 }
 

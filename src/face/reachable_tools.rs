@@ -41,6 +41,20 @@ impl ReachableTools {
         self.access.narrows_others()
     }
 
+    /// Whether a client may see a message: not an update of a resource that is out of reach (SEC-48).
+    pub(super) fn show(&self, message: &Bytes) -> bool {
+        if !self.narrow_updates() {
+            return true;
+        }
+        match envelope::read(message, ScanLimits::UPSTREAM) {
+            Ok(Message::Notification(told)) if told.method == method::RESOURCE_UPDATED => {
+                let uri = told.params.object().and_then(|params| params.get_string("uri"));
+                uri.is_some_and(|uri| self.access.has_resource(&uri))
+            }
+            Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => true,
+        }
+    }
+
     /// Whether an item of one of [`LISTS`] is reachable.
     fn has(&self, list: &str, name: &str) -> bool {
         match list {

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
 use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite};
-use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, until};
+use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until};
 
 async fn acting() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
@@ -310,6 +310,36 @@ async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now(
         assert_eq!(world.ask(world.in_session(&session, "tools/call", &named("free"))).await.summary(), "200 ok");
         assert_eq!(world.gate.server.world.count("initialize"), 1, "{way:?}: the session was renewed");
         assert_eq!(world.gate.server.world.count("resources/subscribe"), 0, "{way:?}");
+    }
+}
+
+/// A server of 2026-07-28, whose streams are piped, may tell of parts of a resource, and of others.
+#[tokio::test]
+async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach() {
+    let server = stateless(|seen| {
+        let (events, reply) = BodySender::open();
+        let tell = |method: &str, params: Value| {
+            events.message(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+        };
+        match seen.rpc() {
+            "subscriptions/listen" => tell("notifications/subscriptions/acknowledged", json!({ "notifications": {} })),
+            "tools/call" => (),
+            _ => return None,
+        }
+        tell("notifications/resources/updated", json!({ "uri": "file:///secret/b" }));
+        tell("notifications/resources/updated", json!({ "uri": "file:///secret/b", "pad": "x".repeat(1 << 20) }));
+        tell("notifications/resources/updated", json!({ "uri": "file:///public/a" }));
+        events.stay_open();
+        Some(reply)
+    });
+    let rules = "[[auth.rules]]\nresources = [\"file:///public/*\"]\nallow = true\n\
+                 [[auth.rules]]\ntools = [\"quick\"]\nallow = true\n";
+    let gate = Gate::behind(server.await, LISTEN, rules, "").await;
+    let wanted = json!({ "notifications": { "resourceSubscriptions": ["file:///public/a"] } });
+    for ask in [Ask::new("", "subscriptions/listen", wanted), Ask::call("", "quick", &json!({}))] {
+        let (mut text, mut stream) = gate.begin(&ask).await;
+        until(&mut stream, &mut text, "file:///public/a").await;
+        assert!(!text.contains("secret"), "{text}");
     }
 }
 

@@ -233,7 +233,7 @@ impl AnswerEdits {
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
         let message = self.alone(ClassifiedMessage::of(Bytes::clone(&event.data)));
         match event.is_message() {
-            _ if self.is_stray(&message) => Vec::new(),
+            _ if self.is_stray(&message) || !self.tools.show(&message.text) => Vec::new(),
             true => vec![self.text(message).into()],
             false => vec![event.data.clone()],
         }
@@ -253,6 +253,7 @@ impl ResponseEdits for AnswerEdits {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
+            EditTarget::Other if self.tools.narrow_updates() => gate,
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))

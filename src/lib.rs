@@ -17,6 +17,7 @@ macro_rules! debug_members {
     };
 }
 
+mod body_wakes;
 pub mod boot_clock;
 pub mod cause;
 mod console;

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
+use crate::body_wakes::{ConnectionWaker, poll_piece};
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim responses to one request (U13).
@@ -167,7 +168,7 @@ impl Body for PooledBody {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.incoming).poll_frame(cx)
+        poll_piece(Pin::new(&mut self.incoming), cx)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -340,7 +341,8 @@ impl Shared {
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http1.handshake(stream).await?;
         let state = Arc::<Http1State>::default();
-        let driver = Http1Driver { connection, state: Arc::clone(&state), shared: Arc::downgrade(self) };
+        let (shared, waker) = (Arc::downgrade(self), ConnectionWaker::new());
+        let driver = Http1Driver { connection, waker, state: Arc::clone(&state), shared };
         Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))
     }
 
@@ -419,6 +421,7 @@ async fn sweep(shared: Weak<Shared>) {
 /// Runs an HTTP/1.1 connection to its end, and keeps it after a complete response.
 struct Http1Driver {
     connection: http1::Connection<Stream, RequestBody>,
+    waker: ConnectionWaker,
     state: Arc<Http1State>,
     shared: Weak<Shared>,
 }
@@ -428,7 +431,7 @@ impl Future for Http1Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        match Pin::new(&mut this.connection).poll(cx) {
+        match this.waker.poll(Pin::new(&mut this.connection), cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(()),
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "a connection to the upstream ended");

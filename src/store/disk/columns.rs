@@ -82,7 +82,22 @@ impl RowColumns {
 
     /// Reads [`COLUMNS`] from column `from` on, and the summary that follows them.
     pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
-        let columns = Self {
+        let columns = Self::read(row, from)?;
+        let summary = row.get_ref(from + COUNT)?.as_blob()?;
+        let summary = record::summary::decode(&columns.key, &columns.sealed(), summary);
+        Ok((columns, summary))
+    }
+
+    /// As [`Self::of_row`], but only checks whether columns and summary are as written.
+    pub(super) fn checked(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<(), RecordError>)> {
+        let columns = Self::read(row, from)?;
+        let summary = row.get_ref(from + COUNT)?.as_blob()?;
+        let checked = record::summary::check(&columns.sealed(), summary).map(|_| ());
+        Ok((columns, checked))
+    }
+
+    fn read(row: &Row<'_>, from: usize) -> rusqlite::Result<Self> {
+        Ok(Self {
             key: key(row, from)?,
             revision: revision(row.get(from + 2)?),
             outline: outline(row, from + 3)?,
@@ -90,10 +105,7 @@ impl RowColumns {
             record: row.get(from + 9)?,
             reference: ShortReference(row.get(from + 10)?),
             updated_at: time(row.get(from + 11)?),
-        };
-        let summary = row.get_ref(from + COUNT)?.as_blob()?;
-        let summary = record::summary::decode(&columns.key, &columns.sealed(), summary);
-        Ok((columns, summary))
+        })
     }
 
     /// The bytes that the summary's checksum covers. Unambiguous, since every part but the owner has a fixed length.

@@ -31,8 +31,8 @@ pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<
     let sql = format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
     conn.prepare_cached(&sql)?
         .query_row(params![ShortReference::of(key).0, key.owner.as_str(), id(key)], |row| {
-            let (columns, summary) = RowColumns::of_row(row, 1)?;
-            Ok(FoundRow { row: row.get(0)?, columns, is_sound: summary.is_ok() })
+            let (columns, checked) = RowColumns::checked(row, 1)?;
+            Ok(FoundRow { row: row.get(0)?, columns, is_sound: checked.is_ok() })
         })
         .optional()
 }
@@ -187,8 +187,8 @@ pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite:
 pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
     conn.prepare_cached(&sql)?.query_row([row], |columns| {
-        let (columns, summary) = RowColumns::of_row(columns, 0)?;
-        Ok(FoundRow { row, columns, is_sound: summary.is_ok() })
+        let (columns, checked) = RowColumns::checked(columns, 0)?;
+        Ok(FoundRow { row, columns, is_sound: checked.is_ok() })
     })
 }
 

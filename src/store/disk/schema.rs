@@ -18,7 +18,7 @@ use crate::system::OwnersAlone as _;
 const APPLICATION_ID: i32 = 0x7467_6174;
 /// Files of other versions are refused (B172, F68). A change of the tables, or of the format of records or summaries,
 /// requires a new version and a new file in `tests/golden/store`.
-pub(super) const SCHEMA: i32 = 5;
+pub(super) const SCHEMA: i32 = 6;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;

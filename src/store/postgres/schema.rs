@@ -13,7 +13,7 @@ use super::settings::{Durability, PostgresSettings};
 
 /// The schema version of this program; others are refused. A change of the tables, or of the format of records or
 /// summaries, raises it.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// Oldest supported server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;

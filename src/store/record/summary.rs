@@ -51,8 +51,8 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a summary, if it was stored beside these columns.
-pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
+/// Checks that a summary was stored beside these columns, and returns its body.
+pub fn check<'b>(columns: &[u8], bytes: &'b [u8]) -> Result<&'b [u8], RecordError> {
     let version = bytes.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;
     let body = bytes.get(HEAD_LEN..).ok_or(RecordError::Damaged)?;
@@ -60,10 +60,12 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
     if bytes[2..HEAD_LEN] != sum {
         return Err(RecordError::Damaged);
     }
-    if version != VERSION {
-        return Err(RecordError::OtherVersion(version));
-    }
-    let mut body = RecordReader::new(Bytes::copy_from_slice(body));
+    if version == VERSION { Ok(body) } else { Err(RecordError::OtherVersion(version)) }
+}
+
+/// Decodes a summary, if it was stored beside these columns.
+pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
+    let mut body = RecordReader::new(Bytes::copy_from_slice(check(columns, bytes)?));
     let summary = take(key, &mut body).filter(|_| body.is_at_end());
     summary.ok_or(RecordError::Unknown)
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use aws_lc_rs::digest::{SHA256, digest};
 use rusqlite::Connection;
+use siphasher::sip128::SipHasher13;
 
 use super::*;
 use crate::store::record;
@@ -50,8 +50,8 @@ fn change_record(path: &Path, text: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let sql = "SELECT row, record FROM records WHERE instr(record, CAST(?1 AS BLOB)) > 0";
     let (row, mut record): (i64, Vec<u8>) = conn.query_row(sql, [text], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     change(&mut record);
-    let sum = digest(&SHA256, &[&record[..2], &record[18..]].concat());
-    record[2..18].copy_from_slice(&sum.as_ref()[..16]);
+    let sum = SipHasher13::new().hash(&[&record[..2], &record[18..]].concat());
+    record[2..18].copy_from_slice(&u128::from(sum).to_be_bytes());
     conn.execute("UPDATE records SET record = ?2 WHERE row = ?1", rusqlite::params![row, record]).unwrap();
     conn.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
 }

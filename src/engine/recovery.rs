@@ -32,6 +32,8 @@ const CLAIM_MAX: usize = 256;
 /// Interval at which a shared store is searched for rows of dead replicas.
 const CLAIM_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 32;
+/// Rows that wait until their upstream is notified. Further ones delay other rows.
+const NOTICES_MAX: usize = 10_000;
 /// Attempts for one row: to settle it, and to notify its upstream.
 const LOOKS_MAX: usize = 4;
 /// Delay before a row is retried that the store failed to change, first and last.
@@ -71,7 +73,7 @@ impl CallTargets {
 /// in a shared store it runs until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
-    let (notices, waiting) = mpsc::unbounded_channel();
+    let (notices, waiting) = mpsc::channel(NOTICES_MAX);
     let (engine, origins) = (&engine, &origins);
     let claiming = async move {
         loop {
@@ -94,11 +96,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
 }
 
 /// Handles the rows whose upstreams are notified of a cancel. One that does not respond delays only these.
-async fn notify_all(
-    engine: &Arc<Engine>,
-    origins: &CallTargets,
-    mut waiting: mpsc::UnboundedReceiver<RecoveryCandidate>,
-) {
+async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mpsc::Receiver<RecoveryCandidate>) {
     let rows = futures_util::stream::poll_fn(|context| waiting.poll_recv(context));
     let handled = rows.for_each_concurrent(AT_ONCE, |mut found| async move {
         let mut pauses = RETRIES;
@@ -195,7 +193,7 @@ impl LeftRows {
 }
 
 /// Rows for `notify_all`.
-type Notices = mpsc::UnboundedSender<RecoveryCandidate>;
+type Notices = mpsc::Sender<RecoveryCandidate>;
 
 struct RecoveryCandidate {
     key: TaskKey,
@@ -232,11 +230,16 @@ impl RecoveryCandidate {
     }
 
     /// Releases the row for `notify_all`.
-    fn leave_to(self, notices: &Notices, engine: &Engine) {
+    fn leave_to(self, place: mpsc::Permit<'_, Self>, engine: &Engine) -> RecoveryProgress {
         engine.retried.lock().insert(self.key.clone());
+        let progress = self.release(engine);
+        place.send(self);
+        progress
+    }
+
+    fn release(&self, engine: &Engine) -> RecoveryProgress {
         engine.live.remove(&self.key);
-        // It receives as long as rows are claimed.
-        let _ = notices.send(self);
+        if self.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
     }
 
     fn was_notified(&self) -> bool {
@@ -317,20 +320,7 @@ async fn look(
             Ok(ParentState::None) => (),
             // Its parent resumes it.
             Ok(ParentState::Unsettled) => break,
-            Ok(ParentState::Gone) => {
-                // A server's subtask continues there, together with its own subtasks. So does an element of a split
-                // call that could not become a task here: its exchange is part of the plain call (GW-33).
-                let target = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
-                if let (Some(notices), Some(_)) = (notices, notifiable(target.as_ref(), &task)) {
-                    found.leave_to(notices, engine);
-                    return RecoveryProgress::NotOurs;
-                }
-                notify_upstream(target.as_ref(), &task).await;
-                match engine.store.remove(&found.key).await {
-                    Ok(()) => break,
-                    Err(error) => return found.put_back(engine, &error, "a subtask without parent was not removed"),
-                }
-            }
+            Ok(ParentState::Gone) => return remove_orphan(engine, origins, found, &task, notices).await,
             Err(error) => return found.put_back(engine, &error, "the parent of a subtask could not be read"),
         }
         if !found.was_seen {
@@ -352,9 +342,8 @@ async fn look(
         }
         found.was_seen = true;
         let notified = reach.filter(|_| !found.was_notified() && notifies(&verdict, &task));
-        if let (Some(notices), Some(_)) = (notices, notifiable(notified, &task)) {
-            found.leave_to(notices, engine);
-            return RecoveryProgress::Done;
+        if let Some(place) = place_to_notify(notices, notified, &task) {
+            return found.leave_to(place, engine);
         }
         failpoint::hit("recovering");
         if let (RecoveryDecision::Run(action), Some(reach), Some(policy)) = (&verdict, reach, policy) {
@@ -381,8 +370,28 @@ async fn look(
             }
         }
     }
-    engine.live.remove(&found.key);
-    if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
+    found.release(engine)
+}
+
+/// Removes a subtask without parent.
+async fn remove_orphan(
+    engine: &Engine,
+    origins: &CallTargets,
+    found: RecoveryCandidate,
+    task: &Task,
+    notices: Option<&Notices>,
+) -> RecoveryProgress {
+    // A server's subtask continues there, together with its own subtasks. So does an element of a split call that could
+    // not become a task here: its exchange is part of the plain call (GW-33).
+    let target = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
+    if let Some(place) = place_to_notify(notices, target.as_ref(), task) {
+        return found.leave_to(place, engine);
+    }
+    notify_upstream(target.as_ref(), task).await;
+    match engine.store.remove(&found.key).await {
+        Ok(()) => found.release(engine),
+        Err(error) => found.put_back(engine, &error, "a subtask without parent was not removed"),
+    }
 }
 
 fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
@@ -479,6 +488,16 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
 fn notifiable<'a>(reach: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a CallTarget, &'a Payload)> {
     let position = task.recovery.resume.as_ref()?;
     Some((reach.filter(|reach| !lets_clients_in(Some(reach), task))?, position))
+}
+
+/// A place among `notices`, if this row's upstream is notified.
+fn place_to_notify<'a>(
+    notices: Option<&'a Notices>,
+    reach: Option<&CallTarget>,
+    task: &Task,
+) -> Option<mpsc::Permit<'a, RecoveryCandidate>> {
+    notifiable(reach, task)?;
+    notices?.try_reserve().ok()
 }
 
 impl CallTarget {

@@ -21,6 +21,8 @@ use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, Rp
 
 /// The questions that a server may ask a client during a call.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
+/// Largest params of a notification that belongs to no call: cached tool lists and slow listeners keep hundreds.
+const NEWS_BYTES_MAX: usize = 8 * 1024;
 
 enum NotificationSubject {
     Progress(Payload, Progress),
@@ -215,7 +217,7 @@ impl UpstreamSession {
     }
 
     fn publish(&self, notification: Notification) {
-        let news = (Arc::from(notification.method), whole(notification.params));
+        let news = (Arc::from(notification.method), news_params(whole(notification.params)));
         if self.news.send(news).is_err() {
             self.link.dropped("no_listener");
         }
@@ -288,6 +290,16 @@ fn whole(params: Params) -> Option<Payload> {
         Params::Object(object) => Some(object.payload().clone()),
         Params::Other(payload) => Some(payload),
     }
+}
+
+/// The params of a notification that belongs to no call, in a buffer of their own; of large ones, the resource alone.
+pub(crate) fn news_params(params: Option<Payload>) -> Option<Payload> {
+    let params = params?;
+    if params.len() <= NEWS_BYTES_MAX {
+        return Some(params.detached());
+    }
+    let uri = Object::of(&params)?.get_string("uri").filter(|uri| uri.len() <= NEWS_BYTES_MAX)?;
+    Some(ObjectWriter::new().text("uri", &uri).finish())
 }
 
 /// The interval of progress: twice within the timeout of SDKs.

@@ -368,6 +368,25 @@ async fn what_a_message_names_decides_where_it_goes() {
     assert_eq!((&*method, params.unwrap().as_str()), ("notifications/resources/updated", "{\"uri\":\"a:b\"}"));
 }
 
+/// U48: cached lists keep what they have not read yet.
+#[tokio::test]
+async fn u48_of_a_large_notification_its_resource_alone_is_kept() {
+    let (server, events) = listening().await;
+    let upstream = upstream(&server.url());
+    let mut news = in_time(upstream.notifications(&context())).await.unwrap();
+    let large = "x".repeat(1 << 20);
+    for params in [json!({"uri": "a:b", "more": large}), json!({"more": large}), json!({"uri": large})] {
+        let method = "notifications/resources/updated";
+        events.message(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+    }
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let (_, params) = in_time(news.recv()).await.unwrap();
+        kept.push(params.map(|params| params.as_str().to_owned()));
+    }
+    assert_eq!(kept, [Some("{\"uri\":\"a:b\"}".to_owned()), None, None]);
+    drop(server);
+}
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
     let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {

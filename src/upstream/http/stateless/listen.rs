@@ -23,7 +23,7 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal};
-use crate::upstream::session::{SessionKey, UpstreamLink};
+use crate::upstream::session::{SessionKey, UpstreamLink, route};
 use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, ServerNotification, own_ids};
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
@@ -515,7 +515,7 @@ impl UpstreamListenStream {
         }
         let (params, tag) = untagged(params);
         let is_own = tag.is_none_or(|tag| RequestId::from_payload(&tag).as_ref() == Some(&self.id));
-        is_own.then(|| (Arc::from(notification.method.as_str()), params.map(|params| params.detached())))
+        is_own.then(|| (Arc::from(notification.method.as_str()), route::news_params(params)))
     }
 }
 

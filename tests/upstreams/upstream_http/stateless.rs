@@ -211,6 +211,30 @@ async fn a_task_of_the_upstreams_ends_as_it_says() {
     }
 }
 
+/// UPC-01: the outcome of a task does not depend on an answer that its server does not take.
+#[tokio::test]
+async fn upc_01_a_task_whose_server_takes_no_answer_is_polled_to_its_end() {
+    let asks = || {
+        let requests = question(None, &["a"])["inputRequests"].take();
+        ("tasks/get", task("input_required", &json!({"inputRequests": requests})))
+    };
+    let refused = || ("tasks/update", json!({"error": {"code": -32603, "message": "no such question"}}));
+    let taken = ("tasks/update", json!({"resultType": "complete"}));
+    let done = ("tasks/get", task("completed", &json!({"result": {"content": []}})));
+    for replies in [
+        vec![handle(), asks(), refused(), done.clone()],
+        // As long as the task asks, the answer is sent again.
+        vec![handle(), asks(), refused(), asks(), taken, done.clone()],
+    ] {
+        let server = answering(replies.clone()).await;
+        let mut exchange = begin(&upstream(&server)).await;
+        assert!(line(&next(&mut exchange).await).starts_with("asked \"0/a\""));
+        answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+        assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+        assert_eq!(server.world.all(|_| true).len(), replies.len());
+    }
+}
+
 /// UPC-13: another life watches on.
 #[tokio::test]
 async fn upc13_a_task_is_taken_up_by_its_token() {

@@ -254,10 +254,8 @@ impl StatelessCall {
                         self.questions.taken();
                         self.note_untaken();
                     }
-                    Ok(None) => {
-                        due = Instant::now() + watch.pause();
-                        continue;
-                    }
+                    // It is sent again if the poll shows that the task still needs it: the task may end without it.
+                    Ok(None) => (),
                 }
             }
             if let Some(result) = watch.ask(self, method::TASKS_GET, peer::params_of(&watch.id)).await?

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::drive::response_reader::RpcResult;
 use super::drive::{AnswerWait, HttpCall, last};
@@ -49,7 +50,7 @@ enum TaskFollowEvent {
 }
 
 struct TaskFollower<'a> {
-    http_call: &'a HttpCall,
+    http_call: &'a Arc<HttpCall>,
     id: Arc<str>,
     params: Payload,
     pace: PollSchedule,
@@ -66,7 +67,7 @@ struct TaskFollower<'a> {
 
 impl HttpCall {
     /// Continues after the response to a call that asked for a task.
-    pub(super) async fn maybe_relay(&self, answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
+    pub(super) async fn maybe_relay(self: &Arc<Self>, answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
         match answer.as_ref().map(peer::created) {
             Ok(TaskCallResult::Task(task)) => {
                 if self.is_watched
@@ -84,7 +85,7 @@ impl HttpCall {
     }
 
     /// Follows the task to its end; polls it at once without a description `made`.
-    pub(super) async fn relay(&self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
+    pub(super) async fn relay(self: &Arc<Self>, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
         if let Some(made) = &made {
             let _ = self.call.task.set(Arc::clone(&made.id));
         }
@@ -173,10 +174,17 @@ impl TaskFollower<'_> {
         self.get().await
     }
 
+    /// Polls in its own tokio task: the poll ends, and releases its permit, even if the call is not polled because its
+    /// client reads slowly.
     async fn get(&self) -> TaskPollResult {
         let link = Arc::clone(&self.http_call.session().link);
-        let _turn = link.polls.acquire().await;
-        let answer = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
+        let (link_of_poll, http_call, params) = (Arc::clone(&link), Arc::clone(self.http_call), self.params.clone());
+        let polling = async move {
+            let _turn = link_of_poll.polls.acquire().await;
+            http_call.aside(method::TASKS_GET, &params, AnswerWait::Short).await
+        };
+        let polled = AbortOnDropHandle::new(link.tracker.spawn(polling)).await;
+        let answer = polled.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))??;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
         match answer {
             Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),

@@ -9,6 +9,7 @@ use taskgate::upstream::http::HttpUpstreamSettings;
 use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer as result, json_text, status};
 use super::{call, context, in_time, line, lines, next, upstream_of};
@@ -365,6 +366,42 @@ async fn upc06_a_cancel_goes_ahead_of_the_polls_of_other_tasks() {
     in_time(exchange.cancel("enough")).await;
     server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
     assert_eq!(server.world.count("tasks/get"), POLLS_AT_ONCE);
+}
+
+/// U50: a poll ends by itself: a call that is not polled, since its client reads slowly, keeps no permit.
+#[tokio::test]
+async fn u50_polls_of_calls_that_are_not_read_keep_no_other_task_waiting() {
+    const POLLS_AT_ONCE: usize = 64;
+    let gate = CancellationToken::new();
+    let opened = gate.clone();
+    let server = ScriptedServer::slow(move |seen: SeenRequest, _| {
+        let opened = opened.clone();
+        async move {
+            if seen.rpc() != "tasks/get" {
+                return Some(result(&seen, &handle().1));
+            }
+            opened.cancelled().await;
+            Some(result(&seen, &task("completed", &json!({"result": {"content": []}}))))
+        }
+    })
+    .await;
+    let upstream = upstream(&server);
+    let mut exchanges = Vec::new();
+    for _ in 0..POLLS_AT_ONCE {
+        exchanges.push(begin(&upstream).await);
+    }
+    let polling = futures_util::future::join_all(exchanges.iter_mut().map(|exchange| exchange.next()));
+    tokio::select! {
+        _ = polling => panic!("no poll is answered"),
+        _ = server.world.nth(POLLS_AT_ONCE - 1, |seen| seen.rpc() == "tasks/get") => (),
+    }
+    gate.cancel();
+    let mut read = begin(&upstream).await;
+    assert_eq!(lines(&mut read).await, [r#"returned {"content":[]}"#]);
+    for exchange in &mut exchanges {
+        assert_eq!(lines(exchange).await, [r#"returned {"content":[]}"#], "its poll has ended");
+    }
+    assert_eq!(server.world.count("tasks/get"), POLLS_AT_ONCE + 1);
 }
 
 /// UPC-06: what ran before the cancel came is a task at the server, though its handle is still on its way.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{SetOnce, mpsc};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
@@ -198,14 +199,22 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
     asked(line, &draft).await.map(drop)
 }
 
+/// Sends a request about a task in its own tokio task: it ends, and releases its permit, even if the call is not polled
+/// because its client reads slowly. Dropping the future drops the request.
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
-    let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
-    let asking = async {
+    let (sender, draft) = (line.clone(), draft.clone());
+    let asking = async move {
         // Only polls take permits. The semaphore is never closed.
-        let _turn = if draft.is_poll() { line.link.polls.acquire().await.ok() } else { None };
-        line.answer(draft, None).await
+        let _turn = if draft.is_poll() { sender.link.polls.acquire().await.ok() } else { None };
+        sender.answer(&draft, None).await
     };
-    let answer = tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or(late);
+    let lost = |reason| RequestFailure::Lost(GatewayFault::new(reason, Executed::Unknown));
+    let asking = async move {
+        let answer = tokio::time::timeout(REQUEST_MAX, asking).await;
+        answer.unwrap_or_else(|_| Err(lost(Reason::UpstreamTimeout)))
+    };
+    let answer = AbortOnDropHandle::new(line.link.tracker.spawn(asking)).await;
+    let answer = answer.unwrap_or_else(|_| Err(lost(Reason::UpstreamClosed)));
     answer.map_err(|ending| match ending {
         RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
         RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use super::StreamableAdapter;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
@@ -69,9 +70,16 @@ pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
     /// its first byte can reach the server. Returns once the server has accepted it, if the transport shows that; the
     /// response may come earlier.
     ///
+    /// `over` is cancelled once a request has its response, or is not awaited any more; other messages have none.
+    ///
     /// A fault concerns this message: the receiver reports the connection's end, unless the fault has status 404, which
     /// means that the server lost the session.
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        over: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault>;
 
     /// Ends the connection, and the server if no other connection uses it. Bounded in time.
     async fn close(&self);

@@ -33,6 +33,8 @@ const ENDPOINT_BYTES_MAX: usize = 8 * 1024;
 /// Limits on reading a POST's response, so that its connection can be reused.
 const REST_BYTES_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(5);
+/// How long the response to a POST may take once its request is over: some servers send it only then, or never.
+const LATE_MAX: Duration = Duration::from_secs(1);
 /// An unreachable server is tried again as soon as over streamable HTTP.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -178,12 +180,18 @@ struct SsePosts {
 
 #[async_trait]
 impl MessageSender for SsePosts {
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        over: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault> {
         let (judge, judged) = oneshot::channel();
         let post = SsePost {
             client: Arc::clone(&self.client),
             outgoing: outgoing.clone().without_session(),
             handed_over: Arc::clone(handed_over),
+            over: over.cloned(),
         };
         // In its own task: the caller may have the response from the stream and be gone, but a server may abort a
         // POST's work when its connection closes.
@@ -204,6 +212,8 @@ struct SsePost {
     client: Arc<HttpClient>,
     outgoing: OutgoingRequest,
     handed_over: HandedOver,
+    /// Set for a request.
+    over: Option<CancellationToken>,
 }
 
 impl SsePost {
@@ -228,12 +238,17 @@ impl SsePost {
         }
     }
 
-    /// Returns if the caller leaves before any byte of the message.
+    /// Returns once the caller has left, and the message is either unsent or the end of its POST means nothing any more:
+    /// a POST without a response holds a connection.
     async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
         judge.closed().await;
-        if self.handed_over.initialized() {
-            std::future::pending::<()>().await;
+        if !self.handed_over.initialized() {
+            return;
         }
+        if let Some(over) = &self.over {
+            over.cancelled().await;
+        }
+        tokio::time::sleep(LATE_MAX).await;
     }
 }
 

@@ -263,7 +263,12 @@ impl ServerProcess {
 
 #[async_trait]
 impl MessageSender for ServerProcess {
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        _: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault> {
         let (written, done) = oneshot::channel();
         let message = outgoing.body().cloned().unwrap_or_default();
         let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
@@ -485,7 +490,7 @@ mod tests {
             process.end.set(ProcessEnd { exit: Some(ProcessExit::Code(7)), is_own: true }).unwrap();
         };
         let (request, handed_over) = (SessionHeaders::default().post(Bytes::from_static(b"{}")), HandedOver::default());
-        let (heard, sent, ()) = tokio::join!(process.ended(), process.send(&request, &handed_over), reporting);
+        let (heard, sent, ()) = tokio::join!(process.ended(), process.send(&request, &handed_over, None), reporting);
         assert_eq!((heard.exit, heard.executed), (Some(ProcessExit::Code(7)), Executed::Unknown), "its output ended");
         let unsent = sent.unwrap_err();
         assert_eq!((unsent.exit, unsent.executed), (Some(ProcessExit::Code(7)), Executed::No), "its input ended");

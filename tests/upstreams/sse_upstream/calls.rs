@@ -45,6 +45,21 @@ async fn fifty_calls_at_once_get_their_own_answers_over_one_stream() {
     assert_eq!(sse.streams(), 2);
 }
 
+/// U49: a POST without an answer holds a connection and a descriptor.
+#[tokio::test]
+async fn u49_a_post_that_is_never_answered_ends_with_its_call() {
+    let sse = Sse::start().await;
+    sse.habits(|habits| habits.never_tells = true);
+    let gate = sse.gate(SSE).await;
+    let client = StandaloneClient::session(&gate).await;
+    for id in 0..3 {
+        assert_eq!(text(&client.call(id, "echo", json!({ "text": "hi" })).await), "hi");
+    }
+    sse.all_answered().await;
+    assert_eq!((sse.streams(), sse.world().count("tools/call")), (1, 3), "the session goes on");
+    assert_eq!(text(&client.call(4, "echo", json!({ "text": "hi" })).await), "hi");
+}
+
 #[tokio::test]
 async fn a_slow_call_becomes_a_task_of_either_flavour() {
     let sse = Sse::start().await;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::task::TaskTracker;
 
 use super::client::StandaloneClient;
-use super::gate::GatewayProcess;
+use super::gate::{GatewayProcess, in_time};
 use super::scripted::{
     BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer as result_of, json_text, polite,
     status, whole,
@@ -26,6 +27,8 @@ pub(crate) struct Habits {
     pub(crate) refuses: Option<(u16, usize)>,
     /// The answer to a POST comes after what it leads to.
     pub(crate) tells_late: bool,
+    /// The answer to a tool call's POST never comes; its result does.
+    pub(crate) never_tells: bool,
     /// The server speaks streamable HTTP instead.
     pub(crate) is_streamable: bool,
     /// It does so without sessions, as servers of 2026-07-28 alone do.
@@ -35,7 +38,15 @@ pub(crate) struct Habits {
 impl Default for Habits {
     fn default() -> Self {
         let endpoint = Some("/message".to_owned());
-        Self { endpoint, get: None, refuses: None, tells_late: false, is_streamable: false, is_stateless: false }
+        Self {
+            endpoint,
+            get: None,
+            refuses: None,
+            tells_late: false,
+            never_tells: false,
+            is_streamable: false,
+            is_stateless: false,
+        }
     }
 }
 
@@ -43,6 +54,8 @@ impl Default for Habits {
 struct State {
     habits: Mutex<Habits>,
     streams: Mutex<Vec<BodySender>>,
+    /// The POSTs without an answer.
+    unanswered: TaskTracker,
 }
 
 pub(crate) struct Sse {
@@ -69,6 +82,12 @@ impl Sse {
     /// How many streams were asked for and opened.
     pub(crate) fn streams(&self) -> usize {
         self.state.streams.lock().len()
+    }
+
+    /// Returns once no POST without an answer is open.
+    pub(crate) async fn all_answered(&self) {
+        self.state.unanswered.close();
+        in_time(self.state.unanswered.wait()).await;
     }
 
     /// Cuts every stream there is.
@@ -174,10 +193,15 @@ async fn post(seen: SeenRequest, world: &ScriptedState, habits: Habits, state: &
     let Some(stream) = state.streams.lock().get(number).filter(|stream| stream.is_open()).cloned() else {
         return status(404);
     };
+    if habits.never_tells && seen.is_call() {
+        let _open = state.unanswered.token();
+        serve(&seen, &stream).await;
+        std::future::pending::<()>().await;
+    }
     if habits.tells_late {
         serve(&seen, &stream).await;
     } else {
-        tokio_util::task::TaskTracker::new().spawn(async move { serve(&seen, &stream).await });
+        TaskTracker::new().spawn(async move { serve(&seen, &stream).await });
     }
     let mut reply = whole("Accepted");
     *reply.status_mut() = StatusCode::ACCEPTED;

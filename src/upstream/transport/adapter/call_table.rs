@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
-use tokio_util::sync::DropGuard;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::request_ids::{self, OriginalRequest};
 use crate::dialect::relay_core_2025_11_25::related_task;
@@ -99,6 +99,8 @@ pub(super) struct EnteredRequest {
     pub(super) messages: AnswerMessages,
     /// Notified of the first message.
     pub(super) heard: Arc<Notify>,
+    /// Cancelled once the request is not in the table any more.
+    pub(super) over: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -115,6 +117,7 @@ struct CallEntry {
     task: Option<String>,
     questions: Vec<RequestId>,
     terms: RequestTerms,
+    _over: DropGuard,
 }
 
 #[derive(Debug, Default)]
@@ -164,7 +167,7 @@ impl CallTable {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX + 1);
         let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
         let params = request.params.object();
-        let heard = Arc::new(Notify::new());
+        let (heard, over) = (Arc::new(Notify::new()), CancellationToken::new());
         let call = CallEntry {
             queue,
             heard: Arc::clone(&heard),
@@ -177,10 +180,11 @@ impl CallTable {
                 .and_then(|params| params.get_string("taskId")),
             questions: Vec::new(),
             terms,
+            _over: over.clone().drop_guard(),
         };
         self.calls.insert(request.id.clone(), call);
         self.touch();
-        Ok(EnteredRequest { messages, heard })
+        Ok(EnteredRequest { messages, heard, over })
     }
 
     /// Whether the response has a request.

@@ -220,7 +220,7 @@ impl AdapterConnection {
         handed_over: &HandedOver,
     ) -> Result<(Bytes, bool), GatewayFault> {
         let mut begun = self.begin(request)?;
-        self.send(outgoing, handed_over).await?;
+        self.send_request(outgoing, handed_over, &begun.over).await?;
         while let Some(text) = begun.messages.recv().await {
             let text = text.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
             if let Some(Message::Response(response)) = text.read(ScanLimits::UPSTREAM).ok().as_deref() {
@@ -257,7 +257,7 @@ impl AdapterConnection {
         let unless_sent = UnsentRequestGuard { session: self, id: Some(&request.id) };
         tokio::select! {
             biased;
-            sent = self.send(outgoing, handed_over) => sent?,
+            sent = self.send_request(outgoing, handed_over, &begun.over) => sent?,
             // Some servers confirm a request only once it is done. Messages before the hand-over are about another request, and a
             // `send` that is dropped then sends nothing.
             () = async {
@@ -306,12 +306,32 @@ impl AdapterConnection {
         SessionHeaders::default().post(text).under_way().forwarding(forwarded)
     }
 
+    /// Sends a notification or an answer.
     pub(super) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        self.send_any(outgoing, handed_over, None).await
+    }
+
+    /// Sends a request that is in the table; `over` is cancelled when it leaves the table.
+    pub(super) async fn send_request(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        over: &CancellationToken,
+    ) -> Result<(), GatewayFault> {
+        self.send_any(outgoing, handed_over, Some(over)).await
+    }
+
+    async fn send_any(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        over: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault> {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
             // If the gateway ends the connection, the server is not to blame.
-            sent = sender.send(outgoing, handed_over) => sent.map_err(|fault| match self.is_over() {
+            sent = sender.send(outgoing, handed_over, over) => sent.map_err(|fault| match self.is_over() {
                 true => self.unsent(handed_over),
                 false => fault,
             }),

@@ -148,8 +148,8 @@ impl AdapterConnection {
         let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
         let (renumbered, text, outer) = request_ids::renumbered(request, &id);
         let is_probe = outer.is_probe;
-        let messages = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
-            Ok(begun) => begun.messages,
+        let begun = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
+            Ok(begun) => begun,
             Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
             // The caller tries another connection.
             Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
@@ -157,8 +157,8 @@ impl AdapterConnection {
         };
         let waits =
             PendingAnswerGuard { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
-        self.send(&self.own(text), handed_over).await?;
-        Ok(events_with(messages, Box::new(waits)))
+        self.send_request(&self.own(text), handed_over, &begun.over).await?;
+        Ok(events_with(begun.messages, Box::new(waits)))
     }
 
     /// After a failed probe, the next message goes to a server that has received nothing.

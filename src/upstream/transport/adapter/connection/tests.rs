@@ -26,7 +26,12 @@ struct SlowSender {
 
 #[async_trait]
 impl MessageSender for SlowSender {
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        _: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault> {
         let message: Value = serde_json::from_slice(outgoing.body().unwrap()).unwrap();
         if message["method"] == method::TOOLS_CALL {
             self.takes_calls.cancelled().await;

@@ -55,7 +55,12 @@ impl MessageTransport for RecordingTransport {
 
 #[async_trait]
 impl MessageSender for RecordingSender {
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        _: Option<&CancellationToken>,
+    ) -> Result<(), GatewayFault> {
         let _ = handed_over.set(());
         let message = outgoing.body().unwrap();
         self.heard.lock().push((self.number, serde_json::from_slice(message).unwrap()));

@@ -85,8 +85,12 @@ fn session_tool(tool: &Payload) -> Payload {
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     match error.code {
         // These errors are about the gateway's own request, which its client does not know.
-        rpc_error::HEADER_MISMATCH | rpc_error::MISSING_CLIENT_CAPABILITY | rpc_error::UNSUPPORTED_VERSION => {
+        rpc_error::HEADER_MISMATCH | rpc_error::UNSUPPORTED_VERSION => {
             gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No))
+        }
+        // A tool may have begun before its server found that it cannot ask the client.
+        rpc_error::MISSING_CLIENT_CAPABILITY => {
+            gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::Unknown))
         }
         rpc_error::INVALID_PARAMS if uri.is_some() && uri == named_uri(error).as_deref() => {
             RpcError { code: rpc_error::RESOURCE_NOT_FOUND, ..error.clone() }
@@ -257,6 +261,15 @@ mod tests {
             (RpcError::new(4711, "bad luck"), None, 4711),
         ] {
             assert_eq!(session_error(&error, uri).code, code, "{} {uri:?}", error.message);
+        }
+    }
+
+    /// L4: servers check headers and version first; a missing capability may show in the middle of a call.
+    #[test]
+    fn l4_a_call_that_lacked_a_capability_may_have_run() {
+        for (code, executed) in [(-32020, "no"), (-32021, "unknown"), (-32022, "no")] {
+            let data = session_error(&RpcError::new(code, "m"), None).data.unwrap();
+            assert_eq!(Object::of(&data).unwrap().get_string("executed").as_deref(), Some(executed), "{code}");
         }
     }
 }

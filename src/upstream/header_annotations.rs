@@ -18,6 +18,8 @@ const ANNOTATION: &str = "x-mcp-header";
 pub const PARAM_PREFIX: &str = "mcp-param-";
 /// Most annotations of one schema. Each is a header of every call; with more, all are removed.
 const ANNOTATIONS_MAX: usize = 64;
+/// Longest path to an annotated argument: each annotation keeps a copy.
+const PATH_BYTES_MAX: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderArgument {
@@ -189,7 +191,8 @@ impl SchemaReader<'_> {
 
     fn mirrored(&self, annotation: &str, kind: Option<HeaderValueKind>) -> Option<HeaderArgument> {
         let name: Cow<'_, str> = serde_json::from_str(annotation).ok()?;
-        if name.is_empty() || self.found.len() > ANNOTATIONS_MAX {
+        let path_bytes = self.path.iter().map(|name| name.len()).sum::<usize>();
+        if name.is_empty() || self.found.len() > ANNOTATIONS_MAX || path_bytes > PATH_BYTES_MAX {
             return None;
         }
         let header = HeaderName::try_from(format!("{PARAM_PREFIX}{name}")).ok()?;
@@ -228,6 +231,10 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
 }
 
 impl HeaderArgument {
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.path.iter().map(String::len).sum::<usize>() + self.header.as_str().len()
+    }
+
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
         self.kind.agree(header, argument)
     }
@@ -304,6 +311,17 @@ mod tests {
                 .collect();
             lines.sort();
             assert_eq!(lines.join("; "), headers, "{arguments}");
+        }
+    }
+
+    /// U51.
+    #[test]
+    fn u51_an_annotation_at_the_end_of_a_long_path_is_taken_out() {
+        for (length, is_kept) in [(PATH_BYTES_MAX, true), (PATH_BYTES_MAX + 1, false)] {
+            let name = "x".repeat(length - 1);
+            let inner = r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}"#;
+            let found = read(&payload(&format!(r#"{{"properties":{{"{name}":{inner}}}}}"#)));
+            assert_eq!(matches!(found, HeaderAnnotations::Valid(kept) if kept.len() == 1), is_kept, "{length}");
         }
     }
 

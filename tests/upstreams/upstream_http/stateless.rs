@@ -461,6 +461,31 @@ async fn upc16_a_mismatch_refreshes_the_tool_list_and_retries_once() {
     assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"], "once");
 }
 
+/// L4: a call that the server has begun is not sent again, whatever error it ends with.
+#[tokio::test]
+async fn l4_a_call_that_reported_progress_is_not_sent_again() {
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
+        let progress = json!({"progressToken": seen.token(), "progress": 1});
+        events.message(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}));
+        let error = json!({"code": -32020, "message": "of a server behind this one"});
+        events.message(&json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}));
+        reply
+    })
+    .await;
+    let mut exchange = begin(&upstream(&server)).await;
+    assert_eq!(lines(&mut exchange).await, ["progress 1 of ? -", "lost UpstreamMalformed Unknown"]);
+    assert_eq!(server.world.all(|_| true).len(), 1);
+}
+
+/// UPC-16: what hinders the list is not the outcome of the call.
+#[tokio::test]
+async fn upc16_a_mismatch_without_a_tool_list_ends_the_call_with_the_mismatch() {
+    let mismatch = ("tools/call", json!({"error": {"code": -32020, "message": "mismatch"}}));
+    let no_list = ("tools/list", json!({"error": {"code": -32601, "message": "no such method"}}));
+    let server = answering(vec![mismatch, no_list]).await;
+    assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"]);
+}
 /// UPC-22: a server without sessions says so where it is asked for one.
 #[tokio::test]
 async fn upc22_a_refused_handshake_names_the_era() {

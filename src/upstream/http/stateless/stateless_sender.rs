@@ -1,11 +1,11 @@
 //! Sends one request with its metadata to a stateless server, and reads the response.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use parking_lot::Mutex;
+use moka::policy::EvictionPolicy;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -32,34 +32,55 @@ use crate::wire::{
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-/// Most pages of a tool list read for header annotations (U35).
+/// Most pages of a tool list read for header annotations, and bytes of the names on them (U35).
 const PAGES_MAX: usize = 200;
-const ANNOTATED_MAX: usize = 10_000;
+const NAME_BYTES_MAX: usize = 4 << 20;
+/// Bytes of all annotations that are kept; those of the least recently called tools are evicted.
+const ANNOTATION_BYTES_MAX: u64 = 16 << 20;
+/// Memory of an entry, and of one annotation, beside their text.
+const OVERHEAD_BYTES: usize = 128;
 
 /// The tools with header annotations.
-#[derive(Debug, Default)]
-pub(super) struct AnnotatedTools(Mutex<HashMap<String, Arc<[HeaderArgument]>>>);
+#[derive(Debug)]
+pub(super) struct AnnotatedTools {
+    known: moka::sync::Cache<String, Arc<[HeaderArgument]>>,
+    /// Most servers have none, and their calls need no lookup.
+    are_any: AtomicBool,
+}
+
+impl Default for AnnotatedTools {
+    fn default() -> Self {
+        let weigh = |name: &String, annotated: &Arc<[HeaderArgument]>| {
+            let of_each = annotated.iter().map(|one| one.text_bytes() + OVERHEAD_BYTES).sum::<usize>();
+            u32::try_from(name.len() + of_each + OVERHEAD_BYTES).unwrap_or(u32::MAX)
+        };
+        // LRU: a new tool must be admitted, however often the others are called.
+        let known = moka::sync::Cache::builder().max_capacity(ANNOTATION_BYTES_MAX);
+        let known = known.eviction_policy(EvictionPolicy::lru()).weigher(weigh).build();
+        Self { known, are_any: AtomicBool::new(false) }
+    }
+}
 
 impl AnnotatedTools {
     fn learn(&self, page: &Object) {
-        let mut known = self.0.lock();
         for tool in page.get("tools").iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool)) {
             let Some(name) = tool.get_string("name") else { continue };
             match tool.get("inputSchema").as_ref().map(header_annotations::read) {
                 Some(HeaderAnnotations::Valid(mirrored)) if !mirrored.is_empty() => {
-                    if known.len() < ANNOTATED_MAX || known.contains_key(&name) {
-                        known.insert(name, mirrored.into());
-                    }
+                    self.known.insert(name, mirrored.into());
+                    self.are_any.store(true, Ordering::Relaxed);
                 }
                 Some(HeaderAnnotations::Valid(_) | HeaderAnnotations::Stripped { .. }) | None => {
-                    known.remove(&name);
+                    if self.are_any.load(Ordering::Relaxed) {
+                        self.known.invalidate(&name);
+                    }
                 }
             }
         }
     }
 
     fn of(&self, tool: &str) -> Option<Arc<[HeaderArgument]>> {
-        self.0.lock().get(tool).cloned()
+        self.are_any.load(Ordering::Relaxed).then(|| self.known.get(tool)).flatten()
     }
 }
 
@@ -200,12 +221,20 @@ impl StatelessSender {
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
     ) -> Result<Payload, RequestFailure> {
-        match self.once(draft, hear, handed_over).await {
+        let is_heard = AtomicBool::new(false);
+        match self.once(draft, hear, handed_over, &is_heard).await {
             Err(RequestFailure::Faulted(error))
                 if error.code == HEADER_MISMATCH && *draft.method == *method::TOOLS_CALL =>
             {
-                Box::pin(self.refresh()).await?;
-                self.once(draft, hear, handed_over).await
+                // Headers are checked before a call begins: this one has, and must not be sent twice.
+                if is_heard.load(Ordering::Relaxed) {
+                    return Err(malformed(Executed::Unknown));
+                }
+                match Box::pin(self.refresh()).await {
+                    Ok(()) => self.once(draft, hear, handed_over, &is_heard).await,
+                    // Without the list, the call is still refused for its headers.
+                    Err(_) => Err(RequestFailure::Faulted(error)),
+                }
             }
             answer => answer,
         }
@@ -213,20 +242,22 @@ impl StatelessSender {
 
     async fn refresh(&self) -> Result<(), RequestFailure> {
         let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
-        while pages.end().is_none() {
+        while pages.end().is_none() && pages.kept_bytes() <= NAME_BYTES_MAX {
             let draft = DraftRequest::new(method::TOOLS_LIST, pages.params());
-            let page = self.once(&draft, None, &HandedOver::default()).await?;
+            let page = self.once(&draft, None, &HandedOver::default(), &AtomicBool::default()).await?;
             let Some(page) = Object::of(&page) else { break };
             pages.read(&page);
         }
         Ok(())
     }
 
+    /// Sends a request once; `is_heard` is set by a message about it before its response.
     async fn once(
         &self,
         draft: &DraftRequest,
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
+        is_heard: &AtomicBool,
     ) -> Result<Payload, RequestFailure> {
         let id = own_ids::mint();
         let post = self.post(draft, &id);
@@ -249,7 +280,7 @@ impl StatelessSender {
                 reply::answer_in(&text, &id).ok_or_else(|| malformed(Executed::Yes))?.outcome
             }
             Ok(AcceptedResponse::Events(events)) => {
-                self.follow(events, &id, hear).await.map_err(RequestFailure::Lost)?
+                self.follow(events, &id, hear, is_heard).await.map_err(RequestFailure::Lost)?
             }
             Err(ResponseRefusal::Rpc(error)) => {
                 if contradicts(Some(400), Some(&error)) {
@@ -343,6 +374,7 @@ impl StatelessSender {
         mut events: EventStream,
         id: &RequestId,
         hear: Option<&ExchangeEventSender>,
+        is_heard: &AtomicBool,
     ) -> Result<Result<Payload, RpcError>, GatewayFault> {
         let mut strange = 0;
         loop {
@@ -361,7 +393,10 @@ impl StatelessSender {
                     return Ok(response.outcome);
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
-                    (Some(event), Some(hear)) => drop(hear.send(Box::new(event)).await),
+                    (Some(event), Some(hear)) => {
+                        is_heard.store(true, Ordering::Relaxed);
+                        drop(hear.send(Box::new(event)).await);
+                    }
                     (Some(_), None) => (),
                     (None, _) => self.link.dropped("stray_notification"),
                 },
@@ -400,4 +435,34 @@ fn with_extension(capabilities: &Payload) -> Payload {
     let extensions = all.get_object("extensions").unwrap_or_else(empty);
     let extensions = extensions.edit().set(TASKS_EXTENSION, Payload::empty_object()).finish();
     all.edit().set("extensions", extensions).finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(names: impl Iterator<Item = String>) -> Object {
+        let schema = json!({ "properties": { "n": { "type": "string", "x-mcp-header": "N" } } });
+        let tools: Vec<_> = names.map(|name| json!({ "name": name, "inputSchema": schema })).collect();
+        Object::of(&Payload::of(&json!({ "tools": tools }))).unwrap()
+    }
+
+    /// U51.
+    #[test]
+    fn u51_the_annotations_of_new_tools_are_known_however_many_there_were() {
+        let tools = AnnotatedTools::default();
+        tools.learn(&page((0..20_000).map(|n| format!("tool-{n}"))));
+        assert!(tools.of("tool-19999").is_some());
+        for n in 0..40 {
+            let large = format!("{n}-{}", "x".repeat(1 << 20));
+            tools.learn(&page([large.clone()].into_iter()));
+            tools.known.run_pending_tasks();
+            assert!(tools.of(&large).is_some(), "{n}");
+            assert!(tools.known.weighted_size() <= ANNOTATION_BYTES_MAX);
+        }
+        let plain = json!({ "tools": [{ "name": "tool-0", "inputSchema": {} }] });
+        tools.learn(&page(["tool-0".to_owned()].into_iter()));
+        tools.learn(&Object::of(&Payload::of(&plain)).unwrap());
+        assert!(tools.of("tool-0").is_none(), "it has none any more");
+    }
 }

@@ -118,6 +118,7 @@ impl SessionFace {
             Arc::clone(&served.channel),
             served.scope.clone(),
             served.engine.access().clone(),
+            served.engine.limits().clone(),
             served.settings.result_bytes_max,
         );
         let tools = known_tools::KnownTools::default();

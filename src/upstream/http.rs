@@ -180,7 +180,7 @@ impl SessionUpstream {
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        let upstream = Self::over(transport, settings.name, health, settings.protocol, era, scope);
+        let upstream = Self::over(transport, health, settings.protocol, era, scope, limits.clone());
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
@@ -210,24 +210,26 @@ impl SessionUpstream {
         processes: CallPermits,
         output: Option<Arc<LastLines>>,
     ) -> Self {
-        let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
-        let apart = settings.apart.clone();
+        let (protocol, apart) = (settings.protocol, settings.apart.clone());
         // Not the arguments, which may hold secrets.
-        let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
+        let health = Arc::new(UpstreamHealth::new(&settings.name, &settings.program));
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), scope.clone(), output));
         let stand =
             TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone()).with_calls_apart(apart);
-        Self::over(Transport::Adapted(Box::new(stand)), name, health, protocol, protocol.map(Era::of), scope)
+        let (transport, era) = (Transport::Adapted(Box::new(stand)), protocol.map(Era::of));
+        // A program's messages come whole, and are counted where they are read.
+        Self::over(transport, health, protocol, era, scope, SharedLimits::default())
     }
 
     fn over(
         transport: Transport,
-        name: Arc<str>,
         health: Arc<UpstreamHealth>,
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
         scope: TaskScope,
+        limits: SharedLimits,
     ) -> Self {
+        let name = Arc::clone(health.name());
         let link = Arc::new(UpstreamLink {
             latencies: ExchangeLatencies::of(&name),
             name,
@@ -236,6 +238,7 @@ impl SessionUpstream {
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: scope.tracker,
             stop: scope.stop,
+            limits,
             polls: Semaphore::new(POLLS_MAX),
         });
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }

@@ -31,6 +31,7 @@ use super::version_choice::VersionChoice;
 use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::upstream::{ClientCredential, own_ids};
@@ -55,6 +56,8 @@ pub(crate) struct UpstreamLink {
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// The accounts for bytes of streams that belong to no call.
+    pub(crate) limits: SharedLimits,
     /// Permits for polls of the upstream's tasks: [`POLLS_MAX`] run at once.
     pub(crate) polls: Semaphore,
 }

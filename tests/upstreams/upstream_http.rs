@@ -16,9 +16,12 @@ mod tasks;
 use support::scripted as server;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::task::Principal;
+use taskgate::answer_budget::AnswerPermit;
+use taskgate::shared_limits::SharedLimits;
+use taskgate::task::{Principal, PrincipalLimitTable};
 use taskgate::upstream::TaskScope;
 use taskgate::upstream::http::{HttpUpstreamSettings, SessionUpstream};
 use taskgate::upstream::{BeginError, CallContext, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest};
@@ -40,6 +43,30 @@ fn settings(url: &Url) -> HttpUpstreamSettings {
 fn upstream_of(settings: HttpUpstreamSettings) -> SessionUpstream {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     SessionUpstream::new(settings, life).unwrap()
+}
+
+/// As [`upstream_of`], with at most 4 MiB of answers.
+fn upstream_of_4_mib(settings: HttpUpstreamSettings) -> (SessionUpstream, SharedLimits) {
+    let table = PrincipalLimitTable { answer_bytes_max: 4 << 20, ..PrincipalLimitTable::default() };
+    let limits = SharedLimits::new(Arc::new(table));
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    (SessionUpstream::within(settings, life, &limits).unwrap(), limits)
+}
+
+/// Returns once more than a megabyte of these limits' answers is in use.
+async fn until_some_are_held(limits: &SharedLimits) {
+    let is_held = || {
+        let share = limits.answers_to(&Principal::local());
+        // One answer may exceed the bound, and no other beside it.
+        let mut answers = [AnswerPermit::default(), AnswerPermit::default()];
+        !answers.iter_mut().all(|held| share.grow_now(held, 3 << 20))
+    };
+    in_time(async {
+        while !is_held() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }
 
 fn context() -> CallContext {

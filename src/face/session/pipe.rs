@@ -29,6 +29,7 @@ use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::session_streams::SessionStream;
 use super::{SessionFaceState, not_allowed, tool_of};
+use crate::answer_budget::as_one_request;
 use crate::audit::{AuditAct, AuditEvent, arguments_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
@@ -185,7 +186,8 @@ pub(super) async fn get(
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
     let session_ended = own.as_ref().map(SessionStream::session_ended);
-    let opening = open_stream(Arc::clone(shared), session, last_event);
+    // An event is held twice for a moment: where the server's tasks are recognised, and where it is edited.
+    let opening = as_one_request(open_stream(Arc::clone(shared), session, last_event));
     let leaving = shared.served.leaving.clone();
     let opening = async move {
         leaving

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{UpstreamLink, UpstreamSession};
+use crate::task::Principal;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders, StreamPurpose};
 use crate::upstream::reply::{
     self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
@@ -37,6 +38,8 @@ struct GetStreamReader {
     link: Arc<UpstreamLink>,
     credentials: SessionHeaders,
     session: Weak<UpstreamSession>,
+    /// The principal that an incomplete event counts for.
+    owner: Principal,
     point: SseResumePoint,
     /// Whether there was a stream: only then may a refusal be about the session.
     was_open: bool,
@@ -45,11 +48,12 @@ struct GetStreamReader {
 }
 
 /// Opens the stream in the background, without waiting for it: some upstreams send no head before the first event.
-pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpose>) {
+pub(super) fn start(session: &Arc<UpstreamSession>, owner: &Principal, purpose: Option<StreamPurpose>) {
     let listener = GetStreamReader {
         link: Arc::clone(&session.link),
         credentials: session.credentials.clone(),
         session: Arc::downgrade(session),
+        owner: owner.clone(),
         point: SseResumePoint::default(),
         was_open: false,
         purpose,
@@ -99,7 +103,7 @@ impl GetStreamReader {
             }
             _ => (),
         }
-        let limits = ReadLimits::of_bytes(EVENT_BYTES_MAX);
+        let limits = ReadLimits::within(EVENT_BYTES_MAX, self.link.limits.answers_to(&self.owner));
         // A stream has no id; the refusal only shows whether the session is known.
         let nobody = RequestId::number(0);
         let in_session = self.was_open && self.credentials.session.is_some();

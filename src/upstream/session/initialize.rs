@@ -68,7 +68,8 @@ pub(crate) async fn open(
     let session = opened?;
     let held = Arc::downgrade(&session);
     // The pool's reference alone is no use of it.
-    get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
+    let purpose = StreamPurpose::new(move || held.strong_count() > 1);
+    get_stream::start(&session, &key.principal, Some(purpose));
     Ok(session)
 }
 

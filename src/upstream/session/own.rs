@@ -21,6 +21,7 @@ use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::shared_access::SharedAccess;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
@@ -83,6 +84,7 @@ pub(crate) struct OwnSessions {
     channel: Arc<dyn OwnSessionChannel>,
     scope: TaskScope,
     access: SharedAccess,
+    limits: SharedLimits,
     /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
     remembered: RecentMap<Arc<SessionMemory>>,
@@ -96,12 +98,14 @@ impl OwnSessions {
         channel: Arc<dyn OwnSessionChannel>,
         scope: TaskScope,
         access: SharedAccess,
+        limits: SharedLimits,
         event_bytes_max: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
             channel,
             scope,
             access,
+            limits,
             event_bytes_max,
             remembered: RecentMap::new(REMEMBERED_MAX),
             leases: SessionLeases::default(),

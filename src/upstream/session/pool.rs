@@ -137,7 +137,7 @@ impl SessionPool {
         }
         let session = UpstreamSession::adopted(&self.link, credentials, tasks);
         *place = Arc::downgrade(&session);
-        get_stream::start(&session, None);
+        get_stream::start(&session, &key.principal, None);
         session
     }
 

@@ -18,7 +18,10 @@ use super::refused_sessions::refusal;
 use super::server::{
     BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, polite, status,
 };
-use super::{begin, call, context, in_time, line, lines, next, try_begin, upstream, upstream_of};
+use super::{
+    begin, call, context, in_time, line, lines, next, settings, try_begin, until_some_are_held, upstream, upstream_of,
+    upstream_of_4_mib,
+};
 
 fn is_initialize(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
@@ -386,6 +389,17 @@ async fn u48_of_a_large_notification_its_resource_alone_is_kept() {
     }
     assert_eq!(kept, [Some("{\"uri\":\"a:b\"}".to_owned()), None, None]);
     drop(server);
+}
+
+/// B190: the beginning of an event takes bytes of its client's answers.
+#[tokio::test]
+async fn b190_an_event_that_begins_on_a_sessions_stream_is_counted() {
+    let (server, events) = listening().await;
+    let (upstream, limits) = upstream_of_4_mib(settings(&server.url()));
+    let news = in_time(upstream.notifications(&context())).await.unwrap();
+    events.raw(format!("data: {}", "x".repeat(3 << 20)));
+    until_some_are_held(&limits).await;
+    drop((server, news));
 }
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use taskgate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use taskgate::upstream::http::HttpUpstreamSettings;
 use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer as result, json_text, status};
-use super::{call, context, in_time, line, lines, next, upstream_of};
+use super::{call, context, in_time, line, lines, next, until_some_are_held, upstream_of, upstream_of_4_mib};
 
 fn upstream(server: &ScriptedServer) -> EraUpstream {
     let settings = HttpUpstreamSettings {
@@ -486,6 +487,33 @@ async fn upc16_a_mismatch_without_a_tool_list_ends_the_call_with_the_mismatch() 
     let server = answering(vec![mismatch, no_list]).await;
     assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"]);
 }
+
+/// B190: the beginning of an event takes bytes of its client's answers.
+#[tokio::test]
+async fn b190_an_event_that_begins_on_a_subscription_is_counted() {
+    let server = ScriptedServer::slow(|seen: SeenRequest, _| async move {
+        assert_eq!(seen.rpc(), "subscriptions/listen");
+        let (events, reply) = BodySender::open();
+        let meta = json!({"io.modelcontextprotocol/subscriptionId": seen.body["id"]});
+        let params = json!({"_meta": meta, "notifications": {"toolsListChanged": true}});
+        let method = "notifications/subscriptions/acknowledged";
+        events.message(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+        events.raw(format!("data: {}", "x".repeat(3 << 20)));
+        events.stay_open();
+        Some(reply)
+    })
+    .await;
+    let settings = HttpUpstreamSettings {
+        protocol: Some(ProtocolVersion::V2026_07_28),
+        ..HttpUpstreamSettings::new(Arc::from("scripted"), server.url())
+    };
+    let (upstream, limits) = upstream_of_4_mib(settings);
+    let wishes = SubscriptionFilter { lists: [ListKind::Tools].into(), ..SubscriptionFilter::default() };
+    let listening = in_time(Arc::new(upstream).for_stateless_clients().listen(&context(), &wishes)).await.unwrap();
+    until_some_are_held(&limits).await;
+    drop(listening);
+}
+
 /// UPC-22: a server without sessions says so where it is asked for one.
 #[tokio::test]
 async fn upc22_a_refused_handshake_names_the_era() {

@@ -424,7 +424,7 @@ impl UpstreamListenStream {
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
         let response = line.link.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
-        let limits = ReadLimits::of_bytes(EVENT_BYTES_MAX);
+        let limits = ReadLimits::within(EVENT_BYTES_MAX, line.answers());
         let events = match reply::open(response, ErrorAddressee::Handshake, &limits).await {
             Ok(AcceptedResponse::Events(events)) => events,
             Ok(AcceptedResponse::Json(body)) => {

@@ -9,6 +9,7 @@ use moka::policy::EvictionPolicy;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::answer_budget::AnswerShare;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraCache, contradicts};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
@@ -189,6 +190,11 @@ impl StatelessSender {
             principal: context.principal.clone(),
             limits: ReadLimits::of_call(context),
         }
+    }
+
+    /// The account for bytes of its principal's streams.
+    pub(super) fn answers(&self) -> AnswerShare {
+        self.link.limits.answers_to(&self.principal)
     }
 
     pub(super) fn asked_in_result(&self) {

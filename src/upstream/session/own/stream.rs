@@ -333,8 +333,9 @@ impl OwnSessions {
     /// A session's own stream without the messages for its calls.
     fn filtered(self: &Arc<Self>, session: &OwnSession, source: RawBody, consumer: StreamConsumer) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.event_bytes_max);
+        let share = self.limits.answers_to(&session.opened.owner);
         let (sessions, session) = (Arc::clone(self), session.clone());
-        edited_events(source, gate, None, move |event| {
+        edited_events(source, gate, Some(share), move |event| {
             let is_shown = !event.is_message() || sessions.is_for_client(&session, &event.data, &consumer);
             is_shown.then(|| event.data.clone()).into_iter().collect()
         })

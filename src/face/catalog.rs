@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moka::policy::EvictionPolicy;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -47,9 +48,11 @@ pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
-/// The most lists, and their bytes.
-const LISTS_MAX: usize = 1_000;
-const LISTS_BYTES_MAX: usize = 128 << 20;
+/// Most cached lists, and bytes of all together; the least recently used ones are evicted.
+const LISTS_MAX: u64 = 1_000;
+const ALL_BYTES_MAX: u64 = 128 << 20;
+/// Memory of a tool beside its text.
+const TOOL_BYTES: usize = 256;
 
 /// The time since its last use during which a complete list replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
@@ -93,9 +96,13 @@ struct PublishedTools {
 }
 
 impl PublishedTools {
-    /// Its bytes in a cache of [`LISTS_MAX`] lists.
+    /// Its part of [`ALL_BYTES_MAX`].
     fn weight(&self) -> u32 {
-        u32::try_from(self.result.len().max(LISTS_BYTES_MAX / LISTS_MAX)).unwrap_or(u32::MAX)
+        let of_tool = |(name, tool): (&String, &ListedTool)| {
+            name.len() + tool.mirrored.iter().map(HeaderArgument::text_bytes).sum::<usize>() + TOOL_BYTES
+        };
+        let bytes = self.result.len() + self.tools.iter().map(of_tool).sum::<usize>();
+        u32::try_from((bytes as u64).max(ALL_BYTES_MAX / LISTS_MAX)).unwrap_or(u32::MAX)
     }
 }
 
@@ -156,10 +163,12 @@ pub enum CatalogError {
 
 impl Catalog {
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
-        let lists = moka::future::Cache::builder().max_capacity(LISTS_BYTES_MAX as u64).time_to_idle(KEPT_FOR);
-        let lists = lists.weigher(|_, list: &Arc<ToolList>| list.published.weight()).build();
-        let whole = moka::future::Cache::builder().max_capacity(LISTS_BYTES_MAX as u64).time_to_idle(WHOLE_KEPT_FOR);
-        let whole = whole.weigher(|_, list: &Arc<PublishedTools>| list.weight()).build();
+        // LRU: the list of a new client must be admitted, however often the others are looked up.
+        let lists = moka::future::Cache::builder().max_capacity(ALL_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
+        let lists = lists.weigher(|_: &ListKey, list: &Arc<ToolList>| list.published.weight());
+        let whole = moka::future::Cache::builder().max_capacity(ALL_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
+        let whole = whole.weigher(|_: &ListKey, list: &Arc<PublishedTools>| list.weight());
+        let (lists, whole) = (lists.time_to_idle(KEPT_FOR).build(), whole.time_to_idle(WHOLE_KEPT_FOR).build());
         let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
         Self {
             upstream,
@@ -430,17 +439,4 @@ pub const fn no_such_cursor() -> crate::dialect::RequestError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A client that declares other capabilities with each request has a list for each.
-    #[test]
-    fn lists_have_a_bound_in_number_and_in_bytes() {
-        let weight = |bytes: usize| {
-            let result = Payload::text(&"x".repeat(bytes));
-            PublishedTools { result, tools: HashMap::new() }.weight() as usize
-        };
-        assert_eq!(LISTS_BYTES_MAX / weight(1), LISTS_MAX);
-        assert!(weight(BYTES_MAX) >= BYTES_MAX);
-    }
-}
+mod tests;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use tokio::sync::{Mutex, Semaphore, SetOnce, broadcast};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -330,13 +331,22 @@ impl Drop for UpstreamSession {
     }
 }
 
+/// How long a call waits for the upstream to accept its log level, and how long after a failure no other one tries.
+const LEVEL_MAX: Duration = Duration::from_secs(5);
+const LEVEL_AGAIN: Duration = Duration::from_secs(60);
 /// From the least severe on; an index into this list is a level's rank.
 const LOG_LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-/// The rank that the upstream was sent, the lowest that a client asked for; `None` while it decides by itself. Each
-/// client's messages are filtered by its own level (MOD-23).
+/// The level that the upstream was sent. Each client's messages are filtered by its own (MOD-23).
 #[derive(Debug, Default)]
-struct SessionLogLevel(Mutex<Option<usize>>);
+struct SessionLogLevel(Mutex<SentLogLevel>);
+
+#[derive(Debug, Default)]
+struct SentLogLevel {
+    /// The rank of the lowest level that a client asked for; `None` while the upstream decides by itself.
+    lowest: Option<usize>,
+    failed: Option<Instant>,
+}
 
 impl UpstreamSession {
     /// Asks the upstream for messages of this level too, unless it has. A refusal costs messages, not the call.
@@ -345,15 +355,19 @@ impl UpstreamSession {
         if !self.logs() {
             return;
         }
-        let mut lowest = self.level.0.lock().await;
-        if lowest.is_some_and(|lowest| lowest <= rank) {
+        let mut sent = self.level.0.lock().await;
+        let has_failed = sent.failed.is_some_and(|failed| failed.elapsed() < LEVEL_AGAIN);
+        if has_failed || sent.lowest.is_some_and(|lowest| lowest <= rank) {
             return;
         }
         let params = Payload::of(&serde_json::json!({ "level": level }));
-        if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
-            *lowest = Some(rank);
-        } else {
-            self.link.dropped("log_level_failed");
+        let telling = self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params)));
+        match tokio::time::timeout(LEVEL_MAX, telling).await {
+            Ok(Ok(())) => sent.lowest = Some(rank),
+            Ok(Err(_)) | Err(_) => {
+                sent.failed = Some(Instant::now());
+                self.link.dropped("log_level_failed");
+            }
         }
     }
 

@@ -401,6 +401,28 @@ async fn b190_an_event_that_begins_on_a_sessions_stream_is_counted() {
     until_some_are_held(&limits).await;
     drop((server, news));
 }
+
+/// U53: the first call waits for it, and the others find that it failed.
+#[tokio::test]
+async fn u53_calls_do_not_queue_for_a_log_level_that_is_never_accepted() {
+    const CALLS: usize = 40;
+    let server = ScriptedServer::slow(|seen, _| async move {
+        if seen.rpc() == "logging/setLevel" {
+            std::future::pending::<()>().await;
+        }
+        None
+    })
+    .await;
+    *server.world.introduction.lock() = json!({"capabilities": {"logging": {}, "tools": {}}});
+    let upstream = upstream(&server.url());
+    let context = CallContext { log_level: Some(Arc::from("info")), ..context() };
+    let calls = (0..CALLS).map(|_| try_begin(&upstream, call(&json!({})), context.clone()));
+    let calls = join_all(calls).await;
+    assert!(calls.iter().all(Result::is_ok));
+    server.world.nth(CALLS - 1, SeenRequest::is_call).await;
+    assert_eq!(server.world.count("logging/setLevel"), 1);
+}
+
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
     let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {

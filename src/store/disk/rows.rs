@@ -165,8 +165,8 @@ pub(super) fn update(
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
-    static SOME: LazyLock<String> = LazyLock::new(|| update_of(MOVING));
-    static ALL: LazyLock<String> = LazyLock::new(|| update_of((COLUMNS, VALUES)));
+    static SOME: LazyLock<String> = LazyLock::new(|| update_of(MOVING.0, MOVING.1));
+    static ALL: LazyLock<String> = LazyLock::new(|| update_of(COLUMNS, VALUES));
     let mut statement = conn.prepare_cached(if found.columns.stands_with(&columns) { &SOME } else { &ALL })?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;
@@ -178,7 +178,7 @@ pub(super) fn update(
     }
 }
 
-fn update_of((columns, values): (&str, &str)) -> String {
+fn update_of(columns: &str, values: &str) -> String {
     format!("UPDATE tasks SET ({columns}, summary) = ({values}) WHERE row = ?14")
 }
 

@@ -277,13 +277,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskgate.toml");
         for (writes, expected) in [(0, "0"), (1, "1"), (99, "4")] {
-            std::fs::write(&file, "0").unwrap();
+            fs::write(&file, "0").unwrap();
             let mut written = 0;
             let read = read_unchanged(&file, |file| {
-                let text = std::fs::read_to_string(file).unwrap();
+                let text = fs::read_to_string(file).unwrap();
                 if written < writes {
                     written += 1;
-                    std::fs::write(file, written.to_string()).unwrap();
+                    fs::write(file, written.to_string()).unwrap();
                 }
                 text
             });
@@ -300,7 +300,7 @@ mod tests {
             let file = folder.path().join("taskgate.toml");
             // More connections than any process may have: the number in force differs from the file's.
             let head = "[limits]\nconnections_max = 9_000_000\n";
-            let write = |url| std::fs::write(&file, format!("{head}[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
+            let write = |url| fs::write(&file, format!("{head}[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
             write(former);
             let mut read = configured_again(&file).unwrap().config;
             write(NEXT);

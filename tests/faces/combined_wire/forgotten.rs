@@ -30,7 +30,7 @@ use crate::combined_wire::client::initialize;
 struct NumberingServer {
     name: Arc<str>,
     opened: AtomicU64,
-    ended: mpsc::UnboundedSender<String>,
+    ended: mpsc::Sender<String>,
 }
 
 #[async_trait]
@@ -59,7 +59,7 @@ impl RawChannel for NumberingServer {
             }
             RawMethod::Delete => {
                 let id = request.binding.session.as_ref().unwrap().to_str().unwrap().to_owned();
-                self.ended.send(id).unwrap();
+                self.ended.try_send(id).unwrap();
             }
             RawMethod::Post(_) | RawMethod::PostWith { .. } | RawMethod::Note(_) | RawMethod::Get { .. } => (),
         }
@@ -81,8 +81,8 @@ fn nonce() -> u128 {
     number << 64 | number
 }
 
-fn member(name: &str) -> (EndpointMember, mpsc::UnboundedReceiver<String>) {
-    let (ended, ends) = mpsc::unbounded_channel();
+fn member(name: &str) -> (EndpointMember, mpsc::Receiver<String>) {
+    let (ended, ends) = mpsc::channel(10_000);
     let server = Arc::new(NumberingServer { name: Arc::from(name), opened: AtomicU64::new(0), ended });
     let served = serving::served(serving::Unreachable::named(name), server);
     let served = Arc::new(Served { random: nonce, ..served });

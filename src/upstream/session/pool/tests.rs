@@ -7,6 +7,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::metric::tests::shown;
+use crate::shared_limits::SharedLimits;
 use crate::task::Principal;
 use crate::upstream::ClientCredential;
 use crate::upstream::latencies::ExchangeLatencies;
@@ -35,6 +36,7 @@ fn pool() -> Arc<SessionPool> {
         tracker: TaskTracker::new(),
         stop: CancellationToken::new(),
         polls: Semaphore::new(POLLS_MAX),
+        limits: SharedLimits::default(),
     };
     SessionPool::new(Arc::new(link))
 }

@@ -128,7 +128,7 @@ impl Login {
 
     /// The configuration of the gateway that a kind of client calls.
     pub(crate) fn config(&self, upstream: SocketAddr, kind: Kind) -> String {
-        let store = format!("store.kind = \"memory\"\npublic_url = \"{PUBLIC}\"");
+        let store = format!("store.kind = \"memory\"\nlisten.public_url = \"{PUBLIC}\"");
         let config = config_text(upstream, if kind == Kind::Anonymous { "store.kind = \"memory\"" } else { &store });
         match kind {
             Kind::Anonymous => config,

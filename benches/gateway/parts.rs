@@ -134,7 +134,9 @@ impl Part {
         let mut output = BufReader::new(child.stdout.take().context("its output is piped")?).lines();
         let serving = async {
             while let Some(line) = output.next_line().await? {
-                if let Some(url) = line.strip_prefix("serving http://") {
+                // A gateway with a public URL prints the listener's address separately.
+                let url = line.strip_prefix("serving http://").or_else(|| line.strip_prefix("listen  http://"));
+                if let Some(url) = url {
                     let authority = url.split('/').next().unwrap_or(url);
                     return authority.parse().with_context(|| format!("{authority} is no address"));
                 }

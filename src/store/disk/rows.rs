@@ -1,7 +1,6 @@
 //! The writer's statements.
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -12,14 +11,6 @@ use super::columns::{COLUMNS, MOVING, RowColumns, at, id, is_damage, number, tim
 use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
-
-pub(super) fn begin(conn: &Connection) -> rusqlite::Result<()> {
-    conn.prepare_cached("BEGIN IMMEDIATE")?.execute(()).map(|_| ())
-}
-
-pub(super) fn commit(conn: &Connection) -> rusqlite::Result<()> {
-    conn.prepare_cached("COMMIT")?.execute(()).map(|_| ())
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct FoundRow {
@@ -37,10 +28,8 @@ impl FoundRow {
 }
 
 pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<FoundRow>> {
-    static SQL: LazyLock<String> = LazyLock::new(|| {
-        format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3")
-    });
-    conn.prepare_cached(&SQL)?
+    let sql = format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
+    conn.prepare_cached(&sql)?
         .query_row(params![ShortReference::of(key).0, key.owner.as_str(), id(key)], |row| {
             let (columns, checked) = RowColumns::checked(row, 1)?;
             Ok(FoundRow { row: row.get(0)?, columns, is_sound: checked.is_ok() })
@@ -134,9 +123,8 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     }
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(conn, task)?);
-    static SQL: LazyLock<String> =
-        LazyLock::new(|| format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})"));
-    let mut statement = conn.prepare_cached(&SQL)?;
+    let sql = format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})");
+    let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
@@ -165,9 +153,9 @@ pub(super) fn update(
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
-    static SOME: LazyLock<String> = LazyLock::new(|| update_of(MOVING.0, MOVING.1));
-    static ALL: LazyLock<String> = LazyLock::new(|| update_of(COLUMNS, VALUES));
-    let mut statement = conn.prepare_cached(if found.columns.stands_with(&columns) { &SOME } else { &ALL })?;
+    let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
+    let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?14");
+    let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())
@@ -176,10 +164,6 @@ pub(super) fn update(
         Some(before) => drop_record(conn, before, stuck),
         None => Ok(()),
     }
-}
-
-fn update_of(columns: &str, values: &str) -> String {
-    format!("UPDATE tasks SET ({columns}, summary) = ({values}) WHERE row = ?14")
 }
 
 /// Empties a record that is rewritten in the same transaction.

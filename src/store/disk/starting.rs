@@ -1,6 +1,5 @@
 //! Starts a store: locks the folder, opens the file, reads the sums, starts writer and file check.
 
-use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,7 +83,6 @@ impl DiskStore {
             seen_noted: Some(Instant::now()),
             is_careful: false,
             failed_at_commit: false,
-            metrics: OnceCell::new(),
         };
         let (queue, requests) = mpsc::channel(QUEUE_MAX);
         let thread = start(writer, requests, Arc::clone(&lock))

@@ -3,18 +3,15 @@
 //! Writes that arrive before or during a transaction join it: many writes, one fsync. A failed connection is never used
 //! again: after a failed fsync, the result of the next one is meaningless (F54).
 
-use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use metrics::{Counter, Histogram};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
 use super::check::FileCheck;
@@ -77,25 +74,6 @@ pub(super) struct DiskWriter {
     pub(super) is_careful: bool,
     /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,
-    /// Looked up at the first commit.
-    pub(super) metrics: OnceCell<CommitMetrics>,
-}
-
-/// The metrics of every commit.
-pub(super) struct CommitMetrics {
-    commits: Counter,
-    batch: Histogram,
-    time: Histogram,
-}
-
-impl Default for CommitMetrics {
-    fn default() -> Self {
-        Self {
-            commits: metrics::counter!(metric::STORE_COMMITS),
-            batch: metrics::histogram!(metric::STORE_BATCH),
-            time: metrics::histogram!(metric::STORE_COMMIT_TIME),
-        }
-    }
 }
 
 type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
@@ -110,7 +88,26 @@ impl DiskWriter {
             return None;
         };
         self.look_for_room();
-        let closing = runtime.block_on(self.serve_until_closed(&mut queue));
+        let mut ticked = Instant::now();
+        let closing = loop {
+            match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
+                Ok(Some(WriterRequest::Write(write, queued_at, reply))) => {
+                    self.monitor.set_writing(Some(queued_at));
+                    let closing = self.serve((write, reply), &mut queue);
+                    self.monitor.set_writing(None);
+                    if let Some(reply) = closing {
+                        break Some(reply);
+                    }
+                }
+                Ok(Some(WriterRequest::Close(reply))) => break Some(reply),
+                Ok(None) => break None,
+                Err(_) => (),
+            }
+            if ticked.elapsed() >= self.tuning.tick {
+                self.tick();
+                ticked = Instant::now();
+            }
+        };
         // No remaining write in the queue was made.
         queue.close();
         while let Ok(request) = queue.try_recv() {
@@ -120,33 +117,6 @@ impl DiskWriter {
         }
         self.close();
         closing
-    }
-
-    /// Blocks its thread while it writes: its runtime has no other task. Returns the channel of the close request.
-    async fn serve_until_closed(&mut self, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
-        let mut next_tick = pin!(sleep(self.tuning.tick));
-        loop {
-            tokio::select! {
-                biased;
-                request = queue.recv() => match request {
-                    Some(WriterRequest::Write(write, queued_at, reply)) => {
-                        self.monitor.set_writing(Some(queued_at));
-                        let closing = self.serve((write, reply), queue);
-                        self.monitor.set_writing(None);
-                        if closing.is_some() {
-                            return closing;
-                        }
-                    }
-                    Some(WriterRequest::Close(reply)) => return Some(reply),
-                    None => return None,
-                },
-                () = &mut next_tick => (),
-            }
-            if Instant::now() >= next_tick.deadline() {
-                self.tick();
-                next_tick.as_mut().reset(Instant::now() + self.tuning.tick);
-            }
-        }
     }
 
     fn close(mut self) {
@@ -245,7 +215,7 @@ impl DiskWriter {
         );
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
-        rows::begin(conn)?;
+        conn.execute_batch("BEGIN IMMEDIATE")?;
         let mut at = 0;
         while at < waiting.len() {
             outcomes.push(batch.run(&waiting[at].0)?);
@@ -259,13 +229,13 @@ impl DiskWriter {
         }
         let WriteBatch { changes, has_barrier, .. } = batch;
         if changes.is_empty() && !has_barrier {
-            rows::commit(conn)?;
+            conn.execute_batch("COMMIT")?;
             return Ok(outcomes);
         }
         self.resident.begin(&changes);
         let new = self.unresolved.begin(&changes);
         failpoint::hit("intent-written");
-        let committed = self.hooks.before_commit().and_then(|()| rows::commit(conn));
+        let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
         match committed.and_then(|()| self.hooks.after_commit()) {
             Ok(()) => {
                 self.resident.follow(changes, self.seen());
@@ -279,10 +249,9 @@ impl DiskWriter {
             }
         }
         self.commits.fetch_add(1, Ordering::Relaxed);
-        let metrics = self.metrics.get_or_init(CommitMetrics::default);
-        metrics.commits.increment(1);
-        metrics.batch.record(waiting.len() as f64);
-        metrics.time.record(began.elapsed().as_secs_f64());
+        metrics::counter!(metric::STORE_COMMITS).increment(1);
+        metrics::histogram!(metric::STORE_BATCH).record(waiting.len() as f64);
+        metrics::histogram!(metric::STORE_COMMIT_TIME).record(began.elapsed().as_secs_f64());
         Ok(outcomes)
     }
 

@@ -17,7 +17,6 @@ macro_rules! debug_members {
     };
 }
 
-mod body_wakes;
 pub mod boot_clock;
 pub mod cause;
 mod console;

@@ -6,12 +6,11 @@ use std::pin::{Pin, pin};
 use std::task::{Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ListenerLimits;
 use super::refusal::Refusal;
-use crate::body_wakes::poll_piece;
 
 /// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB. A slice of the body would otherwise retain
 /// the whole buffer, and the connection would allocate another for its next request.
@@ -31,7 +30,7 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
     let mut timer = pin!(None::<Sleep>);
     loop {
         let frame = poll_fn(|context| {
-            if let Poll::Ready(frame) = poll_piece(Pin::new(&mut *body), context) {
+            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
                 return Poll::Ready(Ok(frame));
             }
             // A body that has arrived sets no timer.

@@ -22,7 +22,6 @@ use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
-use crate::body_wakes::{ConnectionWaker, poll_piece};
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim responses to one request (U13).
@@ -168,7 +167,7 @@ impl Body for PooledBody {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        poll_piece(Pin::new(&mut self.incoming), cx)
+        Pin::new(&mut self.incoming).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -341,8 +340,7 @@ impl Shared {
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http1.handshake(stream).await?;
         let state = Arc::<Http1State>::default();
-        let (shared, waker) = (Arc::downgrade(self), ConnectionWaker::new());
-        let driver = Http1Driver { connection, waker, state: Arc::clone(&state), shared };
+        let driver = Http1Driver { connection, state: Arc::clone(&state), shared: Arc::downgrade(self) };
         Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))
     }
 
@@ -421,7 +419,6 @@ async fn sweep(shared: Weak<Shared>) {
 /// Runs an HTTP/1.1 connection to its end, and keeps it after a complete response.
 struct Http1Driver {
     connection: http1::Connection<Stream, RequestBody>,
-    waker: ConnectionWaker,
     state: Arc<Http1State>,
     shared: Weak<Shared>,
 }
@@ -431,7 +428,7 @@ impl Future for Http1Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        match this.waker.poll(Pin::new(&mut this.connection), cx) {
+        match Pin::new(&mut this.connection).poll(cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(()),
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "a connection to the upstream ended");

@@ -45,9 +45,9 @@ async fn fifty_calls_at_once_get_their_own_answers_over_one_stream() {
     assert_eq!(sse.streams(), 2);
 }
 
-/// U49: a POST without an answer holds a connection and a descriptor.
+/// U55: a POST without an answer holds a connection and a descriptor.
 #[tokio::test]
-async fn u49_a_post_that_is_never_answered_ends_with_its_call() {
+async fn u55_a_post_that_is_never_answered_ends_with_its_call() {
     let sse = Sse::start().await;
     sse.habits(|habits| habits.never_tells = true);
     let gate = sse.gate(SSE).await;

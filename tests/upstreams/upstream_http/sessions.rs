@@ -371,9 +371,9 @@ async fn what_a_message_names_decides_where_it_goes() {
     assert_eq!((&*method, params.unwrap().as_str()), ("notifications/resources/updated", "{\"uri\":\"a:b\"}"));
 }
 
-/// U48: cached lists keep what they have not read yet.
+/// U54: cached lists keep what they have not read yet.
 #[tokio::test]
-async fn u48_of_a_large_notification_its_resource_alone_is_kept() {
+async fn u54_of_a_large_notification_its_resource_alone_is_kept() {
     let (server, events) = listening().await;
     let upstream = upstream(&server.url());
     let mut news = in_time(upstream.notifications(&context())).await.unwrap();

@@ -355,14 +355,14 @@ async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     other.keeper.configure(&fewer);
     other.start().await;
     for replica in [&site.replicas[0], &other] {
-        replica.says("another gateway has other upstreams", 1).await;
+        replica.says("another gateway has different upstreams", 1).await;
     }
     // What is said is what is in force, not what the start had.
     for (nth, upstreams) in [(1, fewer.as_str()), (2, site.upstreams())] {
         site.replicas[0].keeper.configure(upstreams);
         site.replicas[0].keeper.signal(Signal::HUP);
         let said =
-            if nth == 1 { "all gateways have the same upstreams" } else { "another gateway has other upstreams" };
+            if nth == 1 { "all gateways have the same upstreams" } else { "another gateway has different upstreams" };
         for replica in [&site.replicas[0], &other] {
             replica.says(said, nth).await;
         }

@@ -509,7 +509,15 @@ async fn sec_43_the_stream_of_a_lost_resource_or_prompt_is_not_taken_up_by_last_
 async fn lost_streams_stay_lost(method: &'static str, params: &Value, result: &Value) {
     for way in WAYS {
         let (events, once) = Once::events();
-        let server = stateless(move |seen| if seen.rpc() == method { once.take() } else { None }).await;
+        let server = stateless(move |seen| match seen.rpc() {
+            rpc if rpc == method => once.take(),
+            "prompts/list" => Some(answer(seen, &json!({ "prompts": [{ "name": "write_b" }] }))),
+            "resources/list" => {
+                Some(answer(seen, &json!({ "resources": [{ "uri": "file:///secret/b", "name": "b" }] })))
+            }
+            _ => None,
+        })
+        .await;
         let mut world = World::before(server, "").await;
         let session = world.gate.session_of(&world.token).await;
         let params = with(params, &json!({ "_meta": { "progressToken": "p" } }));

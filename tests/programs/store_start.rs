@@ -50,11 +50,11 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
     for (folder, said) in [
         (
             "newer",
-            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 5); run that one. The file is left as it is",
+            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 6); run that one. The file is left as it is",
         ),
         (
             "older",
-            "older/tasks.db: was written by an older taskgate (version 1; this one reads 5 only); let that one finish its \
+            "older/tasks.db: was written by an older taskgate (version 1; this one reads 6 only); let that one finish its \
              tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is",
         ),
         ("text", "text/tasks.db: is not a database; move it away, and a new one is made in its place"),

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use crate::task::AccessItem;
 use crate::wire::{Object, method};
 
+/// The longest name that is kept with the events of a request.
+const NAME_BYTES_MAX: usize = 1_024;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NamedItem {
     Tool(Arc<str>),
@@ -28,11 +31,45 @@ impl NamedItem {
         }
     }
 
+    /// Whether its name is short enough to be kept.
+    pub(super) fn is_short(&self) -> bool {
+        let (Self::Tool(name) | Self::Prompt(name) | Self::Resource(name)) = self;
+        name.len() <= NAME_BYTES_MAX
+    }
+
     pub(super) fn as_access_item(&self) -> AccessItem<'_> {
         match self {
             Self::Tool(name) => AccessItem::Tool(name),
             Self::Prompt(name) => AccessItem::Prompt(name),
             Self::Resource(uri) => AccessItem::Resource(uri),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::wire::Payload;
+
+    #[test]
+    fn requests_name_a_tool_a_prompt_or_a_resource() {
+        let named = |method: &str, params: Value| NamedItem::of(method, &Object::of(&Payload::of(&params)).unwrap());
+        let (prompt, resource) = (NamedItem::Prompt(Arc::from("p")), NamedItem::Resource(Arc::from("x://r")));
+        for (method, params, expected) in [
+            (method::TOOLS_CALL, json!({ "name": "t" }), Some(NamedItem::Tool(Arc::from("t")))),
+            (method::PROMPTS_GET, json!({ "name": "p" }), Some(prompt.clone())),
+            (method::RESOURCES_READ, json!({ "uri": "x://r" }), Some(resource.clone())),
+            (method::COMPLETE, json!({ "ref": { "type": "ref/prompt", "name": "p" } }), Some(prompt)),
+            (method::COMPLETE, json!({ "ref": { "type": "ref/resource", "uri": "x://r" } }), Some(resource)),
+            (method::TOOLS_LIST, json!({ "name": "t" }), None),
+        ] {
+            assert_eq!(named(method, params), expected, "{method}");
+        }
+        for (length, is_short) in [(NAME_BYTES_MAX, true), (NAME_BYTES_MAX + 1, false)] {
+            let item = named(method::RESOURCES_READ, json!({ "uri": "x".repeat(length) })).unwrap();
+            assert_eq!(item.is_short(), is_short, "{length}");
         }
     }
 }

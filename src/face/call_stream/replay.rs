@@ -46,7 +46,7 @@ impl ReplayStream {
         }
     }
 
-    /// From now on the stream can be resumed, if events have ids.
+    /// From now on the stream can be resumed, if events have ids: not that of a request with a very long name.
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,
@@ -57,7 +57,9 @@ impl ReplayStream {
         number: Option<u64>,
     ) -> FaceResponse {
         let mut primer = String::new();
-        if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
+        // The name is kept as long as the events.
+        let is_kept = can_resume(token.client_version) && self.item.as_ref().is_none_or(NamedItem::is_short);
+        if let Some(id) = addressee.id.clone().filter(|_| is_kept) {
             let sealed = served.seal_own(IdKind::EventStream, self.reader.stream());
             replays.keep(token.nonce, id, self.item.clone(), &self.reader);
             if token.client_version.traits().has_primers {

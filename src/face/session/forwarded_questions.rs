@@ -10,6 +10,8 @@ use crate::wire::RequestId;
 
 /// The most questions that are remembered.
 const QUESTIONS_MAX: usize = 16_384;
+/// The longest name of a tool that is remembered with each of its questions.
+const TOOL_BYTES_MAX: usize = 1_024;
 
 #[derive(Clone, Debug)]
 pub(super) struct ForwardedQuestion {
@@ -21,7 +23,14 @@ pub(super) struct ForwardedQuestion {
 
 impl ForwardedQuestion {
     fn of_call(tool: Option<&Arc<str>>) -> Self {
-        Self { tool: tool.map(|tool| (**tool).into()), call: tool.map(Arc::downgrade) }
+        match tool {
+            Some(tool) if tool.len() <= TOOL_BYTES_MAX => {
+                Self { tool: Some((**tool).into()), call: Some(Arc::downgrade(tool)) }
+            }
+            // A name that nobody has: a caller with rights to some tools only does not answer.
+            Some(_) => Self { tool: Some("".into()), call: None },
+            None => Self { tool: None, call: None },
+        }
     }
 }
 
@@ -68,5 +77,12 @@ mod tests {
         assert!(!questions.iter().any(RecentValue::is_in_use));
         assert!(questions.iter().all(|question| question.tool.as_deref() == Some("ask")));
         assert!(!ForwardedQuestion::of_call(None).is_in_use());
+    }
+
+    #[test]
+    fn a_long_name_of_a_tool_is_not_kept_and_counts_as_no_tool_of_the_callers() {
+        let tool: Arc<str> = Arc::from("x".repeat(TOOL_BYTES_MAX + 1));
+        let question = ForwardedQuestion::of_call(Some(&tool));
+        assert_eq!((question.tool.as_deref(), question.is_in_use()), (Some(""), false));
     }
 }

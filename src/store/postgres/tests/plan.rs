@@ -108,7 +108,9 @@ async fn a_claim_reads_the_rows_that_it_takes_and_few_others() {
     let (index, table) = (after.0 - before.0, after.1 - before.1);
     println!("{index} rows by indexes, {table} others");
     let claimed = u64::try_from(PORTION * PORTIONS).unwrap();
-    assert!((claimed..=10 * claimed).contains(&index) && table == 0, "{index} by indexes, {table} others");
+    // Entries of rows that were claimed before are read again as long as another transaction may need them: at most half of
+    // the square. All rows for each portion would be 40 times as many.
+    assert!((claimed..=30 * claimed).contains(&index) && table == 0, "{index} by indexes, {table} others");
 }
 
 /// However many owners have sums.

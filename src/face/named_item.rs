@@ -24,8 +24,11 @@ impl NamedItem {
             method::RESOURCES_READ => text(params, "uri").map(Self::Resource),
             method::COMPLETE => {
                 let reference = params.get_object("ref")?;
-                let resource = text(&reference, "uri").map(Self::Resource);
-                resource.or_else(|| text(&reference, "name").map(Self::Prompt))
+                // Servers read the member that the type names.
+                match reference.get_str("type").as_deref() {
+                    Some("ref/resource") => text(&reference, "uri").map(Self::Resource),
+                    _ => text(&reference, "name").map(Self::Prompt),
+                }
             }
             _ => None,
         }
@@ -63,6 +66,11 @@ mod tests {
             (method::RESOURCES_READ, json!({ "uri": "x://r" }), Some(resource.clone())),
             (method::COMPLETE, json!({ "ref": { "type": "ref/prompt", "name": "p" } }), Some(prompt)),
             (method::COMPLETE, json!({ "ref": { "type": "ref/resource", "uri": "x://r" } }), Some(resource)),
+            (
+                method::COMPLETE,
+                json!({ "ref": { "type": "ref/prompt", "name": "p", "uri": "x://other" } }),
+                Some(NamedItem::Prompt(Arc::from("p"))),
+            ),
             (method::TOOLS_LIST, json!({ "name": "t" }), None),
         ] {
             assert_eq!(named(method, params), expected, "{method}");

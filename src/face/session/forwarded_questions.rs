@@ -27,7 +27,7 @@ impl ForwardedQuestion {
             Some(tool) if tool.len() <= TOOL_BYTES_MAX => {
                 Self { tool: Some((**tool).into()), call: Some(Arc::downgrade(tool)) }
             }
-            // A name that nobody has: a caller with rights to some tools only does not answer.
+            // Too long to keep. No tool has an empty name, so a caller with rights to named tools alone cannot answer.
             Some(_) => Self { tool: Some("".into()), call: None },
             None => Self { tool: None, call: None },
         }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_of_a_tool_is_not_kept_and_counts_as_no_tool_of_the_callers() {
+    fn a_long_tool_name_is_kept_as_an_empty_one() {
         let tool: Arc<str> = Arc::from("x".repeat(TOOL_BYTES_MAX + 1));
         let question = ForwardedQuestion::of_call(Some(&tool));
         assert_eq!((question.tool.as_deref(), question.is_in_use()), (Some(""), false));

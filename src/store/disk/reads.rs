@@ -1,95 +1,18 @@
-//! Reads from the file: a pool of read-only connections, and their statements. Lists and single tasks have separate permits.
-//!
-//! Each row is judged on its own: an unreadable one is reported, and the others are shown.
+//! The statements that read from the file. Each row is judged on its own: an unreadable one is reported, and the others are shown.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
-use tokio::sync::Semaphore;
 
 use super::columns::{COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time};
 use super::resident::OWN;
-use super::{failed, schema};
 use crate::store::record::{self, RecordError};
-use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision, StoreError, StoredTask};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision, StoredTask};
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
     TaskKey, Timestamp,
 };
-
-/// More than small machines have cores: one may wait for the disk.
-const POINTS: usize = 4;
-/// Separate permits, so that lists never delay reads of single tasks.
-const LISTS: usize = 2;
-
-#[derive(Debug)]
-pub(super) struct ReaderPool {
-    path: PathBuf,
-    idle: Mutex<Vec<Connection>>,
-    points: Arc<Semaphore>,
-    lists: Arc<Semaphore>,
-}
-
-impl ReaderPool {
-    pub(super) fn new(path: PathBuf) -> Arc<Self> {
-        let permits = |count| Arc::new(Semaphore::new(count));
-        Arc::new(Self { path, idle: Mutex::default(), points: permits(POINTS), lists: permits(LISTS) })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// A failed connection is not used again.
-    pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    {
-        self.read_in(&self.points, read).await
-    }
-
-    pub(super) async fn list<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    {
-        self.read_in(&self.lists, read).await
-    }
-
-    async fn read_in<T, F>(self: &Arc<Self>, permits: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    {
-        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| super::closed())?;
-        let readers = Arc::clone(self);
-        // The permit belongs to the reader: a cancelled caller does not make room for another.
-        let reading = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            let idle = readers.idle.lock().pop();
-            let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
-            let found = read(&conn).map_err(failed)?;
-            if !readers.points.is_closed() {
-                readers.idle.lock().push(conn);
-            }
-            Ok(found)
-        });
-        reading.await.map_err(|error| StoreError::Io(io::Error::other(error)))?
-    }
-
-    /// Connections in use end with their readers.
-    pub(super) fn close(&self) {
-        self.points.close();
-        self.lists.close();
-        self.idle.lock().clear();
-    }
-}
 
 #[derive(Debug)]
 pub(super) enum ReadRow {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::check::FileCheck;
 use super::folder::{self, Ballast};
 use super::health::StoreHealthMonitor;
-use super::reads::ReaderPool;
+use super::readers::ReaderPool;
 use super::resident::{EarlierRows, ResidentRows, RowTotals, UnresolvedInserts, totals};
 use super::settings::{DiskTuning, FaultHooks};
 use super::writer::{self, DiskWriter, WriterRequest};

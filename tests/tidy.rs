@@ -96,9 +96,9 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 88_300;
-const COMMENT_LINES_MAX: usize = 10_100;
-const FILES_MAX: usize = 556;
+const CODE_LINES_MAX: usize = 87_421;
+const COMMENT_LINES_MAX: usize = 10_064;
+const FILES_MAX: usize = 554;
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";
@@ -215,8 +215,12 @@ fn first_names(group: &str) -> Vec<String> {
 fn sources() -> Vec<Source> {
     let paths = files_under("src");
     assert!(paths.len() >= 100 && paths.iter().all(|path| path.ends_with(".rs")), "{} files", paths.len());
-    let is_test = |path: &str| path.ends_with("/tests.rs") || path == "src/store/contract.rs";
-    paths.iter().filter(|path| !is_test(path)).map(|path| Source::new(path)).collect()
+    paths.iter().filter(|path| !is_test_file(path)).map(|path| Source::new(path)).collect()
+}
+
+/// Whether a file holds tests alone; the contract of stores is a module of tests.
+fn is_test_file(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.starts_with("src/store/contract")
 }
 
 fn rank_of(module: &str) -> Option<usize> {
@@ -439,7 +443,7 @@ fn a_types_name_stands_for_one_type() {
 fn the_source_grows_by_decision() {
     let (mut code, mut comments, mut files) = (0, 0, 0);
     for path in files_under("src") {
-        if path.ends_with("/tests.rs") || path.contains("/tests/") || !path.ends_with(".rs") {
+        if is_test_file(&path) || path.contains("/tests/") || !path.ends_with(".rs") {
             continue;
         }
         files += 1;

@@ -17,6 +17,17 @@ macro_rules! debug_members {
     };
 }
 
+/// Implements `From` for variants that hold nothing but the value.
+macro_rules! from_variant {
+    ($($type:ident::$variant:ident($value:ty)),* $(,)?) => {
+        $(impl From<$value> for $type {
+            fn from(value: $value) -> Self {
+                Self::$variant(value)
+            }
+        })*
+    };
+}
+
 pub mod boot_clock;
 pub mod cause;
 mod console;

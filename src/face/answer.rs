@@ -271,26 +271,9 @@ pub(super) enum TaskMethodError {
     Fault(GatewayFault),
 }
 
-impl From<GatewayFault> for TaskMethodError {
-    fn from(fault: GatewayFault) -> Self {
-        Self::Fault(fault)
-    }
-}
-
-impl From<RequestError> for TaskMethodError {
-    fn from(complaint: RequestError) -> Self {
-        Self::Complaint(complaint)
-    }
-}
-
-impl From<RpcError> for TaskMethodError {
-    fn from(error: RpcError) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl From<TaskError> for TaskMethodError {
-    fn from(error: TaskError) -> Self {
-        Self::Task(error)
-    }
-}
+from_variant!(
+    TaskMethodError::Fault(GatewayFault),
+    TaskMethodError::Complaint(RequestError),
+    TaskMethodError::Error(RpcError),
+    TaskMethodError::Task(TaskError),
+);

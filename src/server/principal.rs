@@ -394,11 +394,7 @@ pub(super) enum Identity {
     NeedsLookup(TokenLookup),
 }
 
-impl From<AuthenticatedCaller> for Identity {
-    fn from(caller: AuthenticatedCaller) -> Self {
-        Self::Known(caller)
-    }
-}
+from_variant!(Identity::Known(AuthenticatedCaller));
 
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {

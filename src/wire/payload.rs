@@ -197,11 +197,7 @@ impl JsonPieces {
     }
 }
 
-impl From<Payload> for JsonPieces {
-    fn from(payload: Payload) -> Self {
-        Self::Whole(payload)
-    }
-}
+from_variant!(JsonPieces::Whole(Payload));
 
 #[cfg(test)]
 mod tests {

@@ -38,11 +38,7 @@ enum HeldCallRefusal {
     Fault(GatewayFault),
 }
 
-impl From<RequestError> for HeldCallRefusal {
-    fn from(complaint: RequestError) -> Self {
-        Self::Complaint(complaint)
-    }
-}
+from_variant!(HeldCallRefusal::Complaint(RequestError));
 
 impl StatelessFace {
     fn scope(&self, request: &StatelessRequestContext<'_>) -> StateScope {

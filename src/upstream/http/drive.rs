@@ -333,11 +333,7 @@ enum SideRequestError {
     Gateway(GatewayFault),
 }
 
-impl From<GatewayFault> for SideRequestError {
-    fn from(fault: GatewayFault) -> Self {
-        Self::Gateway(fault)
-    }
-}
+from_variant!(SideRequestError::Gateway(GatewayFault));
 
 impl HttpCall {
     /// Sends a request that is safe to repeat. If the upstream lost the session, moves the call to another and repeats

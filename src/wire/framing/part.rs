@@ -165,11 +165,7 @@ impl Default for BodyPart {
     }
 }
 
-impl From<Bytes> for BodyPart {
-    fn from(bytes: Bytes) -> Self {
-        Self::Bytes(bytes)
-    }
-}
+from_variant!(BodyPart::Bytes(Bytes));
 
 impl Buf for BodyPart {
     fn remaining(&self) -> usize {

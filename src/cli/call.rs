@@ -104,38 +104,29 @@ impl RetryPolicy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum CallExit {
     /// A result, or a handle if only that was requested.
-    Returned,
+    Returned = 0,
     /// A result with `isError`.
-    ToolFailed,
-    Faulted,
-    Cancelled,
+    ToolFailed = 1,
+    Faulted = 2,
+    Cancelled = 3,
     /// A result, although a question was declined.
-    Declined,
+    Declined = 4,
     /// No result within the time limit; the task's state is unchanged.
-    Unfinished,
+    Unfinished = 5,
     /// The request was invalid for the server: the tool has no such argument.
-    Misused,
+    Misused = 64,
     /// The server was unreachable, or its response invalid.
-    Lost,
+    Lost = 69,
     /// A result that could not be written.
-    Unwritten,
+    Unwritten = 70,
 }
 
 impl CallExit {
     pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::Returned => 0,
-            Self::ToolFailed => 1,
-            Self::Faulted => 2,
-            Self::Cancelled => 3,
-            Self::Declined => 4,
-            Self::Unfinished => 5,
-            Self::Misused => 64,
-            Self::Lost => 69,
-            Self::Unwritten => 70,
-        }
+        self as u8
     }
 }
 

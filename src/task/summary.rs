@@ -43,15 +43,16 @@ pub enum SummaryPhase {
 
 /// [`SummaryPhase`] without its data, which lists filter by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
 pub enum PhaseKind {
-    Queued,
-    Working,
-    AwaitingInput,
-    Returned,
-    ReturnedError,
-    Refused,
-    Faulted,
-    Cancelled,
+    Queued = 0,
+    Working = 1,
+    AwaitingInput = 2,
+    Returned = 3,
+    ReturnedError = 4,
+    Refused = 5,
+    Faulted = 6,
+    Cancelled = 7,
 }
 
 impl PhaseKind {
@@ -68,16 +69,7 @@ impl PhaseKind {
 
     /// The number that stores keep; numbers are never reused.
     pub const fn number(self) -> u8 {
-        match self {
-            Self::Queued => 0,
-            Self::Working => 1,
-            Self::AwaitingInput => 2,
-            Self::Returned => 3,
-            Self::ReturnedError => 4,
-            Self::Refused => 5,
-            Self::Faulted => 6,
-            Self::Cancelled => 7,
-        }
+        self as u8
     }
 
     pub const fn is_settled(self) -> bool {

@@ -175,21 +175,17 @@ impl ProbedCall {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum ProbeExit {
-    Done,
-    ToolFailed,
-    Faulted,
-    Lost,
+    Done = 0,
+    ToolFailed = 1,
+    Faulted = 2,
+    Lost = 69,
 }
 
 impl ProbeExit {
     pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::ToolFailed => 1,
-            Self::Faulted => 2,
-            Self::Lost => 69,
-        }
+        self as u8
     }
 }
 

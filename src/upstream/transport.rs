@@ -1,7 +1,7 @@
 //! Takes a request to a server and returns the head of its response.
 //!
 //! The layers above use streamable HTTP: POST for a message, GET for a stream, DELETE for a session's end. A
-//! `StreamableAdapter` gives a server with another transport the same interface, so that sessions, exchanges and the
+//! [`TransportAdapter`] gives a server with another transport the same interface, so that sessions, exchanges and the
 //! pipe need not differ.
 
 pub mod adapter;
@@ -11,10 +11,8 @@ pub(crate) mod http_client;
 pub(crate) mod sse;
 pub mod stdio;
 
-use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use http::{Method, Response, StatusCode};
 
 use super::answer_body::AnswerBody;
@@ -31,31 +29,7 @@ pub(crate) enum Transport {
     Http(HttpClient),
     /// The transport is yet to be detected.
     Either(Box<TransportDetection>),
-    Adapted(Box<dyn StreamableAdapter>),
-}
-
-#[async_trait]
-pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
-    /// Responds as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
-    /// notification or an answer with 202, to GET with the session's own stream, to DELETE by ending the session, and
-    /// for an unknown session with 404. Dropping the future, or the response's body, sends the server nothing. A
-    /// request of 2026-07-28 gets the response of a server of that version; there dropping cancels the request.
-    ///
-    /// `handed_over` is set before a message's first byte can reach the server. A fault says whether the server may
-    /// have run the request.
-    async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault>;
-
-    fn end_idle(&self);
-
-    /// Ends all connections, and the server's processes. Bounded in time.
-    async fn restart(&self);
-
-    /// Bounded in time.
-    async fn close(&self);
+    Adapted(Box<TransportAdapter>),
 }
 
 impl Transport {
@@ -72,7 +46,8 @@ impl Transport {
                 Ok(client.answer_of(outgoing, response))
             }
             Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
-            Self::Adapted(adapter) => adapter.send(outgoing, handed_over).await,
+            // Boxed: most servers do not need it, so requests must not hold its memory.
+            Self::Adapted(adapter) => Box::pin(adapter.send(outgoing, handed_over)).await,
         }
     }
 

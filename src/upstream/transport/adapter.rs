@@ -28,7 +28,6 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::StreamableAdapter;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
@@ -252,11 +251,15 @@ impl TransportAdapter {
     fn session(&self, id: &HeaderValue) -> Option<Arc<AdapterConnection>> {
         self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
     }
-}
 
-#[async_trait]
-impl StreamableAdapter for TransportAdapter {
-    async fn send(
+    /// Responds as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
+    /// notification or an answer with 202, to GET with the session's own stream, to DELETE by ending the session, and
+    /// for an unknown session with 404. Dropping the future, or the response's body, sends the server nothing. A
+    /// request of 2026-07-28 gets the response of a server of that version; there dropping cancels the request.
+    ///
+    /// `handed_over` is set before a message's first byte can reach the server. A fault says whether the server may
+    /// have run the request.
+    pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
@@ -275,11 +278,12 @@ impl StreamableAdapter for TransportAdapter {
         Ok(answered(StatusCode::OK))
     }
 
-    fn end_idle(&self) {
+    pub(crate) fn end_idle(&self) {
         self.shared.sessions.lock().values().for_each(|session| session.end_if_idle());
     }
 
-    async fn restart(&self) {
+    /// Ends all connections, and the server's processes. Bounded in time.
+    pub(crate) async fn restart(&self) {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         all.iter().for_each(|session| session.end());
         self.shared.backoff.reset();
@@ -287,7 +291,8 @@ impl StreamableAdapter for TransportAdapter {
         let _ = tokio::time::timeout(ENDING_MAX, ended).await;
     }
 
-    async fn close(&self) {
+    /// Bounded in time.
+    pub(crate) async fn close(&self) {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         all.iter().for_each(|session| session.end_with_gateway());
         let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));

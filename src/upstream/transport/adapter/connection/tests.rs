@@ -11,7 +11,6 @@ use super::*;
 use crate::shared_limits::SharedLimits;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SESSION_ID;
-use crate::upstream::transport::StreamableAdapter as _;
 use crate::upstream::transport::adapter::TransportAdapter;
 use crate::upstream::transport::adapter::tests::SpeakingTransport;
 use crate::upstream::upstream_health::UpstreamHealth;

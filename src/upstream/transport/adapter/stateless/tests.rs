@@ -13,7 +13,6 @@ use crate::shared_limits::SharedLimits;
 use crate::task::PrincipalLimitTable;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SessionHeaders;
-use crate::upstream::transport::StreamableAdapter as _;
 use crate::upstream::transport::adapter::tests::SpeakingTransport;
 use crate::upstream::transport::adapter::{
     ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport,

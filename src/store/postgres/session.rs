@@ -13,12 +13,11 @@ use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls_platform_verifier::Verifier;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::boot_time;
 use super::health::PostgresHealth;
@@ -80,19 +79,10 @@ pub(super) struct Session {
     pub(super) notices: SessionNotices,
     /// The trust in reads, shared by all connections.
     pub(super) trust: SharedReadTrust,
-    _driver: SessionDriver,
+    _driver: AbortOnDropHandle<()>,
 }
 
 pub(super) type SharedReadTrust = Arc<Mutex<ReadTrust>>;
-
-#[derive(Debug)]
-struct SessionDriver(AbortHandle);
-
-impl Drop for SessionDriver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
 
 /// Receives notifications. Those that find it full are dropped; a full channel reveals the loss.
 pub(super) type Listener = mpsc::Sender<Notification>;
@@ -167,7 +157,7 @@ impl DatabaseConnector {
     ) -> Result<Session, PostgresOpenError> {
         let schema = &self.settings.access.schema;
         let notices = SessionNotices::default();
-        let driver = SessionDriver(self.tracker.spawn(drive(connection, notices.clone(), listener)).abort_handle());
+        let driver = AbortOnDropHandle::new(self.tracker.spawn(drive(connection, notices.clone(), listener)));
         let name = format!("{:032x}", u128::from_be_bytes(crate::random::bytes()));
         let arriving = async {
             let named = format!("SET taskgate.session = '{name}'; SET search_path = {schema};");

@@ -295,47 +295,7 @@ struct ResourceData<'a> {
 
 /// The machine-readable name of a reason; also a metric label and a log field.
 pub const fn reason_key(reason: Reason) -> &'static str {
-    match reason {
-        Reason::UpstreamUnreachable => "upstream_unreachable",
-        Reason::UpstreamTls => "upstream_tls",
-        Reason::UpstreamHttpStatus => "upstream_http_status",
-        Reason::UpstreamAuth => "upstream_auth",
-        Reason::UpstreamRedirect => "upstream_redirect",
-        Reason::CredentialMissing => "credential_missing",
-        Reason::CredentialBound => "credential_bound",
-        Reason::CredentialRefused => "credential_refused",
-        Reason::CredentialAway => "credential_away",
-        Reason::CredentialMalformed => "credential_malformed",
-        Reason::UpstreamMalformed => "upstream_malformed",
-        Reason::UpstreamClosed => "upstream_closed",
-        Reason::UpstreamSessionLost => "upstream_session_lost",
-        Reason::UpstreamTimeout => "upstream_timeout",
-        Reason::UpstreamRefused => "upstream_refused",
-        Reason::UpstreamCircuitOpen => "upstream_circuit_open",
-        Reason::DeadlineExceeded => "deadline_exceeded",
-        Reason::ResultTooLarge => "result_too_large",
-        Reason::TtlExpired => "ttl_expired",
-        Reason::GatewayRestart => "gateway_restart",
-        Reason::ReplicaLost => "replica_lost",
-        Reason::Poison => "poison",
-        Reason::TooManyTasks => "too_many_tasks",
-        Reason::TooManyListeners => "too_many_listeners",
-        Reason::TooManyWaiters => "too_many_waiters",
-        Reason::TooMuchStored => "too_much_stored",
-        Reason::TooMuchUnread => "too_much_unread",
-        Reason::AnswersFull => "answers_full",
-        Reason::RateLimited => "rate_limited",
-        Reason::StoreFull => "store_full",
-        Reason::StoreFailed => "store_failed",
-        Reason::StoreCorrupt => "store_corrupt",
-        Reason::QueueFull => "queue_full",
-        Reason::QueueDeadline => "queue_deadline",
-        Reason::Draining => "draining",
-        Reason::ReplicaUnavailable => "replica_away",
-        Reason::StoreLost => "store_lost",
-        Reason::AuditUnavailable => "audit_unavailable",
-        Reason::Internal => "internal",
-    }
+    reason.key()
 }
 
 const fn executed_key(executed: Executed) -> &'static str {

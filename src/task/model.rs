@@ -401,64 +401,86 @@ impl Reason {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    UpstreamUnreachable,
-    UpstreamTls,
-    UpstreamHttpStatus,
-    UpstreamAuth,
-    UpstreamRedirect,
-    /// The upstream's credential is made from the client's token, and the request came without one.
-    CredentialMissing,
-    /// The client's token is bound to its key or certificate, and is not exchanged without a proof.
-    CredentialBound,
-    /// The authorization server refused a credential for the upstream.
-    CredentialRefused,
-    /// The source of the upstream's credential gives no answer now.
-    CredentialAway,
-    /// The source of the upstream's credential gave an unusable answer.
-    CredentialMalformed,
-    UpstreamMalformed,
-    UpstreamClosed,
-    UpstreamSessionLost,
+/// Declares [`Reason`], each with the number that stores keep, and its machine-readable name.
+macro_rules! gateway_reasons {
+    ($($(#[$why:meta])* $reason:ident = $number:literal, $key:literal;)*) => {
+        /// Why the gateway itself failed a call. Numbers are never reused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Reason {
+            $($(#[$why])* $reason = $number,)*
+        }
+
+        impl Reason {
+            pub const ALL: &[Self] = &[$(Self::$reason,)*];
+
+            /// The machine-readable name; also a metric label and a log field.
+            pub const fn key(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $key,)*
+                }
+            }
+        }
+    };
+}
+
+gateway_reasons! {
+    UpstreamUnreachable = 0, "upstream_unreachable";
+    UpstreamTls = 1, "upstream_tls";
+    UpstreamHttpStatus = 2, "upstream_http_status";
+    UpstreamAuth = 3, "upstream_auth";
+    UpstreamRedirect = 4, "upstream_redirect";
+    UpstreamMalformed = 5, "upstream_malformed";
+    UpstreamClosed = 6, "upstream_closed";
+    UpstreamSessionLost = 7, "upstream_session_lost";
     /// The upstream's idle or first-byte limit passed.
-    UpstreamTimeout,
+    UpstreamTimeout = 8, "upstream_timeout";
     /// The upstream rejected the gateway's handshake.
-    UpstreamRefused,
-    /// Recent failures have paused new requests to the upstream.
-    UpstreamCircuitOpen,
-    DeadlineExceeded,
-    ResultTooLarge,
-    TtlExpired,
-    GatewayRestart,
-    /// The replica that ran the call is gone or was declared dead, and the others cannot continue the call.
-    ReplicaLost,
-    /// The process ended repeatedly while the call was in flight.
-    Poison,
-    TooManyTasks,
+    UpstreamRefused = 9, "upstream_refused";
+    DeadlineExceeded = 10, "deadline_exceeded";
+    ResultTooLarge = 11, "result_too_large";
+    TtlExpired = 12, "ttl_expired";
+    GatewayRestart = 13, "gateway_restart";
+    TooManyTasks = 14, "too_many_tasks";
     /// The principal, or all principals together, have the maximum number of open notification streams.
-    TooManyListeners,
+    TooManyListeners = 15, "too_many_listeners";
     /// The task has the maximum number of waiting requests.
-    TooManyWaiters,
-    /// The principal's stored tasks have the maximum size.
-    TooMuchStored,
-    /// Unread answers to the principal have the maximum size.
-    TooMuchUnread,
-    AnswersFull,
-    /// The principal sends too many requests, or too many for missing tasks.
-    RateLimited,
-    StoreFull,
-    StoreFailed,
+    TooManyWaiters = 16, "too_many_waiters";
+    StoreFull = 17, "store_full";
+    StoreFailed = 18, "store_failed";
+    QueueFull = 19, "queue_full";
+    QueueDeadline = 20, "queue_deadline";
+    Draining = 21, "draining";
+    Internal = 22, "internal";
     /// The task's stored record is damaged.
-    StoreCorrupt,
-    QueueFull,
-    QueueDeadline,
-    Draining,
+    StoreCorrupt = 23, "store_corrupt";
+    /// The process ended repeatedly while the call was in flight.
+    Poison = 24, "poison";
+    /// Recent failures have paused new requests to the upstream.
+    UpstreamCircuitOpen = 25, "upstream_circuit_open";
+    /// The principal's stored tasks have the maximum size.
+    TooMuchStored = 26, "too_much_stored";
+    /// The principal sends too many requests, or too many for missing tasks.
+    RateLimited = 27, "rate_limited";
     /// The session's owner cannot be reached, or ended before it answered.
-    ReplicaUnavailable,
+    ReplicaUnavailable = 28, "replica_away";
+    /// The replica that ran the call is gone or was declared dead, and the others cannot continue the call.
+    ReplicaLost = 29, "replica_lost";
     /// The shared store lost acknowledged writes.
-    StoreLost,
+    StoreLost = 30, "store_lost";
+    /// Unread answers to the principal have the maximum size.
+    TooMuchUnread = 31, "too_much_unread";
+    AnswersFull = 32, "answers_full";
     /// The audit file does not take the record without which no call is sent.
-    AuditUnavailable,
-    Internal,
+    AuditUnavailable = 33, "audit_unavailable";
+    /// The upstream's credential is made from the client's token, and the request came without one.
+    CredentialMissing = 34, "credential_missing";
+    /// The authorization server refused a credential for the upstream.
+    CredentialRefused = 35, "credential_refused";
+    /// The source of the upstream's credential gives no answer now.
+    CredentialAway = 36, "credential_away";
+    /// The source of the upstream's credential gave an unusable answer.
+    CredentialMalformed = 37, "credential_malformed";
+    /// The client's token is bound to its key or certificate, and is not exchanged without a proof.
+    CredentialBound = 38, "credential_bound";
 }

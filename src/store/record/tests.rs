@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::fault::{REASONS, reason_code};
 use super::*;
 use crate::store::contract::task;
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason, Timestamp};
@@ -168,8 +167,8 @@ fn f89_a_whole_record_with_an_unknown_value_is_told_from_a_damaged_one() {
 
 #[test]
 fn every_reason_has_a_number_of_its_own() {
-    let codes: Vec<u8> = REASONS.into_iter().map(reason_code).collect();
-    let expected: Vec<u8> = (0..u8::try_from(REASONS.len()).unwrap()).collect();
+    let codes: Vec<u8> = Reason::ALL.iter().map(|reason| *reason as u8).collect();
+    let expected: Vec<u8> = (0..u8::try_from(Reason::ALL.len()).unwrap()).collect();
     assert_eq!(codes, expected);
 }
 
@@ -181,7 +180,7 @@ fn any_phase() -> impl Strategy<Value = Phase> {
     let asking = proptest::collection::btree_map(any::<u32>().prop_map(InputKey), any_text(), 1..4)
         .prop_map(|open| Phase::AwaitingInput(open.into_iter().map(|(key, text)| (key, question(&text))).collect()));
     let exit = proptest::option::of((any::<bool>(), any::<i32>()));
-    let fault = (0..REASONS.len(), any::<Option<u16>>(), any::<Option<u32>>(), exit).prop_map(
+    let fault = (0..Reason::ALL.len(), any::<Option<u16>>(), any::<Option<u32>>(), exit).prop_map(
         |(reason, http_status, wait, exit)| {
             let retry_after = wait.map(|ms| Duration::from_millis(ms.into()));
             let exit = exit.map(
@@ -191,7 +190,7 @@ fn any_phase() -> impl Strategy<Value = Phase> {
                 http_status,
                 retry_after,
                 exit,
-                ..GatewayFault::new(REASONS[reason], Executed::Unknown)
+                ..GatewayFault::new(Reason::ALL[reason], Executed::Unknown)
             };
             Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
         },

@@ -276,48 +276,15 @@ impl TaskFollower<'_> {
     /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses.
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
-        let is_final = match fault.reason {
+        // The other reasons may pass before the deadline, or never occur here.
+        let is_final = matches!(
+            fault.reason,
             Reason::UpstreamAuth
-            | Reason::CredentialMissing
-            | Reason::CredentialBound
-            | Reason::CredentialRefused
-            | Reason::ResultTooLarge => true,
-            Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
-            // The gateway's own reasons never occur here; the others may pass before the deadline.
-            Reason::UpstreamUnreachable
-            | Reason::UpstreamTls
-            | Reason::UpstreamHttpStatus
-            | Reason::CredentialAway
-            | Reason::CredentialMalformed
-            | Reason::UpstreamRedirect
-            | Reason::UpstreamClosed
-            | Reason::UpstreamSessionLost
-            | Reason::UpstreamTimeout
-            | Reason::UpstreamRefused
-            | Reason::UpstreamCircuitOpen
-            | Reason::DeadlineExceeded
-            | Reason::TtlExpired
-            | Reason::GatewayRestart
-            | Reason::ReplicaLost
-            | Reason::Poison
-            | Reason::TooManyTasks
-            | Reason::TooManyListeners
-            | Reason::TooManyWaiters
-            | Reason::TooMuchStored
-            | Reason::TooMuchUnread
-            | Reason::AnswersFull
-            | Reason::RateLimited
-            | Reason::StoreFull
-            | Reason::StoreFailed
-            | Reason::StoreCorrupt
-            | Reason::StoreLost
-            | Reason::QueueFull
-            | Reason::QueueDeadline
-            | Reason::Draining
-            | Reason::ReplicaUnavailable
-            | Reason::AuditUnavailable
-            | Reason::Internal => false,
-        };
+                | Reason::CredentialMissing
+                | Reason::CredentialBound
+                | Reason::CredentialRefused
+                | Reason::ResultTooLarge
+        ) || (fault.reason == Reason::UpstreamMalformed && odd >= MALFORMED_MAX);
         if is_final { Err(fault) } else { Ok(None) }
     }
 

@@ -153,10 +153,7 @@ impl<'s, 'a> Section<'s, 'a> {
     ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
         let (location, value) = self.value(key, &wanted)?;
-        let DeValue::Array(items) = value.get_ref() else {
-            self.wrong_type(&location, value, &wanted);
-            return None;
-        };
+        let DeValue::Array(items) = value.get_ref() else { return self.wrong_type(&location, value, &wanted) };
         Some(LocatedValue { value: self.texts_of(&location, items, kind), location })
     }
 
@@ -182,10 +179,7 @@ impl<'s, 'a> Section<'s, 'a> {
     ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
         let wanted = format!("an array of at least one string, each {}", kind.wanted);
         let (location, value) = self.value(key, &wanted)?;
-        let Some(items) = value.get_ref().as_array() else {
-            self.wrong_type(&location, value, &wanted);
-            return None;
-        };
+        let Some(items) = value.get_ref().as_array() else { return self.wrong_type(&location, value, &wanted) };
         Some(LocatedValue { value: self.some_texts(&location, items, &wanted, kind), location })
     }
 
@@ -251,10 +245,7 @@ impl<'s, 'a> Section<'s, 'a> {
             | DeValue::Integer(_)
             | DeValue::Float(_)
             | DeValue::Boolean(_)
-            | DeValue::Datetime(_) => {
-                self.wrong_type(&location, value, &wanted);
-                return None;
-            }
+            | DeValue::Datetime(_) => return self.wrong_type(&location, value, &wanted),
         };
         Some(LocatedValue { value, location })
     }
@@ -356,10 +347,7 @@ impl<'s, 'a> Section<'s, 'a> {
         words: &[(&str, Option<T>)],
     ) -> Option<T> {
         let list = value::word_list(words);
-        let DeValue::String(written) = value.get_ref() else {
-            self.wrong_type(location, value, &list);
-            return None;
-        };
+        let DeValue::String(written) = value.get_ref() else { return self.wrong_type(location, value, &list) };
         let text = self.fill_in(location, written)?;
         let why = match words.iter().find(|(word, _)| *word == text) {
             Some((_, Some(meant))) => return Some(*meant),
@@ -378,10 +366,7 @@ impl<'s, 'a> Section<'s, 'a> {
     pub(super) fn count_in(&mut self, key: &'static str, bounds: RangeInclusive<u32>) -> Option<LocatedValue<u32>> {
         let wanted = format!("a whole number from {} to {}", bounds.start(), bounds.end());
         let (location, value) = self.value(key, &wanted)?;
-        let DeValue::Integer(written) = value.get_ref() else {
-            self.wrong_type(&location, value, &wanted);
-            return None;
-        };
+        let DeValue::Integer(written) = value.get_ref() else { return self.wrong_type(&location, value, &wanted) };
         let number =
             u32::from_str_radix(written.as_str(), written.radix()).ok().filter(|number| bounds.contains(number));
         if number.is_none() {
@@ -396,8 +381,7 @@ impl<'s, 'a> Section<'s, 'a> {
         if let DeValue::Boolean(flag) = value.get_ref() {
             return Some(LocatedValue { value: *flag, location });
         }
-        self.wrong_type(&location, value, wanted);
-        None
+        self.wrong_type(&location, value, wanted)
     }
 
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
@@ -414,7 +398,7 @@ impl<'s, 'a> Section<'s, 'a> {
     pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
         let Some((location, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
-            self.wrong_type(&location, value, &format!("tables that begin with [[{}]]", location.key));
+            self.wrong_type::<()>(&location, value, &format!("tables that begin with [[{}]]", location.key));
             return Vec::new();
         };
         let header = format!("[[{}]]", location.key);
@@ -485,8 +469,7 @@ impl<'s, 'a> Section<'s, 'a> {
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
-        self.wrong_type(location, value, &format!("a table that begins with {header}"));
-        None
+        self.wrong_type(location, value, &format!("a table that begins with {header}"))
     }
 
     fn text<T>(
@@ -495,10 +478,7 @@ impl<'s, 'a> Section<'s, 'a> {
         value: &Spanned<DeValue<'_>>,
         kind: &StringFormat<T>,
     ) -> Option<T> {
-        let DeValue::String(written) = value.get_ref() else {
-            self.wrong_type(location, value, kind.wanted);
-            return None;
-        };
+        let DeValue::String(written) = value.get_ref() else { return self.wrong_type(location, value, kind.wanted) };
         let text = self.fill_in(location, written)?;
         let wrong = match (kind.read)(&text) {
             Ok(read) => return Some(read),
@@ -524,7 +504,8 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    fn wrong_type(&mut self, location: &ConfigLocation, value: &Spanned<DeValue<'_>>, wanted: &str) {
+    /// Notes the mistake; always `None`.
+    fn wrong_type<T>(&mut self, location: &ConfigLocation, value: &Spanned<DeValue<'_>>, wanted: &str) -> Option<T> {
         let found = match value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",
@@ -535,6 +516,7 @@ impl<'s, 'a> Section<'s, 'a> {
             DeValue::Table(_) => "a table",
         };
         self.source.report.mistake(location, format!("is {found}; write {wanted}"));
+        None
     }
 }
 

@@ -4,6 +4,7 @@ mod clock_trust;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod disk;
+mod integers;
 pub mod memory;
 pub mod postgres;
 pub mod record;

@@ -200,7 +200,7 @@ impl DiskStore {
             return Ok(Some(row));
         }
         if let Some(row) = self.resident.settled(key) {
-            return Ok(is_there(&row, now).then_some(row));
+            return Ok(row.is_there(now).then_some(row));
         }
         let ticket = self.resident.ticket(key);
         let wanted = key.clone();
@@ -228,10 +228,6 @@ impl Drop for DiskStore {
         self.check.end();
         self.readers.close();
     }
-}
-
-fn is_there(row: &StoredTask, now: Timestamp) -> bool {
-    !row.task.is_settled() || row.task.expires_at() > now
 }
 
 fn failed(error: rusqlite::Error) -> StoreError {

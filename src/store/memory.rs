@@ -112,7 +112,7 @@ impl TaskStore for MemoryStore {
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let found = self.rows.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
-        Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
+        Ok(found.filter(|row| row.is_there(now)))
     }
 
     async fn settled_bytes(&self, _: &TaskKey) -> Result<Option<usize>, StoreError> {

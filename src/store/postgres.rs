@@ -54,7 +54,6 @@ use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
 use self::replica_rows::SharedReplicaView;
 pub use self::replica_rows::{ReplicaView, ReplicaWatch, StoredReplica};
-use self::row_validation::is_there;
 use self::session::DatabaseConnector;
 pub use self::settings::{
     DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorIncarnation, ReplicaDescription,
@@ -79,6 +78,8 @@ use crate::task::{
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
+/// How often a row is read again after concurrent writes.
+const NAMED_TRIES_MAX: usize = 4;
 const POINT_READERS: usize = 2;
 const LIST_READERS: usize = 2;
 
@@ -288,7 +289,7 @@ impl TaskStore for PostgresStore {
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let judge = |read: ReadSource| self.connector.trust.lock().judge(read.server, read.received, boot_time());
         if let Some(row) = self.state.settled.get(key, judge) {
-            return Ok(is_there(&row, now).then_some(row));
+            return Ok(row.is_there(now).then_some(row));
         }
         if self.state.unresolved.hides(key) {
             return Ok(None);
@@ -316,7 +317,15 @@ impl TaskStore for PostgresStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
-        self.find_named(owner, key, now).await
+        for _ in 0..NAMED_TRIES_MAX {
+            let found = self.lists.reader()?.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
+            let Some(found) = found else { return Ok(None) };
+            let Some(row) = self.load(&found, now).await? else { return Ok(None) };
+            if let Some(shown) = self.shown(row).await? {
+                return Ok(Some(shown));
+            }
+        }
+        Err(StoreError::Io(io::Error::other("concurrent writes changed the task at every try")))
     }
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {

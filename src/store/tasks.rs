@@ -40,6 +40,11 @@ impl StoredTask {
         Self { task, revision, holder }
     }
 
+    /// Whether the task is unsettled, or has not expired.
+    pub(super) fn is_there(&self, now: Timestamp) -> bool {
+        !self.task.is_settled() || self.task.expires_at() > now
+    }
+
     pub(super) const fn guard(&self) -> GuardedRow {
         GuardedRow { revision: self.revision.0, holder: self.holder }
     }

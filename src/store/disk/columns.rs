@@ -2,6 +2,8 @@
 
 use rusqlite::{ErrorCode, Row, ToSql, params};
 
+pub(super) use crate::store::integers::{at, id, number, time};
+use crate::store::integers::{count, revision, revision_column};
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
 use crate::task::{Digest, PendingEffects, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -119,7 +121,7 @@ impl RowColumns {
         let RowOutline { is_settled, pending_effects, created_at, expires_at, bytes: size } = self.outline;
         bytes.extend_from_slice(&[u8::from(is_settled), pending_effects.bits(), u8::from(self.name.is_some())]);
         let times = [at(created_at), at(expires_at), at(self.updated_at)];
-        for value in [column(self.revision), number(size), self.record].into_iter().chain(times) {
+        for value in [revision_column(self.revision), number(size), self.record].into_iter().chain(times) {
             bytes.extend_from_slice(&value.to_be_bytes());
         }
         bytes.extend_from_slice(&self.name.map_or([0; 32], |name| name.0));
@@ -134,7 +136,7 @@ impl RowColumns {
         run(params![
             self.key.owner.as_str(),
             id(&self.key),
-            column(self.revision),
+            revision_column(self.revision),
             self.outline.is_settled,
             self.outline.pending_effects.bits(),
             at(self.outline.created_at),
@@ -149,32 +151,8 @@ impl RowColumns {
     }
 }
 
-pub(super) fn at(time: Timestamp) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn time(column: i64) -> Timestamp {
-    Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
-}
-
-pub(super) fn number(value: usize) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-pub(super) fn id(key: &TaskKey) -> [u8; 16] {
-    key.id.bits().to_be_bytes()
-}
-
 pub(super) fn id_of(column: [u8; 16]) -> TaskId {
     TaskId::from_bits(u128::from_be_bytes(column))
-}
-
-fn column(revision: Revision) -> i64 {
-    i64::try_from(revision.0).unwrap_or(i64::MAX)
-}
-
-pub(super) fn revision(column: i64) -> Revision {
-    Revision(u64::try_from(column).unwrap_or(0))
 }
 
 pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
@@ -187,7 +165,7 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
         pending_effects: PendingEffects::from_bits_retain(row.get(from + 1)?),
         created_at: time(row.get(from + 2)?),
         expires_at: time(row.get(from + 3)?),
-        bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),
+        bytes: count(row.get(from + 4)?),
     })
 }
 

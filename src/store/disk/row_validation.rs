@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
+use super::DiskStore;
 use super::batch::RowWrite;
 use super::columns::RowOutline;
 use super::reads::{ListedRow, ReadRow};
 use super::resident::OWN;
-use super::{DiskStore, is_there};
 use crate::metric;
 use crate::store::record::{LostRow, RecordError, condemned};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
@@ -42,7 +42,7 @@ impl DiskStore {
                 }
             }
         };
-        Ok(is_there(&row, now).then_some(row))
+        Ok(row.is_there(now).then_some(row))
     }
 
     /// Replaces a damaged row by a failed task (F56), for readers and on the disk.

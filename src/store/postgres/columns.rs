@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tokio_postgres::Row;
 
 use crate::replica::Incarnation;
+pub(super) use crate::store::integers::{at, count, id, number, revision, revision_column, time};
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{Revision, StoredTask, needs_holder};
 use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -178,36 +179,8 @@ pub(super) fn id_of(column: &[u8]) -> TaskId {
     TaskId::from_bits(column.try_into().map_or(0, u128::from_be_bytes))
 }
 
-pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
-    key.id.bits().to_be_bytes()
-}
-
 pub(super) fn key_arrays<'a>(keys: impl IntoIterator<Item = &'a TaskKey>) -> (Vec<Vec<u8>>, Vec<&'a [u8]>) {
     keys.into_iter().map(|key| (id(key).to_vec(), key.owner.as_str().as_bytes())).unzip()
-}
-
-pub(super) fn at(time: Timestamp) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
-}
-
-pub(super) fn time(column: i64) -> Timestamp {
-    Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
-}
-
-pub(super) fn number(value: usize) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-pub(super) fn count(column: i64) -> usize {
-    usize::try_from(column).unwrap_or(0)
-}
-
-pub(super) fn revision(column: i64) -> Revision {
-    Revision(u64::try_from(column).unwrap_or(0))
-}
-
-pub(super) fn revision_column(revision: Revision) -> i64 {
-    i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
 pub(super) fn holder(column: i64) -> Incarnation {

@@ -1,14 +1,14 @@
-//! Converts rows into tasks: hides unresolved inserts, and shows damaged rows as failed. Finds rows by idempotency key.
+//! Converts rows into tasks: hides unresolved inserts, and shows damaged rows as failed.
 
 use std::io;
 
+use super::PostgresStore;
 use super::columns::{DamagedRow, EncodedRow, FetchedRow, SummaryRow};
 use super::task_write::TaskWrite;
-use super::{PostgresStore, lists};
 use crate::metric;
 use crate::store::record::{LostRow, RecordError, condemned};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _, WriteRole};
-use crate::task::{Digest, Principal, ShortReference, Summary, Timestamp};
+use crate::task::{ShortReference, Summary, Timestamp};
 
 impl PostgresStore {
     /// The task of a row; `None` if it has expired.
@@ -25,7 +25,7 @@ impl PostgresStore {
                 return Err(StoreError::Io(io::Error::other(row.error)));
             }
         };
-        Ok(is_there(&row, now).then_some(row))
+        Ok(row.is_there(now).then_some(row))
     }
 
     /// Replaces a damaged row by a failed task, for readers and in the store (F56).
@@ -54,37 +54,10 @@ impl PostgresStore {
         }
         tasks
     }
-}
-
-pub(super) fn is_there(row: &StoredTask, now: Timestamp) -> bool {
-    !row.task.is_settled() || row.task.expires_at() > now
-}
-
-/// How often a row is read again after concurrent writes.
-const TRIES_MAX: usize = 4;
-
-impl PostgresStore {
-    pub(super) async fn find_named(
-        &self,
-        owner: &Principal,
-        key: &Digest,
-        now: Timestamp,
-    ) -> Result<Option<StoredTask>, StoreError> {
-        for _ in 0..TRIES_MAX {
-            let reader = self.lists.reader()?;
-            let found = reader.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
-            let Some(found) = found else { return Ok(None) };
-            let Some(row) = self.load(&found, now).await? else { return Ok(None) };
-            if let Some(shown) = self.shown(row).await? {
-                return Ok(Some(shown));
-            }
-        }
-        Err(StoreError::Io(io::Error::other("concurrent writes changed the task at every try")))
-    }
 
     /// Marks a row as shown, if another replica inserted it and no write has followed: that replica may not know whether
     /// its insert was committed, and would otherwise remove it. `None` after a concurrent write.
-    async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
+    pub(super) async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
         let is_untouched =
             row.revision == Revision::FIRST && row.holder.is_some_and(|holder| holder != self.state.holder);
         if !is_untouched {

@@ -52,7 +52,7 @@ pub use principal::{OperatorRight, Principal};
 pub use principal_access::{
     AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes,
 };
-pub use principal_counts::PrincipalCounts;
+pub use principal_counts::{OwnerCounts, PrincipalCounts};
 pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};
 pub use send_attempt::SendAttempt;

@@ -1,6 +1,5 @@
 //! Binds sockets and accepts connections, within bounds.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -26,6 +25,7 @@ use super::stack::{ConnectionOrigin, Layers};
 use super::tls::{AcceptedTls, Tls};
 use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::audit::AuditLog;
+use crate::task::OwnerCounts;
 use crate::tls::{ClientCertificateFiles, TlsFileError};
 
 /// How long the tasks of aborted connections are awaited.
@@ -325,7 +325,7 @@ async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends
 struct ConnectionPermits {
     all: Arc<Semaphore>,
     per_address_max: usize,
-    per_address: Mutex<HashMap<IpAddr, usize>>,
+    per_address: Mutex<OwnerCounts<IpAddr>>,
 }
 
 impl ConnectionPermits {
@@ -343,11 +343,10 @@ impl ConnectionPermits {
 
     fn take_of(self: &Arc<Self>, peer: IpAddr) -> Result<AddressPermit, &'static str> {
         let mut per_address = self.per_address.lock();
-        let taken = per_address.entry(peer).or_default();
-        if *taken >= self.per_address_max {
+        if per_address.of(&peer) >= self.per_address_max {
             return Err("connections_per_address_max");
         }
-        *taken += 1;
+        per_address.add(&peer);
         Ok(AddressPermit { permits: Arc::clone(self), peer })
     }
 }
@@ -367,13 +366,7 @@ struct AddressPermit {
 
 impl Drop for AddressPermit {
     fn drop(&mut self) {
-        let mut per_address = self.permits.per_address.lock();
-        if let Some(taken) = per_address.get_mut(&self.peer) {
-            *taken -= 1;
-            if *taken == 0 {
-                per_address.remove(&self.peer);
-            }
-        }
+        self.permits.per_address.lock().remove(&self.peer);
     }
 }
 
@@ -422,7 +415,7 @@ mod tests {
         assert_eq!(permits.take(Some([192, 0, 2, 3].into())).unwrap_err(), "connections_max");
         drop(first);
         let _third = permits.take(Some(noisy.into())).unwrap();
-        assert_eq!(permits.per_address.lock().len(), 2, "refused addresses leave nothing behind");
+        assert_eq!(permits.per_address.lock().owners(), 2, "refused addresses leave nothing behind");
     }
 
     #[test]
@@ -433,6 +426,6 @@ mod tests {
         let _second = take("2001:db8:1:2:ffff::9").unwrap();
         assert_eq!(take("2001:db8:1:2:3:4:5:6").unwrap_err(), "connections_per_address_max");
         let _other = take("2001:db8:1:3::1").unwrap();
-        assert_eq!(permits.per_address.lock().len(), 2);
+        assert_eq!(permits.per_address.lock().owners(), 2);
     }
 }

@@ -1,42 +1,51 @@
-//! Counts the use of a limited resource, in total and by principal.
+//! Counts the use of a limited resource, in total and by principal, or by another key.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::num::NonZeroUsize;
 
 use super::Principal;
 
-/// Amounts in use. Keeps an entry only for principals with a nonzero amount.
-#[derive(Debug, Default)]
-pub struct PrincipalCounts {
+pub type PrincipalCounts = OwnerCounts<Principal>;
+
+/// Amounts in use. Keeps an entry only for owners with a nonzero amount.
+#[derive(Debug)]
+pub struct OwnerCounts<K> {
     all: usize,
-    by_owner: HashMap<Principal, usize>,
+    by_owner: HashMap<K, usize>,
 }
 
-impl PrincipalCounts {
+impl<K> Default for OwnerCounts<K> {
+    fn default() -> Self {
+        Self { all: 0, by_owner: HashMap::new() }
+    }
+}
+
+impl<K: Clone + Eq + Hash> OwnerCounts<K> {
     pub const fn all(&self) -> usize {
         self.all
     }
 
-    pub fn of(&self, owner: &Principal) -> usize {
+    pub fn of(&self, owner: &K) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
 
     /// Adds one. The caller checks the limits.
-    pub fn add(&mut self, owner: &Principal) {
+    pub fn add(&mut self, owner: &K) {
         self.add_many(owner, NonZeroUsize::MIN);
     }
 
-    pub fn add_many(&mut self, owner: &Principal, number: NonZeroUsize) {
+    pub fn add_many(&mut self, owner: &K, number: NonZeroUsize) {
         self.all += number.get();
         *self.by_owner.entry(owner.clone()).or_default() += number.get();
     }
 
-    pub fn remove(&mut self, owner: &Principal) {
+    pub fn remove(&mut self, owner: &K) {
         self.remove_many(owner, NonZeroUsize::MIN);
     }
 
-    pub fn remove_many(&mut self, owner: &Principal, number: NonZeroUsize) {
+    pub fn remove_many(&mut self, owner: &K, number: NonZeroUsize) {
         if let Entry::Occupied(mut own) = self.by_owner.entry(owner.clone()) {
             self.all -= number.get();
             *own.get_mut() -= number.get();
@@ -44,6 +53,11 @@ impl PrincipalCounts {
                 own.remove();
             }
         }
+    }
+
+    #[cfg(test)]
+    pub fn owners(&self) -> usize {
+        self.by_owner.len()
     }
 
     pub fn is_empty(&self) -> bool {

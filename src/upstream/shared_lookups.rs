@@ -8,6 +8,7 @@ use futures_util::future::{BoxFuture, FutureExt as _, Shared};
 use parking_lot::Mutex;
 
 use super::TaskScope;
+use crate::task::OwnerCounts;
 
 /// The most lookups at one time, and the most that one client began. Further ones are refused.
 const RUNNING_MAX: usize = 1_024;
@@ -21,29 +22,24 @@ pub(crate) struct SharedLookups<K, T, C = ()>(Arc<Mutex<LookupTable<K, T, C>>>);
 
 struct LookupTable<K, T, C> {
     running: HashMap<K, Running<T>>,
-    begun_by: HashMap<C, usize>,
+    begun_by: OwnerCounts<C>,
 }
 
 impl<K, T, C> Default for SharedLookups<K, T, C> {
     fn default() -> Self {
-        let table = LookupTable { running: HashMap::new(), begun_by: HashMap::new() };
+        let table = LookupTable { running: HashMap::new(), begun_by: OwnerCounts::default() };
         Self(Arc::new(Mutex::new(table)))
     }
 }
 
-impl<K: Eq + Hash, T, C: Eq + Hash> LookupTable<K, T, C> {
+impl<K: Eq + Hash, T, C: Clone + Eq + Hash> LookupTable<K, T, C> {
     fn has_room(&self, client: &C) -> bool {
-        self.running.len() < RUNNING_MAX && self.begun_by.get(client).is_none_or(|begun| *begun < SHARE_MAX)
+        self.running.len() < RUNNING_MAX && self.begun_by.of(client) < SHARE_MAX
     }
 
     fn remove(&mut self, key: &K, client: &C) {
         self.running.remove(key);
-        if let Some(begun) = self.begun_by.get_mut(client) {
-            *begun -= 1;
-            if *begun == 0 {
-                self.begun_by.remove(client);
-            }
-        }
+        self.begun_by.remove(client);
     }
 }
 
@@ -74,7 +70,7 @@ where
                 Some(running) => running.clone(),
                 None if !table.has_room(&client) => return None,
                 None => {
-                    *table.begun_by.entry(client.clone()).or_default() += 1;
+                    table.begun_by.add(&client);
                     let entry = RunningEntry { table: Arc::clone(&self.0), key: key.clone(), client };
                     let looking = scope.stop.clone().run_until_cancelled_owned(lookup());
                     let task = scope.tracker.spawn(async move {
@@ -92,13 +88,13 @@ where
 }
 
 /// Removed at the end of its lookup, also after a panic.
-struct RunningEntry<K: Eq + Hash, T, C: Eq + Hash> {
+struct RunningEntry<K: Eq + Hash, T, C: Clone + Eq + Hash> {
     table: Arc<Mutex<LookupTable<K, T, C>>>,
     key: K,
     client: C,
 }
 
-impl<K: Eq + Hash, T, C: Eq + Hash> Drop for RunningEntry<K, T, C> {
+impl<K: Eq + Hash, T, C: Clone + Eq + Hash> Drop for RunningEntry<K, T, C> {
     fn drop(&mut self) {
         self.table.lock().remove(&self.key, &self.client);
     }

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::CallPermit;
 use crate::shared_limits::SharedLimits;
-use crate::task::Principal;
+use crate::task::{Principal, PrincipalCounts};
 
 /// Invariant: while a permit is free, each waiting principal has its full share.
 #[derive(Debug)]
@@ -16,9 +16,7 @@ pub(super) struct CallPermitsState {
     division: PlaceDivision,
     queue_max: usize,
     limits: SharedLimits,
-    taken: usize,
-    /// Never zero.
-    held: HashMap<Principal, usize>,
+    held: PrincipalCounts,
     waiting: usize,
     /// Numbers the waiting calls, to find them again; within a lane it rises.
     next_ticket: u64,
@@ -48,8 +46,7 @@ impl CallPermitsState {
             division,
             queue_max,
             limits,
-            taken: 0,
-            held: HashMap::new(),
+            held: PrincipalCounts::default(),
             waiting: 0,
             next_ticket: 0,
             lanes: HashMap::new(),
@@ -78,7 +75,7 @@ impl CallPermitsState {
     }
 
     pub(super) fn held_by(&self, owner: &Principal) -> usize {
-        self.held.get(owner).copied().unwrap_or_default()
+        self.held.of(owner)
     }
 
     pub(super) fn has_share(&self, owner: &Principal) -> bool {
@@ -96,32 +93,20 @@ impl CallPermitsState {
     }
 
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
-        if self.taken >= self.max() {
-            return false;
+        let is_free = self.held.all() < self.max() && !self.has_share(owner);
+        if is_free {
+            self.held.add(owner);
         }
-        let share = self.limits.places(owner, self.max());
-        match self.held.entry(owner.clone()) {
-            Entry::Occupied(held) if *held.get() >= share => return false,
-            Entry::Occupied(mut held) => *held.get_mut() += 1,
-            Entry::Vacant(held) => drop(held.insert(1)),
-        }
-        self.taken += 1;
-        true
+        is_free
     }
 
     pub(super) fn give_back(&mut self, owner: &Principal) {
-        self.taken = self.taken.saturating_sub(1);
-        let Entry::Occupied(mut held) = self.held.entry(owner.clone()) else { return };
-        *held.get_mut() -= 1;
-        if *held.get() == 0 {
-            held.remove();
-        }
+        self.held.remove(owner);
     }
 
     pub(super) fn pass(&mut self, from: &Principal, to: &Principal) {
         self.give_back(from);
-        self.taken += 1;
-        *self.held.entry(to.clone()).or_default() += 1;
+        self.held.add(to);
     }
 
     pub(super) fn enter(&mut self, owner: &Principal, place: oneshot::Sender<CallPermit>) -> u64 {
@@ -144,7 +129,7 @@ impl CallPermitsState {
     /// The next call to serve; its principal goes to the end of the queue. Principals with a full share keep their
     /// turns: at most one of several has one, unless the limit was lowered.
     fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
-        if self.taken >= self.max() {
+        if self.held.all() >= self.max() {
             return None;
         }
         let at = self.turns.iter().position(|owner| !self.has_share(owner))?;
@@ -158,8 +143,7 @@ impl CallPermitsState {
         }
         let waiter = waiter?;
         self.waiting -= 1;
-        self.taken += 1;
-        *self.held.entry(owner.clone()).or_default() += 1;
+        self.held.add(&owner);
         Some((owner, waiter))
     }
 

@@ -1,7 +1,7 @@
 //! Translates between protocol messages and canonical values. No I/O, no clock.
 //!
 //! A dialect knows itself and the canonical task, never another dialect. Read [`face_dialect`] (clients) and
-//! [`upstream_dialect`] (servers) first. [`negotiate`] chooses a peer's dialect; no later code asks for the version.
+//! [`plain`] (servers) first. [`negotiate`] chooses a peer's dialect; no later code asks for the version.
 
 pub mod core_2025_11_25;
 pub mod draft_sep_1686;
@@ -20,8 +20,6 @@ pub mod relay_ext_tasks;
 pub mod session_results;
 pub mod split_call;
 pub mod subscriptions;
-pub mod upstream_dialect;
 
 pub use face_dialect::{FaceDialect, TaskCommand, TaskReply};
 pub use faults::RequestError;
-pub use upstream_dialect::UpstreamDialect;

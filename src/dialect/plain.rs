@@ -3,81 +3,76 @@
 //! A call is sent as a plain call and held. Members of the client's hop or of a task dialect are removed, as legacy
 //! servers fail on unknown ones (GW-30).
 
+use std::sync::Arc;
+
 use url::Url;
 
 use super::negotiate::can_be_asked;
-use super::upstream_dialect::{CanonicalResult, QuestionRefusal, RefusalAnswer, TOO_MANY_QUESTIONS, UpstreamDialect};
 use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlainUpstream;
-
-impl PlainUpstream {
-    /// The refusal of a question that a client with these capabilities must not see (U31, U32). `declared` is limited
-    /// to the client's version ([`super::session_results::client_capabilities`]).
-    pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
-        forbidden(declared, question, params)
-    }
-
-    /// The replacement for an error that would send the user to a forbidden address (T-49, U32); `None` for every other error.
-    pub fn unfit(error: &RpcError) -> Option<RpcError> {
-        unfit(error)
-    }
+/// A result in canonical form: without the envelope members of either side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CanonicalResult {
+    pub result: Payload,
+    pub is_error: bool,
 }
 
-impl UpstreamDialect for PlainUpstream {
-    fn encode_params(&self, params: &Object) -> Payload {
-        let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
-        if let Some(meta) = params.get_object(META) {
-            let is_hop = |key: &str| key == PROGRESS_TOKEN || HOP_BY_HOP.contains(&key);
-            edit = match meta.keys().all(|key| is_hop(&key)) {
-                true => edit.remove(META),
-                false => {
-                    let kept = HOP_BY_HOP.iter().fold(meta.edit().remove(PROGRESS_TOKEN), |kept, key| kept.remove(key));
-                    edit.set(META, kept.finish())
-                }
-            };
-        }
-        edit.finish()
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuestionRefusal {
+    Undeclared,
+    Unanswered,
+    /// The upstream asks more than one call may (U29).
+    TooMany,
+}
 
-    fn decode_result(&self, result: Payload) -> Result<CanonicalResult, Reason> {
-        let Some(object) = Object::of(&result) else {
-            return Err(Reason::UpstreamMalformed);
+/// The refusal of a question beyond the limits of one call.
+pub const TOO_MANY_QUESTIONS: &str = "too many questions: one call may have 32 open, and ask 1,000 in all";
+
+/// The method of a question from [`decode_question`]; empty if it is none.
+pub fn question_method(request: &Payload) -> Arc<str> {
+    let method = Object::of(request).and_then(|request| request.get_string("method"));
+    Arc::from(method.unwrap_or_default())
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RefusalAnswer {
+    Result(Payload),
+    Error(RpcError),
+}
+
+/// Removes members that the upstream must not see from a client's params.
+pub fn encode_params(params: &Object) -> Payload {
+    let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
+    if let Some(meta) = params.get_object(META) {
+        let is_hop = |key: &str| key == PROGRESS_TOKEN || HOP_BY_HOP.contains(&key);
+        edit = match meta.keys().all(|key| is_hop(&key)) {
+            true => edit.remove(META),
+            false => {
+                let kept = HOP_BY_HOP.iter().fold(meta.edit().remove(PROGRESS_TOKEN), |kept, key| kept.remove(key));
+                edit.set(META, kept.finish())
+            }
         };
-        let is_error = object.get("isError").is_some_and(|value| value.as_str() == "true");
-        let mut edit = object.edit().remove("resultType");
-        let hops = [RELATED_TASK, DRAFT_RELATED_TASK, SERVER_INFO];
-        if let Some(meta) = object.get_object(META).filter(|meta| hops.iter().any(|key| meta.contains(key))) {
-            let kept = hops.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
-            let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-            edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
-        }
-        Ok(CanonicalResult { result: edit.finish(), is_error })
     }
+    edit.finish()
+}
 
-    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
-        decode(question, params)
+/// Reads the result of a call. The error is the reason why the upstream may not return this result.
+pub fn decode_result(result: Payload) -> Result<CanonicalResult, Reason> {
+    let Some(object) = Object::of(&result) else {
+        return Err(Reason::UpstreamMalformed);
+    };
+    let is_error = object.get("isError").is_some_and(|value| value.as_str() == "true");
+    let mut edit = object.edit().remove("resultType");
+    let hops = [RELATED_TASK, DRAFT_RELATED_TASK, SERVER_INFO];
+    if let Some(meta) = object.get_object(META).filter(|meta| hops.iter().any(|key| meta.contains(key))) {
+        let kept = hops.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
+        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+        edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
     }
-
-    fn encode_answer(&self, answer: Answer) -> Answer {
-        encode_answer(answer)
-    }
-
-    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
-        demanded(error)
-    }
-
-    fn is_consent(&self, answer: &Answer) -> bool {
-        is_consent(answer)
-    }
-
-    fn refuse(&self, question: &str, why: QuestionRefusal) -> RefusalAnswer {
-        refuse(question, why)
-    }
+    Ok(CanonicalResult { result: edit.finish(), is_error })
 }
 
 /// The error of a call that is to be repeated once its user has visited an address (2025-11-25).
@@ -96,8 +91,9 @@ fn error(code: i64, message: &str) -> RefusalAnswer {
     RefusalAnswer::Error(RpcError::new(code, message))
 }
 
-/// `{method, params}` without members of the upstream's hop.
-fn decode(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
+/// Reads a question during a call: `{method, params}` without members of the upstream's hop. Refuses a request that is no
+/// question of MCP (U30), or names a forbidden address (U32).
+pub fn decode_question(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
     if !matches!(question, method::ELICIT | method::SAMPLE | method::ROOTS) {
         return Err(refuse(question, QuestionRefusal::Undeclared));
     }
@@ -131,8 +127,10 @@ fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     if is_plain && Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
 }
 
-fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
-    match decode(question, params) {
+/// The refusal of a question that a client with these capabilities must not see (U31, U32). `declared` is limited
+/// to the client's version ([`super::session_results::client_capabilities`]).
+pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
+    match decode_question(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
         Ok(_) => Some(refuse(question, QuestionRefusal::Undeclared)),
         Err(refused) => Some(refused),
@@ -140,7 +138,7 @@ fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Opt
 }
 
 /// Drops the members that only stateless results have.
-fn encode_answer(answer: Answer) -> Answer {
+pub fn encode_answer(answer: Answer) -> Answer {
     match answer {
         Answer::Result(result) => Answer::Result(match Object::of(&result) {
             Some(object) => object.edit().remove("resultType").finish(),
@@ -150,22 +148,25 @@ fn encode_answer(answer: Answer) -> Answer {
     }
 }
 
-/// The elicitations in an error (T-49); none for any other error.
-fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
+/// The elicitations in an error of the call (T-49), each as from [`decode_question`]: the call is repeated after their
+/// answers. Empty for every other error.
+pub fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
     let elicitations = || {
         let data = Object::of(error.data.as_ref()?)?;
         let items = data.get("elicitations").filter(|items| items.as_str().starts_with('['))?;
-        Some(items.items().map(|item| decode(method::ELICIT, Some(&item))).collect())
+        Some(items.items().map(|item| decode_question(method::ELICIT, Some(&item))).collect())
     };
     if error.code == URL_ELICITATION_REQUIRED { elicitations().unwrap_or_default() } else { Vec::new() }
 }
 
-fn unfit(error: &RpcError) -> Option<RpcError> {
+/// The replacement for an error that would send the user to a forbidden address (T-49, U32); `None` for every other error.
+pub fn unfit(error: &RpcError) -> Option<RpcError> {
     let what = "the server's error names an address to which users are not sent";
     demanded(error).iter().any(Result::is_err).then(|| RpcError::new(rpc_error::INTERNAL_ERROR, what))
 }
 
-fn is_consent(answer: &Answer) -> bool {
+/// Whether the answer to such a question says that the user has visited the address.
+pub fn is_consent(answer: &Answer) -> bool {
     match answer {
         Answer::Result(result) => {
             Object::of(result).is_some_and(|result| result.get_str("action").is_some_and(|action| action == "accept"))
@@ -174,7 +175,7 @@ fn is_consent(answer: &Answer) -> bool {
     }
 }
 
-fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
+pub fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
     match (question, why) {
         (method::ELICIT, QuestionRefusal::Undeclared) => {
             error(rpc_error::INVALID_PARAMS, "the client takes no such elicitation")
@@ -206,7 +207,7 @@ mod tests {
     #[track_caller]
     fn check_params(sent: &str, upstream_sees: &str) {
         let params = Object::of(&payload(sent)).unwrap();
-        assert_eq!(PlainUpstream.encode_params(&params).as_str(), upstream_sees);
+        assert_eq!(encode_params(&params).as_str(), upstream_sees);
     }
 
     /// UPC-05, UPC-20, UPC-21, EXT-59, GW-30.
@@ -225,7 +226,7 @@ mod tests {
 
     #[track_caller]
     fn check_result(answered: &str, kept: &str, is_error: bool) {
-        let returned = PlainUpstream.decode_result(payload(answered)).unwrap();
+        let returned = decode_result(payload(answered)).unwrap();
         assert_eq!((returned.result.as_str(), returned.is_error), (kept, is_error));
     }
 
@@ -240,7 +241,7 @@ mod tests {
             r#"{"content":[],"_meta":{"k":1}}"#,
             false,
         );
-        assert_eq!(PlainUpstream.decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
+        assert_eq!(decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
     }
 
     /// GW-19.
@@ -257,7 +258,7 @@ mod tests {
             (method::ELICIT, TooMany, Some(rpc_error::INTERNAL_ERROR)),
             ("tasks/get", Undeclared, Some(rpc_error::METHOD_NOT_FOUND)),
         ] {
-            match PlainUpstream.refuse(question, why) {
+            match refuse(question, why) {
                 RefusalAnswer::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
                 RefusalAnswer::Result(result) => {
                     assert_eq!(code, None, "{question} {why:?}");
@@ -269,7 +270,7 @@ mod tests {
 
     #[track_caller]
     fn check(method: &str, params: &str, request: &str) {
-        assert_eq!(decode(method, Some(&payload(params))).unwrap().as_str(), request);
+        assert_eq!(decode_question(method, Some(&payload(params))).unwrap().as_str(), request);
     }
 
     /// GW-19.
@@ -285,8 +286,12 @@ mod tests {
             r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"},"k":1}}"#,
             r#"{"method":"sampling/createMessage","params":{"_meta":{"k":1}}}"#,
         );
-        assert_eq!(decode(method::ROOTS, None).unwrap().as_str(), r#"{"method":"roots/list"}"#);
-        assert_eq!(decode("custom/question", None), Err(error(rpc_error::METHOD_NOT_FOUND, "no such method")), "U30");
+        assert_eq!(decode_question(method::ROOTS, None).unwrap().as_str(), r#"{"method":"roots/list"}"#);
+        assert_eq!(
+            decode_question("custom/question", None),
+            Err(error(rpc_error::METHOD_NOT_FOUND, "no such method")),
+            "U30"
+        );
     }
 
     #[test]
@@ -305,7 +310,7 @@ mod tests {
             (r"https://a.example/\u0085", false),
             ("/relative", false),
         ] {
-            let asked = decode(method::ELICIT, Some(&payload(&format!(r#"{{"mode":"url","url":"{url}"}}"#))));
+            let asked = decode_question(method::ELICIT, Some(&payload(&format!(r#"{{"mode":"url","url":"{url}"}}"#))));
             assert_eq!(asked.is_ok(), fits, "{url}");
             assert!(fits || asked == Err(elicited("decline")), "{url}");
         }

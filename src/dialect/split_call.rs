@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::upstream_dialect::CanonicalResult;
+use super::plain::CanonicalResult;
 use crate::task::SplitRule;
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::first_text;

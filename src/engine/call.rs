@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
     Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, StoredCall,
@@ -29,7 +28,6 @@ pub struct CallSpec {
     pub permits: Option<Arc<CallPermits>>,
     /// How long a call without a handle waits for a permit.
     pub queue_deadline: Duration,
-    pub peer: Arc<dyn UpstreamDialect>,
     pub request: UpstreamRequest,
     pub context: CallContext,
     /// The tool's name as the client wrote it.

@@ -96,6 +96,7 @@ use super::Engine;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RetryRefusal, RoundRetry, RoundSupport, TaskNotice};
 use crate::audit::{AuditAct, AuditEvent, AuditedCall, arguments_of};
 use crate::cause::CauseChain;
+use crate::dialect::plain;
 use crate::failpoint;
 use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
@@ -389,7 +390,7 @@ impl Runner {
             ExchangeEvent::Asked { ask, method, params } => Box::pin(self.question_received(ask, method, params)).await,
             ExchangeEvent::Withdrawn { ask } => Box::pin(self.withdrawal_received(ask)).await,
             ExchangeEvent::Returned(result) => {
-                let outcome = match self.spec.peer.decode_result(result) {
+                let outcome = match plain::decode_result(result) {
                     Ok(returned) => Outcome::Returned { result: returned.result, is_error: returned.is_error },
                     Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
                 };

@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::call::{CallSpec, QuestionFilter, RoundSupport};
-use crate::dialect::UpstreamDialect as _;
-use crate::dialect::plain::PlainUpstream;
+use crate::dialect::plain;
 use crate::task::{ClientKind, Draft, Drafts, Plan, Principal, SubtaskLimits, ToolPolicy, ToolRules};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
@@ -73,7 +72,6 @@ impl CallTarget {
             upstream,
             permits,
             queue_deadline: settings.queue_deadline,
-            peer: Arc::new(PlainUpstream),
             request,
             context: CallContext { forwarded: maker.forwarded, subtasks, ..context },
             tool,
@@ -96,5 +94,5 @@ debug_members!(CallMaker, |maker| kind: maker.kind);
 
 /// A client's request as a server receives it: without the fields that only the gateway's clients use.
 pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
-    UpstreamRequest { method: Arc::from(method), params: params.map(|params| PlainUpstream.encode_params(params)) }
+    UpstreamRequest { method: Arc::from(method), params: params.map(|params| plain::encode_params(params)) }
 }

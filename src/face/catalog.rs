@@ -17,10 +17,9 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::http::FaceResponse;
 use super::unmatched_rules::UnmatchedRules;
-use crate::dialect::UpstreamDialect;
 use crate::dialect::faults::reason_key;
+use crate::dialect::plain::{self, QuestionRefusal, RefusalAnswer};
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
-use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
 use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::circular_lists::CircularLists;
@@ -60,7 +59,6 @@ const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug)]
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
-    peer: Arc<dyn UpstreamDialect>,
     unmatched_rules: Option<Arc<UnmatchedRules>>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
     /// The list that was found last: a lookup in the cache costs more than the rest of a call's check.
@@ -162,7 +160,7 @@ pub enum CatalogError {
 }
 
 impl Catalog {
-    pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
+    pub fn new(upstream: Arc<dyn Upstream>) -> Self {
         // LRU: the list of a new client must be admitted, however often the others are looked up.
         let lists = moka::future::Cache::builder().max_capacity(ALL_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
         let lists = lists.weigher(|_: &ListKey, list: &Arc<ToolList>| list.published.weight());
@@ -172,7 +170,6 @@ impl Catalog {
         let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
         Self {
             upstream,
-            peer,
             unmatched_rules: None,
             lists,
             last: Mutex::default(),
@@ -348,7 +345,7 @@ impl Catalog {
                     return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
                 }
                 ExchangeEvent::Asked { ask, method, .. } => {
-                    let refused = self.peer.refuse(&method, QuestionRefusal::Unanswered);
+                    let refused = plain::refuse(&method, QuestionRefusal::Unanswered);
                     let answer = match refused {
                         RefusalAnswer::Result(result) => Answer::Result(result),
                         RefusalAnswer::Error(error) => Answer::Error(error),

@@ -37,7 +37,6 @@ use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, server_meta};
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::dialect::split_call::SplitCall;
 use crate::dialect::{FaceDialect, RequestError};
@@ -128,7 +127,7 @@ pub struct MessageContext<'a> {
 
 impl StatelessFace {
     pub fn new(served: Arc<Served>) -> Self {
-        let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
+        let catalog = Catalog::new(Arc::clone(&served.upstream));
         let catalog = catalog.compared_with(&served.unmatched_rules);
         let (identity, misses) = (RwLock::default(), UnknownTaskWatch::default());
         let fallback = FallbackToolService::new(served.upstream.name(), &served.settings.rules);

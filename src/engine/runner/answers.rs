@@ -8,8 +8,8 @@ use super::call_state::StageEvent;
 use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::dialect::faults::reason_key;
+use crate::dialect::plain::{self, RefusalAnswer};
 use crate::dialect::split_call::question_named;
-use crate::dialect::upstream_dialect::RefusalAnswer;
 use crate::engine::TaskError;
 use crate::failpoint;
 use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
@@ -36,7 +36,7 @@ impl Runner {
             // none is lost.
             let child = self.child_with_question(&ask);
             if let Some((key, question)) = &child {
-                match self.answer_child(key, question, self.spec.peer.encode_answer(answer.clone())).await {
+                match self.answer_child(key, question, plain::encode_answer(answer.clone())).await {
                     Ok(()) => (),
                     Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Answers, &error),
                     Err(error) => return self.undelivered(unstored(&error)).await,
@@ -64,7 +64,7 @@ impl Runner {
                 }
                 continue;
             }
-            let answer = self.spec.peer.encode_answer(answer);
+            let answer = plain::encode_answer(answer);
             if let Err(ExchangeError(fault)) = self.call.answer(&ask, answer).await {
                 return self.undelivered(fault).await;
             }

@@ -9,7 +9,7 @@ use super::dialog::{OpenQuestion, UnaskedQuestion, WithdrawnQuestion};
 use super::recorder::UnstoredStep;
 use super::{CallEnd, RoundSupport, Runner, RunnerFlow};
 use crate::cause::CauseChain;
-use crate::dialect::upstream_dialect::QuestionRefusal;
+use crate::dialect::plain::{self, QuestionRefusal};
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;
@@ -30,7 +30,7 @@ impl Runner {
         if self.dialog.questions().is_replayed(&ask) {
             return RunnerFlow::Continue;
         }
-        let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
+        let request = match plain::decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
                 tracing::warn!(%method, "the client cannot receive a question; it was refused");
@@ -39,20 +39,20 @@ impl Runner {
             }
         };
         if self.is_unattended() {
-            self.refuse_question(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Unanswered)).await;
+            self.refuse_question(&ask, plain::refuse(&method, QuestionRefusal::Unanswered)).await;
             return RunnerFlow::Continue;
         }
         match self.askable(&request) {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {
-                    self.refuse_question(&ask, self.spec.peer.refuse(&method, why)).await;
+                    self.refuse_question(&ask, plain::refuse(&method, why)).await;
                     RunnerFlow::Continue
                 }
             },
             Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
             Askable::Undeclared | Askable::Required(_) => {
-                self.refuse_question(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Undeclared)).await;
+                self.refuse_question(&ask, plain::refuse(&method, QuestionRefusal::Undeclared)).await;
                 RunnerFlow::Continue
             }
         }
@@ -152,7 +152,7 @@ impl Runner {
                 Ok(next) => next,
                 Err(QuestionError(_)) if self.call.is_elicited(&ask) => self.elicitation_declined().await,
                 Err(QuestionError(why)) => {
-                    self.refuse_question(&ask, self.spec.peer.refuse(&method, why)).await;
+                    self.refuse_question(&ask, plain::refuse(&method, why)).await;
                     RunnerFlow::Continue
                 }
             };
@@ -256,7 +256,7 @@ impl Runner {
         if self.call.is_elicited(ask) {
             return self.elicitation_declined().await;
         }
-        self.refuse_question(ask, self.spec.peer.refuse(method, QuestionRefusal::Unanswered)).await;
+        self.refuse_question(ask, plain::refuse(method, QuestionRefusal::Unanswered)).await;
         RunnerFlow::Continue
     }
 

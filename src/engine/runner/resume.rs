@@ -18,7 +18,7 @@ use super::recorder::Recorder;
 use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
 use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, spawn};
 use crate::cause::CauseChain;
-use crate::dialect::upstream_dialect::question_method;
+use crate::dialect::plain::question_method;
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallSpec;
 use crate::engine::retry_delays::RetryDelays;

@@ -6,7 +6,7 @@ use super::questions::QuestionError;
 use super::recorder::UnstoredStep;
 use super::{Failure, Outcome, Runner, RunnerFlow};
 use crate::cause::CauseChain;
-use crate::dialect::plain::PlainUpstream;
+use crate::dialect::plain;
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::store::StoreError;
@@ -20,13 +20,13 @@ impl Runner {
     /// Handles an error response of the upstream. The exchange has ended.
     pub(super) async fn faulted(&mut self, error: RpcError) -> RunnerFlow {
         let repeats = self.call.repeats();
-        let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
+        let demanded: Result<Vec<_>, _> = plain::demanded(&error).into_iter().collect();
         let requests = match demanded {
             Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
                 tracing::warn!("the upstream requests a URL elicitation with a URL that is not allowed");
-                let error = PlainUpstream::unfit(&error).unwrap_or(error);
+                let error = plain::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }
         };
@@ -56,7 +56,7 @@ impl Runner {
     }
 
     pub(super) async fn elicitation_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
-        if !self.spec.peer.is_consent(answer) {
+        if !plain::is_consent(answer) {
             return self.elicitation_declined().await;
         }
         if self.call.accept(ask) { self.repeat_call().await } else { RunnerFlow::Continue }

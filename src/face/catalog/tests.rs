@@ -4,7 +4,6 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::*;
-use crate::dialect::plain::PlainUpstream;
 use crate::upstream::{Exchange, ResumeToken, ServerFacts, Timeouts};
 
 const LIST_BYTES: usize = 1 << 20;
@@ -65,7 +64,7 @@ impl Exchange for LargeList {
 #[tokio::test]
 async fn u52_cached_lists_are_bounded_in_bytes_and_a_new_one_is_kept() {
     let upstream = LargeUpstream { name: Arc::from("up"), changes: broadcast::Sender::new(1) };
-    let catalog = Catalog::new(Arc::new(upstream), Arc::new(PlainUpstream));
+    let catalog = Catalog::new(Arc::new(upstream));
     let context = |n: u64| {
         let capabilities = Payload::of(&json!({ "experimental": { "n": n } }));
         CallContext::new(Principal::local(), capabilities, Timeouts::default(), 2 * LIST_BYTES)

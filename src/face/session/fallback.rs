@@ -10,7 +10,6 @@ use super::SessionFaceState;
 use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
-use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::fallback::{FallbackCall, FallbackListing, FallbackToolService, TaskAsker, answer};
@@ -33,7 +32,7 @@ pub(super) struct SessionFallback {
 impl SessionFallback {
     /// `None` if no tool's rules require it.
     pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
-        let bridged = || Catalog::new(Arc::clone(stateless), Arc::new(PlainUpstream));
+        let bridged = || Catalog::new(Arc::clone(stateless));
         FallbackToolService::new(upstream, rules).map(|service| Self { service, bridged: bridged() })
     }
 

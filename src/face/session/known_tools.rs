@@ -14,7 +14,6 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse, tool_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::array_tools::{ArrayTools, ListedNames};
 use crate::face::catalog::Catalog;
@@ -110,7 +109,7 @@ impl SessionFaceState {
     async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
-        let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainUpstream));
+        let catalog = Catalog::new(self.upstream_of(session));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {
                 self.learn(session, names.iter().cloned());

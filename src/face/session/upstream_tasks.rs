@@ -14,7 +14,6 @@ use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRou
 use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, pipe, refuse, tool_of};
-use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
 use crate::dialect::split_call::SplitCall;
 use crate::face::answer::addressee;
@@ -39,7 +38,7 @@ pub(super) struct UpstreamTaskTools {
 
 impl UpstreamTaskTools {
     pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
-        let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainUpstream));
+        let catalog = Catalog::new(Arc::clone(&pool));
         Self { catalog, pool }
     }
 

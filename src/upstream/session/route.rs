@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
+use crate::dialect::plain::TOO_MANY_QUESTIONS;
 use crate::dialect::relay_core_2025_11_25 as relay;
-use crate::dialect::upstream_dialect::TOO_MANY_QUESTIONS;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;

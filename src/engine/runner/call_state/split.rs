@@ -15,9 +15,8 @@ use super::exchange_stage::{ExchangeStage, StageEvent};
 use crate::answer_budget::{AnswerPermit, AnswerShare};
 use crate::cause::CauseChain;
 use crate::dialect::faults::failure_error;
-use crate::dialect::plain::PlainUpstream;
+use crate::dialect::plain::{self, CanonicalResult};
 use crate::dialect::split_call::{CombinedResult, SplitCall, SplitResult, question_named, question_of};
-use crate::dialect::upstream_dialect::CanonicalResult;
 use crate::engine::call::CallSpec;
 use crate::engine::change::HeldRow;
 use crate::engine::retry_delays::RetryDelays;
@@ -131,7 +130,7 @@ impl SplitExchange {
             ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
             ExchangeEvent::Asked { ask, method, params } => {
-                if let Ok(request) = self.plan.part().peer.decode_question(&method, params.as_ref()) {
+                if let Ok(request) = plain::decode_question(&method, params.as_ref()) {
                     part.open.push(Question { ask: ask.detached(), request });
                 }
                 self.events.push_back(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params });
@@ -141,7 +140,7 @@ impl SplitExchange {
                 self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
             }
             ExchangeEvent::Returned(result) => {
-                let outcome = match self.plan.part().peer.decode_result(result) {
+                let outcome = match plain::decode_result(result) {
                     Ok(CanonicalResult { result, is_error }) => Outcome::Returned { result, is_error },
                     Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
                 };
@@ -369,7 +368,6 @@ fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
     (part.plan, part.policy.split) = (Plan::Task, None);
     (part.idempotency, part.chosen, part.notice_sink) = (None, None, None);
     spec.permits = None;
-    spec.peer = Arc::new(PlainUpstream);
     (spec, part)
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::answer_budget::FREE_BYTES;
 use crate::cause::CauseChain;
-use crate::dialect::upstream_dialect::question_method;
+use crate::dialect::plain::question_method;
 use crate::engine::change::HeldRow;
 use crate::engine::change_subscribers::ChangeSubscriber;
 use crate::engine::retry_delays::RetryDelays;

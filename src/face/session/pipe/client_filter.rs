@@ -10,9 +10,8 @@ use bytes::Bytes;
 use hyper::body::Body as _;
 
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::PlainUpstream;
+use crate::dialect::plain::{self, RefusalAnswer};
 use crate::dialect::session_results::client_capabilities;
-use crate::dialect::upstream_dialect::RefusalAnswer;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
@@ -146,15 +145,13 @@ impl ClientFilter {
                 self.shared.own.dropped("question_without_id");
                 FilteredMessage::Nothing
             }
-            Message::Response(Response { id: Some(id), outcome: Err(error), .. }) => {
-                match PlainUpstream::unfit(error) {
-                    Some(instead) => {
-                        self.shared.own.dropped("question_refused");
-                        FilteredMessage::Other(envelope::error(Some(id), &instead))
-                    }
-                    None => FilteredMessage::Same,
+            Message::Response(Response { id: Some(id), outcome: Err(error), .. }) => match plain::unfit(error) {
+                Some(instead) => {
+                    self.shared.own.dropped("question_refused");
+                    FilteredMessage::Other(envelope::error(Some(id), &instead))
                 }
-            }
+                None => FilteredMessage::Same,
+            },
             Message::Notification(_) | Message::Response(_) => FilteredMessage::Same,
         }
     }
@@ -191,7 +188,7 @@ impl ClientFilter {
             Params::Object(object) => Some(object.payload()),
             Params::Other(payload) => Some(payload),
         };
-        let Some(refused) = PlainUpstream::forbidden(&declared, &request.method, params) else {
+        let Some(refused) = plain::forbidden(&declared, &request.method, params) else {
             return FilteredMessage::Same;
         };
         let upstream = Arc::clone(self.shared.served.channel.name());

@@ -14,7 +14,7 @@ use super::about_us;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::plain::PlainUpstream;
+use crate::dialect::plain;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, full_body};
@@ -180,7 +180,7 @@ impl AnswerEdits {
     fn judge(&self, question: &Payload) -> QuestionFitness {
         let Some(object) = Object::of(question) else { return QuestionFitness::Unfit };
         let Some(name) = object.get_string("method") else { return QuestionFitness::Unfit };
-        match PlainUpstream::forbidden(self.metadata.declared(), &name, object.get("params").as_ref()) {
+        match plain::forbidden(self.metadata.declared(), &name, object.get("params").as_ref()) {
             None => QuestionFitness::Fits,
             Some(_) if self.metadata.missing([question]).is_some() => QuestionFitness::Undeclared,
             Some(_) => QuestionFitness::Unfit,

@@ -62,6 +62,7 @@ use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
+use crate::waits::or_pending;
 use crate::wire::ProtocolVersion;
 pub use dev::DevSettings;
 use files::FileMistakes;
@@ -286,10 +287,7 @@ impl Gateway {
 
     /// Returns once this replica's incarnation on a shared store has ended, with the reason.
     async fn incarnation_ended(&self) -> IncarnationEnd {
-        match &self.shared {
-            Some(shared) => shared.ended().await,
-            None => std::future::pending().await,
-        }
+        or_pending(self.shared.as_ref().map(|shared| shared.ended())).await
     }
 
     pub const fn admin_address(&self) -> SocketAddr {

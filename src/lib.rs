@@ -37,6 +37,7 @@ pub mod metric;
 pub mod own_command;
 pub mod random;
 mod system;
+mod waits;
 
 pub mod wire;
 

@@ -18,6 +18,7 @@ use crate::dialect::faults::gateway_error;
 use crate::face::served::Served;
 use crate::task::Principal;
 use crate::upstream::{BeginError, CallContext, ExchangeEvent, ServerFacts, UpstreamRequest};
+use crate::waits::or_pending;
 use crate::wire::{Object, Payload, method};
 use changes::{ChangedFiles, FileChanges};
 
@@ -115,10 +116,7 @@ impl Development {
 
 /// Waits for changes of files, if a program is under development.
 pub(super) async fn next_change(development: &mut Option<Development>) -> ChangedFiles {
-    match development {
-        Some(development) => development.next().await,
-        None => std::future::pending().await,
-    }
+    or_pending(development.as_mut().map(Development::next)).await
 }
 
 /// Asks the program for its tools, and shows the answer. The program then runs for clients without a session.

@@ -9,6 +9,7 @@ use super::media::{self, Media};
 use super::question::{self, UserQuestion};
 use super::server_address::ServerAddress;
 use super::ui::{CallStatus, Ui};
+use crate::waits::at;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError};
 
@@ -209,7 +210,7 @@ async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>
     tokio::select! {
         biased;
         Some(()) = interrupts.recv() => Interrupted::ByUser,
-        () = reached(until) => Interrupted::Late,
+        () = at(until) => Interrupted::Late,
     }
 }
 
@@ -238,14 +239,6 @@ pub(super) async fn after<T>(noted: Option<(Instant, T)>) -> T {
             sleep_until(moment).await;
             what
         }
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits for this time, if there is one.
-pub(super) async fn reached(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }

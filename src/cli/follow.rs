@@ -10,10 +10,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
-use super::dialog::{CallDialog, Interrupted, NoResultError, after, leave, reached, say_how_to_go_on, words};
+use super::dialog::{CallDialog, Interrupted, NoResultError, after, leave, say_how_to_go_on, words};
 use super::ui::{self, CallStatus, StepCount};
 use crate::task::GatewayFault;
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
+use crate::waits::at;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 /// The time limit of a call that becomes no task.
@@ -184,7 +185,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         tokio::select! {
             biased;
             why = self.talk.interrupted() => FollowEvent::Interrupted(why),
-            () = reached(leave_at) => FollowEvent::GivenUp,
+            () = at(leave_at) => FollowEvent::GivenUp,
             event = event => FollowEvent::Event(event),
             fault = after(away) => FollowEvent::StaysAway(fault),
             () = sleep_until(late_at), if is_plain => FollowEvent::Late,

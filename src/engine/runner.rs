@@ -90,7 +90,7 @@ use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, split
 use self::dialog::{AttachedClients, Dialog};
 use self::family::Family;
 use self::live_runners::RunnerCommand;
-use self::parts::{Runner, RunnerFlow, at, next_event};
+use self::parts::{Runner, RunnerFlow, next_event};
 use self::recorder::{Recorder, UnstoredStep};
 use super::Engine;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RetryRefusal, RoundRetry, RoundSupport, TaskNotice};
@@ -100,6 +100,7 @@ use crate::dialect::plain;
 use crate::failpoint;
 use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
+use crate::waits::at;
 use crate::wire::{Object, Payload};
 
 impl Engine {

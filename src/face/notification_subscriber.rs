@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
+use crate::waits::or_pending;
 
 /// The pauses after failed subscriptions.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -117,7 +118,7 @@ impl NotificationSubscriber {
         loop {
             tokio::select! {
                 biased;
-                opened = opened(self.opening.as_mut()) => {
+                opened = or_pending(self.opening.as_mut()) => {
                     self.opening = None;
                     match opened {
                         Ok(listening) => {
@@ -193,15 +194,6 @@ async fn receive(listening: Option<&mut NotificationSubscription>) -> Result<Ser
         listening.news = listening.news.resubscribe();
     }
     event
-}
-
-async fn opened(
-    opening: Option<&mut BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
-) -> Result<NotificationSubscription, BeginError> {
-    match opening {
-        Some(opening) => opening.await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

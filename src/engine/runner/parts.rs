@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep_until};
-
 use super::call_state::{StageEvent, UpstreamCall};
 use super::dialog::Dialog;
 use super::family::{ChildEvent, Family};
@@ -140,13 +138,5 @@ fn subtask_event(
             family.element_settled();
             None
         }
-    }
-}
-
-/// Sleeps until a moment, or for ever if there is none.
-pub(super) async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
-        None => std::future::pending().await,
     }
 }

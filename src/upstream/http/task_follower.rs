@@ -21,6 +21,7 @@ use crate::dialect::relay_core_2025_11_25::{
 };
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamTaskEvent, own_ids};
+use crate::waits::or_pending;
 use crate::wire::{Object, Payload, RpcError, method};
 
 /// Consecutive invalid responses before the task is lost.
@@ -142,7 +143,7 @@ impl TaskFollower<'_> {
             }
             let news = tokio::select! {
                 biased;
-                answer = heard(&mut held) => TaskFollowEvent::Held(answer),
+                answer = or_pending(held.as_mut()) => TaskFollowEvent::Held(answer),
                 polled = self.next_poll() => TaskFollowEvent::Polled(polled),
             };
             status = match news {
@@ -314,14 +315,6 @@ impl TaskFollower<'_> {
                 self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await
             }
         }
-    }
-}
-
-/// Pends without a held stream.
-async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
-    match held {
-        Some(held) => held.await,
-        None => std::future::pending().await,
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::select_all;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::task_subscribers::SubscriberList;
 use super::tokens;
@@ -23,6 +23,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::face::session::SessionFaceState;
 use crate::task::reference::LoggedTask;
 use crate::task::{CallOrigin, Caller, InputKey, Phase, Question, Task, TaskKey};
+use crate::waits::at;
 use crate::wire::RequestId;
 
 /// A question's longest wait for a stream of `tasks/result` before it uses the session's own (T-32).
@@ -196,11 +197,4 @@ async fn ended(put: &BTreeMap<InputKey, DeliveredQuestion>) {
         return std::future::pending().await;
     }
     select_all(put.values().map(|put| Box::pin(put.stream.closed()))).await;
-}
-
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
 }

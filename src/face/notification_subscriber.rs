@@ -242,8 +242,6 @@ mod tests {
         ) -> Result<NotificationSubscription, BeginError> {
             Ok(self.1.lock().await.recv().await.expect("there is one"))
         }
-
-        async fn close(&self) {}
     }
 
     /// A subscription with a queued notification.

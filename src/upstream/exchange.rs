@@ -93,7 +93,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     async fn restart(&self) {}
 
     /// Ends sessions and streams; bounded in time.
-    async fn close(&self);
+    async fn close(&self) {}
 }
 
 pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);

@@ -27,10 +27,14 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &Arc<str>;
 
     /// The version to request for a client: its own, unless the operator fixed one.
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion;
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
 
-    /// The older version to request after `asked` was refused, if there is one (UPC-22).
-    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion>;
+    /// The older version to request after the asked one was refused, if there is one (UPC-22).
+    fn version_after(&self, _asked: ProtocolVersion, _refusal: &BeginError) -> Option<ProtocolVersion> {
+        None
+    }
 
     /// Sends one request and waits for the response's head, without a time limit. Dropping the future drops the request
     /// without notifying the upstream. The fault says whether the request may have arrived. A refusing status is a

@@ -38,8 +38,6 @@ impl Upstream for LargeUpstream {
     async fn notifications(&self, _: &CallContext) -> Result<Notifications, BeginError> {
         Ok(self.changes.subscribe())
     }
-
-    async fn close(&self) {}
 }
 
 #[async_trait]

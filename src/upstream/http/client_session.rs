@@ -62,8 +62,6 @@ impl Upstream for ClientSessionUpstream {
     ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
         Err(not_known_here())
     }
-
-    async fn close(&self) {}
 }
 
 #[async_trait]

@@ -160,6 +160,4 @@ impl Upstream for StatelessUpstream {
     ) -> Result<NotificationSubscription, BeginError> {
         self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
     }
-
-    async fn close(&self) {}
 }

@@ -215,14 +215,6 @@ mod tests {
             &self.0
         }
 
-        fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-            client
-        }
-
-        fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-            None
-        }
-
         async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
             std::future::pending().await
         }

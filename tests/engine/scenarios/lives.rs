@@ -233,8 +233,6 @@ impl Upstream for Mortal<Scripted> {
     ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         self.inner.notifications(context).await
     }
-
-    async fn close(&self) {}
 }
 
 struct MortalExchange {

@@ -312,8 +312,6 @@ impl Upstream for Scripted {
     ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
         Ok(self.changes.subscribe())
     }
-
-    async fn close(&self) {}
 }
 
 /// A call as the upstream itself knows it.

@@ -17,8 +17,7 @@ use taskgate::face::served::Served;
 use taskgate::task::{Caller, GatewayFault, Principal};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
-use taskgate::upstream::{BeginError, OwnSessionChannel, SessionLease, Upstream};
-use taskgate::wire::ProtocolVersion;
+use taskgate::upstream::{OwnSessionChannel, SessionLease, Upstream};
 use taskgate::wire::framing::BodyPart;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -37,14 +36,6 @@ struct NumberingServer {
 impl RawChannel for NumberingServer {
     fn name(&self) -> &Arc<str> {
         &self.name
-    }
-
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        client
-    }
-
-    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-        None
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {

@@ -21,9 +21,9 @@ use taskgate::face::session::SessionFace;
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
-use taskgate::upstream::{BeginError, OwnSessionChannel, SessionLease, Timeouts, Upstream};
+use taskgate::upstream::{OwnSessionChannel, SessionLease, Timeouts, Upstream};
 use taskgate::wire::framing::BodyPart;
-use taskgate::wire::{ProtocolVersion, ScanLimits, envelope};
+use taskgate::wire::{ScanLimits, envelope};
 use tokio::time::Instant;
 
 use super::client::{KEY, call, initialize};
@@ -62,14 +62,6 @@ impl Slow {
 impl RawChannel for Slow {
     fn name(&self) -> &Arc<str> {
         &self.name
-    }
-
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        client
-    }
-
-    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-        None
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {

@@ -14,7 +14,7 @@ use taskgate::upstream::{
     BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, OwnSessionChannel, Progress, ResumeToken,
     ServerFacts, ServerNotification, SessionLease, Timeouts, Upstream, UpstreamRequest,
 };
-use taskgate::wire::{Payload, ProtocolVersion};
+use taskgate::wire::Payload;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
 
@@ -34,14 +34,6 @@ struct Timed {
 impl RawChannel for Timed {
     fn name(&self) -> &Arc<str> {
         &self.name
-    }
-
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        client
-    }
-
-    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-        None
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
@@ -83,8 +75,6 @@ impl Upstream for Calls {
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         unreachable!("nobody listens")
     }
-
-    async fn close(&self) {}
 }
 
 struct Steps(VecDeque<(Instant, ExchangeEvent)>);

@@ -49,10 +49,6 @@ impl RawChannel for Slow {
         ProtocolVersion::V2026_07_28
     }
 
-    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-        None
-    }
-
     async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
         tokio::time::sleep(self.head_after).await;
         let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
@@ -96,8 +92,6 @@ impl Upstream for Slow {
     async fn era(&self, _: &ForwardedHeaders) -> Era {
         Era::Stateless
     }
-
-    async fn close(&self) {}
 }
 
 const fn seconds(count: u64) -> Duration {

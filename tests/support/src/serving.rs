@@ -25,7 +25,7 @@ use taskgate::upstream::{
     BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, OwnSessionChannel, ResumeToken, ServerFacts,
     ServerNotification, SessionLease, TaskScope, Timeouts, Upstream, UpstreamRequest,
 };
-use taskgate::wire::{Payload, ProtocolVersion};
+use taskgate::wire::Payload;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -158,22 +158,12 @@ impl Upstream for Unreachable {
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         Err(BeginError::Gateway(unreached()))
     }
-
-    async fn close(&self) {}
 }
 
 #[async_trait]
 impl RawChannel for Unreachable {
     fn name(&self) -> &Arc<str> {
         &self.0
-    }
-
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        client
-    }
-
-    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
-        None
     }
 
     async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {

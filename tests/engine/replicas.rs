@@ -123,62 +123,29 @@ fn check_without(rule: Rule, expected: &[Violation]) {
     }
 }
 
-#[test]
-fn without_a_barrier_after_connects_and_doubts_promises_break() {
-    check_without(Rule::BarrierFirst, &[Violation::HandleLost, Violation::WentBack, Violation::SentTwice]);
-}
-
-#[test]
-fn without_a_barrier_behind_reads_clients_see_what_is_taken_back() {
-    check_without(Rule::BarrierAfterRead, &[Violation::HandleLost]);
-}
-
-#[test]
-fn without_barriers_that_wait_for_earlier_batches_a_refused_call_is_sent() {
-    check_without(Rule::BarrierQueues, &[Violation::SentThoughRefused]);
-}
-
-#[test]
-fn without_barriers_that_close_the_store_to_late_batches_a_refused_call_is_sent() {
-    check_without(Rule::BarrierCloses, &[Violation::SentThoughRefused]);
-}
-
-#[test]
-fn without_doubt_at_warnings_cancelled_commits_are_lost() {
-    check_without(Rule::WarningIsDoubt, &[Violation::HandleLost, Violation::SentTwice]);
-}
-
-#[test]
-fn without_a_look_at_the_standbys_names_unreplicated_commits_are_lost() {
-    check_without(Rule::NamesAreChecked, &[Violation::HandleLost]);
-}
-
-#[test]
-fn without_a_write_in_empty_batches_a_repeated_call_is_given_a_handle_that_is_lost() {
-    check_without(Rule::EmptyBatchWrites, &[Violation::HandleLost]);
-}
-
-#[test]
-fn without_holder_and_revision_in_writes_calls_are_sent_twice() {
-    check_without(Rule::GuardInWrite, &[Violation::SentTwice]);
-}
-
-#[test]
-fn without_a_commit_before_the_first_byte_calls_are_sent_twice() {
-    check_without(Rule::DispatchBeforeSend, &[Violation::SentTwice]);
-}
-
-#[test]
-fn without_an_end_of_the_own_runner_at_a_claim_calls_are_sent_twice() {
-    check_without(Rule::ClaimEndsRunner, &[Violation::SentTwice]);
-}
-
-#[test]
-fn without_a_note_in_a_row_whose_handle_another_gave_out_it_is_removed() {
-    check_without(Rule::RepeatIsNoted, &[Violation::HandleLost]);
-}
-
-#[test]
-fn without_holder_and_revision_in_removals_rows_are_lost_that_others_have_shown() {
-    check_without(Rule::WithdrawIsGuarded, &[Violation::HandleLost]);
+support::rows! {
+    without_a_barrier_after_connects_and_doubts_promises_break:
+        check_without(Rule::BarrierFirst, &[Violation::HandleLost, Violation::WentBack, Violation::SentTwice]);
+    without_a_barrier_behind_reads_clients_see_what_is_taken_back:
+        check_without(Rule::BarrierAfterRead, &[Violation::HandleLost]);
+    without_barriers_that_wait_for_earlier_batches_a_refused_call_is_sent:
+        check_without(Rule::BarrierQueues, &[Violation::SentThoughRefused]);
+    without_barriers_that_close_the_store_to_late_batches_a_refused_call_is_sent:
+        check_without(Rule::BarrierCloses, &[Violation::SentThoughRefused]);
+    without_doubt_at_warnings_cancelled_commits_are_lost:
+        check_without(Rule::WarningIsDoubt, &[Violation::HandleLost, Violation::SentTwice]);
+    without_a_look_at_the_standbys_names_unreplicated_commits_are_lost:
+        check_without(Rule::NamesAreChecked, &[Violation::HandleLost]);
+    without_a_write_in_empty_batches_a_repeated_call_is_given_a_handle_that_is_lost:
+        check_without(Rule::EmptyBatchWrites, &[Violation::HandleLost]);
+    without_holder_and_revision_in_writes_calls_are_sent_twice:
+        check_without(Rule::GuardInWrite, &[Violation::SentTwice]);
+    without_a_commit_before_the_first_byte_calls_are_sent_twice:
+        check_without(Rule::DispatchBeforeSend, &[Violation::SentTwice]);
+    without_an_end_of_the_own_runner_at_a_claim_calls_are_sent_twice:
+        check_without(Rule::ClaimEndsRunner, &[Violation::SentTwice]);
+    without_a_note_in_a_row_whose_handle_another_gave_out_it_is_removed:
+        check_without(Rule::RepeatIsNoted, &[Violation::HandleLost]);
+    without_holder_and_revision_in_removals_rows_are_lost_that_others_have_shown:
+        check_without(Rule::WithdrawIsGuarded, &[Violation::HandleLost]);
 }

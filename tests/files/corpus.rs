@@ -19,59 +19,19 @@ fn replay(folder: &str, count: usize, judge: impl Fn(&[u8]) -> String) {
     }
 }
 
-#[test]
-fn kept_envelopes_are_told_apart() {
-    replay("envelope", 19, |text| checks::envelope(text).to_owned());
-}
-
-#[test]
-fn kept_texts_are_scanned_as_serde_json_reads_them() {
-    replay("scan", 26, |text| checks::scan(text).to_owned());
-}
-
-#[test]
-fn kept_lines_are_cut_the_same_in_any_pieces() {
-    replay("lines", 5, |text| checks::lines(text).to_string());
-}
-
-#[test]
-fn kept_schemas_are_read_for_their_headers() {
-    replay("schema", 9, |text| checks::schema(text).to_owned());
-}
-
-#[test]
-fn kept_answers_are_taken_by_their_keys() {
-    replay("answers", 7, checks::answers);
-}
-
-#[test]
-fn kept_streams_decode_the_same_in_any_pieces() {
-    replay("sse", 12, |stream| checks::sse(stream).to_string());
-}
-
-#[test]
-fn kept_tokens_are_refused_for_their_first_fault() {
-    replay("token", 26, login_checks::token);
-}
-
-#[test]
-fn kept_proofs_are_refused_for_their_first_fault() {
-    replay("proof", 14, login_checks::proof);
-}
-
-#[test]
-fn kept_documents_of_issuers_are_read_for_their_keys() {
-    replay("login_documents", 13, login_checks::login_documents);
-}
-
-#[test]
-fn kept_audit_files_are_one_chain_or_refused() {
-    replay("audit_lines", 12, login_checks::audit_lines);
-}
-
-#[test]
-fn kept_access_rules_decide_the_same_each_time() {
-    replay("access_rules", 9, |text| login_checks::access_rules(text).to_owned());
+support::rows! {
+    kept_envelopes_are_told_apart: replay("envelope", 19, |text| checks::envelope(text).to_owned());
+    kept_texts_are_scanned_as_serde_json_reads_them: replay("scan", 26, |text| checks::scan(text).to_owned());
+    kept_lines_are_cut_the_same_in_any_pieces: replay("lines", 5, |text| checks::lines(text).to_string());
+    kept_schemas_are_read_for_their_headers: replay("schema", 9, |text| checks::schema(text).to_owned());
+    kept_answers_are_taken_by_their_keys: replay("answers", 7, checks::answers);
+    kept_streams_decode_the_same_in_any_pieces: replay("sse", 12, |stream| checks::sse(stream).to_string());
+    kept_tokens_are_refused_for_their_first_fault: replay("token", 26, login_checks::token);
+    kept_proofs_are_refused_for_their_first_fault: replay("proof", 14, login_checks::proof);
+    kept_documents_of_issuers_are_read_for_their_keys: replay("login_documents", 13, login_checks::login_documents);
+    kept_audit_files_are_one_chain_or_refused: replay("audit_lines", 12, login_checks::audit_lines);
+    kept_access_rules_decide_the_same_each_time:
+        replay("access_rules", 9, |text| login_checks::access_rules(text).to_owned());
 }
 
 /// How many changed texts are made of each kept one. Without a fuzzer's feedback they are few; `CORPUS_CHANGES` makes more.

@@ -138,47 +138,18 @@ fn check(client: speaker::Kind) {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-#[test]
-fn a_session_client_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::Session);
-}
-
-#[test]
-fn a_stateless_client_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::Stateless);
-}
-
-#[test]
-fn a_client_with_tasks_of_2025_11_25_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::CoreTasks);
-}
-
-#[test]
-fn a_client_with_the_tasks_extension_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::ExtensionTasks);
-}
-
-/// SEP-1686.
-#[test]
-fn a_client_that_chooses_ids_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::ChosenIds);
-}
-
-/// SEP-1904.
-#[test]
-fn a_client_that_filters_its_list_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::FilteredTasks);
-}
-
-/// SEP-2268.
-#[test]
-fn a_client_that_reads_subtasks_is_served_by_every_kind_of_server() {
-    check(speaker::Kind::Subtasks);
-}
-
-#[test]
-fn the_pairs_are_reported_and_the_page_shows_them() {
-    report::publish("pairs", &table(rows()));
+support::rows! {
+    a_session_client_is_served_by_every_kind_of_server: check(speaker::Kind::Session);
+    a_stateless_client_is_served_by_every_kind_of_server: check(speaker::Kind::Stateless);
+    a_client_with_tasks_of_2025_11_25_is_served_by_every_kind_of_server: check(speaker::Kind::CoreTasks);
+    a_client_with_the_tasks_extension_is_served_by_every_kind_of_server: check(speaker::Kind::ExtensionTasks);
+    /// SEP-1686.
+    a_client_that_chooses_ids_is_served_by_every_kind_of_server: check(speaker::Kind::ChosenIds);
+    /// SEP-1904.
+    a_client_that_filters_its_list_is_served_by_every_kind_of_server: check(speaker::Kind::FilteredTasks);
+    /// SEP-2268.
+    a_client_that_reads_subtasks_is_served_by_every_kind_of_server: check(speaker::Kind::Subtasks);
+    the_pairs_are_reported_and_the_page_shows_them: report::publish("pairs", &table(rows()));
 }
 
 #[test]

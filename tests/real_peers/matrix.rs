@@ -32,34 +32,13 @@ fn check(client: Client) {
     CELLS.check(|row| row.client == client);
 }
 
-#[test]
-fn fastmcp_4_drives_tasks_of_every_upstream() {
-    check(Client::FastMcp4);
-}
-
-#[test]
-fn the_typescript_client_with_ext_tasks_drives_tasks_of_every_upstream() {
-    check(Client::TypeScript);
-}
-
-#[test]
-fn rmcp_drives_tasks_of_every_upstream() {
-    check(Client::Rust);
-}
-
-#[test]
-fn the_python_sdk_calls_every_upstream_without_tasks() {
-    check(Client::Python);
-}
-
-#[test]
-fn the_typescript_sdk_calls_every_upstream_without_tasks() {
-    check(Client::TypeScriptPlain);
-}
-
-#[test]
-fn the_ai_sdk_calls_every_upstream_without_tasks() {
-    check(Client::AiSdk);
+support::rows! {
+    fastmcp_4_drives_tasks_of_every_upstream: check(Client::FastMcp4);
+    the_typescript_client_with_ext_tasks_drives_tasks_of_every_upstream: check(Client::TypeScript);
+    rmcp_drives_tasks_of_every_upstream: check(Client::Rust);
+    the_python_sdk_calls_every_upstream_without_tasks: check(Client::Python);
+    the_typescript_sdk_calls_every_upstream_without_tasks: check(Client::TypeScriptPlain);
+    the_ai_sdk_calls_every_upstream_without_tasks: check(Client::AiSdk);
 }
 
 #[test]

@@ -174,29 +174,15 @@ async fn drive(name: &str, (program, script, kind): (&str, &str, &str), is_task:
     check(&table.driven(program, script, kind).await, is_task);
 }
 
-#[tokio::test]
-async fn the_typescript_sdk_1_uses_five_servers_and_has_its_tasks() {
-    drive("ts1", ("node", "endpoint_ts.mjs", "ts1"), true).await;
-}
-
-#[tokio::test]
-async fn the_typescript_client_2_uses_five_servers_and_is_held() {
-    drive("ts2", ("node", "endpoint_ts.mjs", "ts2"), false).await;
-}
-
-#[tokio::test]
-async fn the_python_sdk_1_uses_five_servers_and_has_its_tasks() {
-    drive("py1", ("py-legacy/bin/python", "endpoint_py.py", "sdk"), true).await;
-}
-
-#[tokio::test]
-async fn the_python_sdk_2_uses_five_servers_and_is_held() {
-    drive("py2", ("py-modern/bin/python", "endpoint_py.py", "sdk"), false).await;
-}
-
-#[tokio::test]
-async fn fastmcp_4_uses_five_servers_and_has_the_extension() {
-    drive("fastmcp4", ("py-modern/bin/python", "endpoint_py.py", "fastmcp"), true).await;
+support::async_rows! {
+    the_typescript_sdk_1_uses_five_servers_and_has_its_tasks: drive("ts1", ("node", "endpoint_ts.mjs", "ts1"), true);
+    the_typescript_client_2_uses_five_servers_and_is_held: drive("ts2", ("node", "endpoint_ts.mjs", "ts2"), false);
+    the_python_sdk_1_uses_five_servers_and_has_its_tasks:
+        drive("py1", ("py-legacy/bin/python", "endpoint_py.py", "sdk"), true);
+    the_python_sdk_2_uses_five_servers_and_is_held:
+        drive("py2", ("py-modern/bin/python", "endpoint_py.py", "sdk"), false);
+    fastmcp_4_uses_five_servers_and_has_the_extension:
+        drive("fastmcp4", ("py-modern/bin/python", "endpoint_py.py", "fastmcp"), true);
 }
 
 #[tokio::test]

@@ -35,49 +35,16 @@ fn check(client: &str) {
     CELLS.check(|row| row.client == client);
 }
 
-#[test]
-fn the_typescript_sdk_1_has_its_sessions() {
-    check("ts1");
-}
-
-#[test]
-fn the_typescript_client_2_has_its_sessions() {
-    check("ts2");
-}
-
-#[test]
-fn the_python_sdk_1_has_its_sessions() {
-    check("py1");
-}
-
-#[test]
-fn the_python_sdk_2_has_its_sessions() {
-    check("py2");
-}
-
-#[test]
-fn fastmcp_2_has_its_sessions() {
-    check("fastmcp2");
-}
-
-#[test]
-fn fastmcp_3_has_its_sessions() {
-    check("fastmcp3");
-}
-
-#[test]
-fn fastmcp_4_has_its_sessions() {
-    check("fastmcp4");
-}
-
-#[test]
-fn rmcp_has_its_sessions() {
-    check("rmcp");
-}
-
-#[test]
-fn the_inspector_has_its_sessions() {
-    check("inspector");
+support::rows! {
+    the_typescript_sdk_1_has_its_sessions: check("ts1");
+    the_typescript_client_2_has_its_sessions: check("ts2");
+    the_python_sdk_1_has_its_sessions: check("py1");
+    the_python_sdk_2_has_its_sessions: check("py2");
+    fastmcp_2_has_its_sessions: check("fastmcp2");
+    fastmcp_3_has_its_sessions: check("fastmcp3");
+    fastmcp_4_has_its_sessions: check("fastmcp4");
+    rmcp_has_its_sessions: check("rmcp");
+    the_inspector_has_its_sessions: check("inspector");
 }
 
 #[test]

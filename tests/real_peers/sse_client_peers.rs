@@ -26,32 +26,11 @@ fn check(client: &str) {
     CELLS.check(|row| row.client == client);
 }
 
-#[test]
-fn the_typescript_sdk_1_works_over_http_and_sse() {
-    check("ts1");
-}
-
-#[test]
-fn the_typescript_client_2_works_over_http_and_sse() {
-    check("ts2");
-}
-
-#[test]
-fn the_python_sdk_1_works_over_http_and_sse() {
-    check("py1");
-}
-
-#[test]
-fn the_python_sdk_2_works_over_http_and_sse() {
-    check("py2");
-}
-
-#[test]
-fn fastmcp_3_works_over_http_and_sse() {
-    check("fastmcp3");
-}
-
-#[test]
-fn fastmcp_4_works_over_http_and_sse() {
-    check("fastmcp4");
+support::rows! {
+    the_typescript_sdk_1_works_over_http_and_sse: check("ts1");
+    the_typescript_client_2_works_over_http_and_sse: check("ts2");
+    the_python_sdk_1_works_over_http_and_sse: check("py1");
+    the_python_sdk_2_works_over_http_and_sse: check("py2");
+    fastmcp_3_works_over_http_and_sse: check("fastmcp3");
+    fastmcp_4_works_over_http_and_sse: check("fastmcp4");
 }

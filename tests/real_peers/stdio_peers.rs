@@ -363,22 +363,11 @@ async fn fastmcp(name: &'static str, server: impl FnOnce(&Path) -> Reached) {
     check(&peers, row).await;
 }
 
-#[tokio::test]
-async fn fastmcp_3_over_stdio() {
-    fastmcp("fastmcp3-stdio", |peers| python(peers, "py-legacy", &["fastmcp_server.py", "--stdio"])).await;
-}
-
-#[tokio::test]
-async fn fastmcp_3_over_http() {
-    fastmcp("fastmcp3-http", |_| Reached::Http(Program::FastMcp)).await;
-}
-
-#[tokio::test]
-async fn fastmcp_4_over_stdio() {
-    fastmcp("fastmcp4-stdio", |peers| python(peers, "py-modern", &["fastmcp4_server.py", "--stdio"])).await;
-}
-
-#[tokio::test]
-async fn fastmcp_4_over_http() {
-    fastmcp("fastmcp4-http", |_| Reached::Http(Program::FastMcp4)).await;
+support::async_rows! {
+    fastmcp_3_over_stdio:
+        fastmcp("fastmcp3-stdio", |peers| python(peers, "py-legacy", &["fastmcp_server.py", "--stdio"]));
+    fastmcp_3_over_http: fastmcp("fastmcp3-http", |_| Reached::Http(Program::FastMcp));
+    fastmcp_4_over_stdio:
+        fastmcp("fastmcp4-stdio", |peers| python(peers, "py-modern", &["fastmcp4_server.py", "--stdio"]));
+    fastmcp_4_over_http: fastmcp("fastmcp4-http", |_| Reached::Http(Program::FastMcp4));
 }

@@ -100,29 +100,12 @@ async fn drive(program: &str, script: &str, kind: &str, knows_tasks: bool) {
     }
 }
 
-#[tokio::test]
-async fn python_sdk_1_has_its_tasks() {
-    drive("py-legacy/bin/python", "wrap_py.py", "sdk", true).await;
-}
-
-#[tokio::test]
-async fn python_sdk_2_is_held() {
-    drive("py-modern/bin/python", "wrap_py.py", "sdk", false).await;
-}
-
-#[tokio::test]
-async fn fastmcp_4_has_the_extension() {
-    drive("py-modern/bin/python", "wrap_py.py", "fastmcp", true).await;
-}
-
-#[tokio::test]
-async fn typescript_sdk_1_has_its_tasks() {
-    drive("node", "wrap_ts.mjs", "ts1", true).await;
-}
-
-#[tokio::test]
-async fn typescript_sdk_2_is_held() {
-    drive("node", "wrap_ts.mjs", "ts2", false).await;
+support::async_rows! {
+    python_sdk_1_has_its_tasks: drive("py-legacy/bin/python", "wrap_py.py", "sdk", true);
+    python_sdk_2_is_held: drive("py-modern/bin/python", "wrap_py.py", "sdk", false);
+    fastmcp_4_has_the_extension: drive("py-modern/bin/python", "wrap_py.py", "fastmcp", true);
+    typescript_sdk_1_has_its_tasks: drive("node", "wrap_ts.mjs", "ts1", true);
+    typescript_sdk_2_is_held: drive("node", "wrap_ts.mjs", "ts2", false);
 }
 
 #[tokio::test]

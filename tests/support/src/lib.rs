@@ -41,6 +41,22 @@ pub mod talk;
 mod unprivileged;
 pub mod wire_client;
 
+/// Declares tests of one expression each: `name: expression;`.
+#[macro_export]
+macro_rules! rows {
+    ($($(#[$attribute:meta])* $name:ident: $test:expr;)*) => {
+        $($(#[$attribute])* #[test] fn $name() { $test; })*
+    };
+}
+
+/// As [`rows`], for tests that await their expression.
+#[macro_export]
+macro_rules! async_rows {
+    ($($(#[$attribute:meta])* $name:ident: $test:expr;)*) => {
+        $($(#[$attribute])* #[tokio::test] async fn $name() { $test.await; })*
+    };
+}
+
 /// The repository's folder.
 pub fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))

@@ -5,11 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::http::{FaceResponse, Inbound, ResponseBody};
+use super::http::{FaceResponse, Inbound, ResponseBody, is_event_stream};
 use crate::dev_output::client::ClientRequest;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, ProtocolVersion, ScanLimits, envelope};
@@ -34,10 +33,10 @@ pub(super) fn begin(
 
 /// Shows the response while it is sent.
 pub(super) fn shown(request: Box<ClientRequest>, response: FaceResponse) -> FaceResponse {
-    let is_stream =
-        response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    let text =
-        if is_stream { ResponseText::Events(SseDecoder::new(BYTES_MAX)) } else { ResponseText::Whole(Vec::new()) };
+    let text = match is_event_stream(&response) {
+        true => ResponseText::Events(SseDecoder::new(BYTES_MAX)),
+        false => ResponseText::Whole(Vec::new()),
+    };
     response.map(|body| ShownBody { body, request, text, bytes: 0 }.boxed_unsync())
 }
 

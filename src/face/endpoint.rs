@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use metrics::Counter;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ use super::answer::{ErrorAnswerMarker, bare};
 use super::array_answer::ArrayItems;
 use super::client_login::ClientLogin;
 use super::dev_requests;
-use super::http::{Endpoint, FaceResponse, Inbound, MessageChannel, ending_with};
+use super::http::{Endpoint, FaceResponse, Inbound, MessageChannel, ending_with, is_event_stream};
 use super::intake::{PathContext, PathFaces};
 use super::served::Served;
 use super::session::{self, SessionFace};
@@ -306,11 +306,7 @@ impl RequestOutcomes {
             &self.accepted
         } else if response.extensions().get::<ErrorAnswerMarker>().is_some() {
             &self.error
-        } else if response
-            .headers()
-            .get(CONTENT_TYPE)
-            .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
-        {
+        } else if is_event_stream(response) {
             &self.stream
         } else {
             &self.answered

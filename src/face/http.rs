@@ -221,15 +221,17 @@ pub trait Endpoint: Send + Sync {
     }
 }
 
+pub(crate) fn is_event_stream(response: &FaceResponse) -> bool {
+    response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
 /// Ends an event stream once `ended` returns, as when its credential or right is withdrawn. A response in one piece is
 /// unchanged.
 pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
 where
     E: Future<Output = ()> + Send + 'static,
 {
-    let is_stream =
-        response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    match is_stream {
+    match is_event_stream(&response) {
         true => response.map(|body| RevocableBody { body, ended: ended().boxed() }.boxed_unsync()),
         false => response,
     }

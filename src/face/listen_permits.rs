@@ -1,12 +1,8 @@
 //! Limits open streams: each holds a connection, a session's subscriber and its watches.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use http_body_util::BodyExt as _;
-use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +10,6 @@ use crate::face::http::ResponseBody;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
-use crate::wire::framing::BodyPart;
 
 /// The most open streams in total.
 pub const LISTENERS_MAX: usize = 4_096;
@@ -75,29 +70,11 @@ pub(in crate::face) struct ListenPermit {
 impl ListenPermit {
     /// Holds the permit until the body ends or is dropped.
     pub(in crate::face) fn keep(self, body: ResponseBody) -> ResponseBody {
-        PermittedBody { body, _place: self }.boxed_unsync()
-    }
-}
-
-struct PermittedBody {
-    body: ResponseBody,
-    _place: ListenPermit,
-}
-
-impl Body for PermittedBody {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let holding = move |error| {
+            let _permit = &self;
+            error
+        };
+        body.map_err(holding).boxed_unsync()
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame};
@@ -28,6 +27,7 @@ use crate::dialect::subscriptions::{ListKind, untagged_notification};
 use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
+pub(super) use crate::face::http::is_event_stream;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
 use crate::task::{Principal, Reason};
 use crate::upstream::answer_body::BodyBreakError;
@@ -53,10 +53,6 @@ pub(super) async fn shown(
         true => answer.map(|source| ShownEvents::new(source, voice, limits).boxed_unsync()),
         false => voice.admit_answer(answer, addressee).await,
     }
-}
-
-pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
-    answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// Marks event ids and questions with the upstream's name. Holds each whole event and counts it for its principal, because the

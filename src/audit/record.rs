@@ -10,6 +10,7 @@ use serde::Deserialize;
 use crate::task::digest::hex;
 use crate::task::reference::ShortReference;
 use crate::task::{Principal, TaskKey, Timestamp};
+use crate::wire::one_line::is_invisible;
 
 /// The longest line.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
@@ -167,7 +168,7 @@ fn put_text(out: &mut String, text: &str) {
     for character in shown.chars() {
         match character {
             '"' | '\\' => out.extend(['\\', character]),
-            _ if !is_hidden(character) => out.push(character),
+            _ if !is_invisible(character) => out.push(character),
             _ => {
                 for unit in character.encode_utf16(&mut [0; 2]) {
                     let _ = write!(out, "\\u{unit:04x}");
@@ -177,16 +178,6 @@ fn put_text(out: &mut String, text: &str) {
     }
     out.push_str(&mark);
     out.push('"');
-}
-
-/// Controls, marks of direction, and characters without width.
-fn is_hidden(character: char) -> bool {
-    character.is_control()
-        || matches!(
-            character,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-                | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
-        )
 }
 
 pub(super) type LineDigest = [u8; SHA256_OUTPUT_LEN];

@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use crate::wire::one_line::is_invisible;
+
 /// Replaces characters by blanks that could move the cursor, change colours, break the line, reorder the text or are invisible.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    if text.chars().any(is_hidden) {
-        text.chars().map(|c| if is_hidden(c) { ' ' } else { c }).collect::<String>().into()
+    if text.chars().any(is_invisible) {
+        text.chars().map(|c| if is_invisible(c) { ' ' } else { c }).collect::<String>().into()
     } else {
         text.into()
     }
@@ -20,7 +22,7 @@ pub(super) fn printable_lines(text: &str) -> String {
 pub(super) fn printable_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
-        if is_hidden(c) && !matches!(c, '\n' | '\r' | '\t') {
+        if is_invisible(c) && !matches!(c, '\n' | '\r' | '\t') {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 let _ = write!(text, "\\u{unit:04x}");
             }
@@ -29,24 +31,6 @@ pub(super) fn printable_json(json: &str) -> String {
         }
     }
     text
-}
-
-/// Control characters (C0 and C1), direction controls, and zero-width characters.
-const fn is_hidden(c: char) -> bool {
-    matches!(
-        c,
-        '\0'..='\u{1f}'
-            | '\u{7f}'..='\u{9f}'
-            | '\u{ad}'
-            | '\u{61c}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
-            | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}'
-    )
 }
 
 #[cfg(test)]

@@ -210,10 +210,7 @@ pub(super) struct RefusableRequest {
 
 impl RefusableRequest {
     fn of(message: &Message, face: Face, inbound: &Inbound) -> Self {
-        let id = match message {
-            Message::Request(request) => Some(request.id.clone()),
-            Message::Notification(_) | Message::Response(_) => None,
-        };
+        let id = message.request().map(|request| request.id.clone());
         let addressee = match face {
             Face::Stateless => stateless_addressee(inbound, id),
             Face::Session => addressee(id.as_ref(), inbound.accepted),

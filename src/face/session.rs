@@ -158,11 +158,7 @@ impl SessionFace {
             // Boxed, as below: a rare case should not enlarge every request's future.
             return Box::pin(handshake::open(&self.shared, &inbound, request)).await;
         }
-        let id = match &*message {
-            Message::Request(request) => Some(&request.id),
-            Message::Notification(_) | Message::Response(_) => None,
-        };
-        let addressee = addressee(id, inbound.accepted);
+        let addressee = addressee(message.request().map(|request| &request.id), inbound.accepted);
         let session = match self.session_for(&inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),

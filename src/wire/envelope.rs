@@ -30,6 +30,15 @@ pub enum Message {
     Response(Response),
 }
 
+impl Message {
+    pub const fn request(&self) -> Option<&Request> {
+        match self {
+            Self::Request(request) => Some(request),
+            Self::Notification(_) | Self::Response(_) => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Request {
     pub id: RequestId,

@@ -42,11 +42,7 @@ pub(super) async fn post(
     message: Message,
     inbound: &Inbound,
 ) -> FaceResponse {
-    let id = match &message {
-        Message::Request(request) => Some(request.id.clone()),
-        Message::Notification(_) | Message::Response(_) => None,
-    };
-    let addressee = addressee(id.as_ref(), inbound.accepted);
+    let addressee = addressee(message.request().map(|request| &request.id), inbound.accepted);
     if let Err(complaint) = vet(&message) {
         return refuse(&addressee, &complaint);
     }

@@ -327,10 +327,7 @@ impl PipeForward {
 
 /// The arguments of a call, for the audit.
 fn arguments_in(text: &MessageText) -> Option<Payload> {
-    match &*text.read(ScanLimits::CLIENT).ok()? {
-        Message::Request(request) => arguments_of(request.params.object()),
-        Message::Notification(_) | Message::Response(_) => None,
-    }
+    arguments_of(text.read(ScanLimits::CLIENT).ok()?.request()?.params.object())
 }
 
 /// A session client's request in its own upstream session.

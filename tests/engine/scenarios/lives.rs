@@ -86,125 +86,67 @@ impl<T> Mortal<T> {
     }
 }
 
-#[async_trait]
-impl TaskStore for Mortal<GatedStore> {
-    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
-        self.life.writing(self.inner.insert(task)).await
-    }
+/// Forwards the store's methods: `writing` counts a commit.
+macro_rules! store_while_living {
+    ($($way:ident $name:ident($($argument:ident: $kind:ty),*) -> $found:ty;)*) => {
+        #[async_trait]
+        impl TaskStore for Mortal<GatedStore> {
+            $(async fn $name(&self, $($argument: $kind),*) -> Result<$found, StoreError> {
+                self.life.$way(self.inner.$name($($argument),*)).await
+            })*
 
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.life.living(self.inner.load(key, now)).await
-    }
+            fn changes(&self) -> BoxStream<'static, StoreHint> {
+                self.inner.changes()
+            }
 
-    async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {
-        self.life.living(self.inner.settled_bytes(key)).await
-    }
+            fn reach(&self) -> Reach {
+                match self.inner.reach() {
+                    Reach::Process if self.outlives => Reach::Machine,
+                    reach @ (Reach::Process | Reach::Machine | Reach::Shared) => reach,
+                }
+            }
 
-    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
-        self.life.writing(self.inner.replace(expected, role, task)).await
-    }
+            fn holder(&self) -> Incarnation {
+                self.inner.holder()
+            }
 
-    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.life.writing(self.inner.remove(key)).await
-    }
+            fn is_time_distrusted(&self) -> bool {
+                self.inner.is_time_distrusted()
+            }
 
-    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.life.living(self.inner.sweep(now, limit)).await
-    }
+            fn bytes_max(&self) -> usize {
+                self.inner.bytes_max()
+            }
 
-    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
-        self.life.writing(self.inner.sweep_one(key, now)).await
-    }
+            fn usage(&self) -> Usage {
+                self.inner.usage()
+            }
 
-    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.overdue(now, limit)).await
-    }
-
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
-        self.life.living(self.inner.page(owner, after, limit, now)).await
-    }
-
-    async fn select(
-        &self,
-        owner: &Principal,
-        filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
-        self.life.living(self.inner.select(owner, filter, after, limit, now)).await
-    }
-
-    async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.life.living(self.inner.resolve_write(key, now)).await
-    }
-
-    async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.claim(limit, upstreams)).await
-    }
-
-    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.held()).await
-    }
-
-    fn changes(&self) -> BoxStream<'static, StoreHint> {
-        self.inner.changes()
-    }
-
-    async fn find_idempotent(
-        &self,
-        owner: &Principal,
-        key: &Digest,
-        now: Timestamp,
-    ) -> Result<Option<StoredTask>, StoreError> {
-        self.life.living(self.inner.find_idempotent(owner, key, now)).await
-    }
-
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        self.life.living(self.inner.survey(after, limit, now)).await
-    }
-
-    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.find_reference(reference, limit)).await
-    }
-
-    fn reach(&self) -> Reach {
-        match self.inner.reach() {
-            Reach::Process if self.outlives => Reach::Machine,
-            reach @ (Reach::Process | Reach::Machine | Reach::Shared) => reach,
+            fn usage_of(&self, owner: &Principal) -> Usage {
+                self.inner.usage_of(owner)
+            }
         }
-    }
+    };
+}
 
-    fn holder(&self) -> Incarnation {
-        self.inner.holder()
-    }
-
-    fn is_time_distrusted(&self) -> bool {
-        self.inner.is_time_distrusted()
-    }
-
-    fn bytes_max(&self) -> usize {
-        self.inner.bytes_max()
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-
-    fn usage_of(&self, owner: &Principal) -> Usage {
-        self.inner.usage_of(owner)
-    }
+store_while_living! {
+    writing insert(task: &Task) -> Revision;
+    living load(key: &TaskKey, now: Timestamp) -> Option<StoredTask>;
+    living settled_bytes(key: &TaskKey) -> Option<usize>;
+    writing replace(expected: Revision, role: WriteRole, task: &Task) -> Revision;
+    writing remove(key: &TaskKey) -> ();
+    living sweep(now: Timestamp, limit: usize) -> usize;
+    writing sweep_one(key: &TaskKey, now: Timestamp) -> ();
+    living overdue(now: Timestamp, limit: usize) -> Vec<TaskKey>;
+    living page(owner: &Principal, after: Option<(Timestamp, TaskId)>, limit: usize, now: Timestamp) -> SummaryPage;
+    living select(owner: &Principal, filter: &ListFilter, after: Option<ListPosition>,
+        limit: usize, now: Timestamp) -> SummaryPage;
+    living resolve_write(key: &TaskKey, now: Timestamp) -> Option<StoredTask>;
+    living claim(limit: usize, upstreams: &[Arc<str>]) -> Vec<TaskKey>;
+    living held() -> Vec<TaskKey>;
+    living find_idempotent(owner: &Principal, key: &Digest, now: Timestamp) -> Option<StoredTask>;
+    living survey(after: Option<NewestCursor>, limit: usize, now: Timestamp) -> SummaryPage<NewestCursor>;
+    living find_reference(reference: ShortReference, limit: usize) -> Vec<TaskKey>;
 }
 
 #[async_trait]

@@ -291,6 +291,21 @@ impl EraUpstream {
     }
 }
 
+/// Calls the client's half, and the other one if [`EraUpstream::other_half`] names it.
+macro_rules! on_half {
+    ($era:ident, $context:expr, |$upstream:ident| $call:expr) => {{
+        let half = $era.half($context).await;
+        let $upstream = half.upstream;
+        match $call.await {
+            Err(error) => match $era.other_half(&half, &error) {
+                Some($upstream) => $call.await,
+                None => Err(error),
+            },
+            done => done,
+        }
+    }};
+}
+
 #[async_trait]
 impl Upstream for EraUpstream {
     fn name(&self) -> &Arc<str> {
@@ -315,25 +330,11 @@ impl Upstream for EraUpstream {
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        let half = self.half(context).await;
-        match half.upstream.facts(context).await {
-            Ok(facts) => Ok(facts),
-            Err(error) => match self.other_half(&half, &error) {
-                Some(other) => other.facts(context).await,
-                None => Err(error),
-            },
-        }
+        on_half!(self, context, |upstream| upstream.facts(context))
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let half = self.half(&context).await;
-        match half.upstream.begin(request.clone(), context.clone()).await {
-            Ok(exchange) => Ok(exchange),
-            Err(error) => match self.other_half(&half, &error) {
-                Some(other) => other.begin(request, context).await,
-                None => Err(error),
-            },
-        }
+        on_half!(self, &context, |upstream| upstream.begin(request.clone(), context.clone()))
     }
 
     /// The halves write different tokens, so a token selects its half.
@@ -349,28 +350,14 @@ impl Upstream for EraUpstream {
         context: &CallContext,
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
-        let half = self.half(context).await;
-        match half.upstream.listen(context, wishes).await {
-            Ok(listening) => Ok(listening),
-            Err(error) => match self.other_half(&half, &error) {
-                Some(other) => other.listen(context, wishes).await,
-                None => Err(error),
-            },
-        }
+        on_half!(self, context, |upstream| upstream.listen(context, wishes))
     }
 
     async fn notifications(
         &self,
         context: &CallContext,
     ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        let half = self.half(context).await;
-        match half.upstream.notifications(context).await {
-            Ok(news) => Ok(news),
-            Err(error) => match self.other_half(&half, &error) {
-                Some(other) => other.notifications(context).await,
-                None => Err(error),
-            },
-        }
+        on_half!(self, context, |upstream| upstream.notifications(context))
     }
 
     fn end_idle(&self) {

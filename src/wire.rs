@@ -3,6 +3,7 @@
 //! Knows no tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser.
 
 pub mod canonical;
+pub mod dates;
 pub mod envelope;
 pub mod framing;
 pub mod id;

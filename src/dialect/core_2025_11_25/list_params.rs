@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use super::status;
 use crate::dialect::RequestError;
 use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TaskId, TimeRange, Timestamp};
+use crate::wire::dates::{date_of, numbers};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method};
 
@@ -174,11 +175,10 @@ fn instant(text: &str) -> Option<Instant> {
         Some((clock, digits)) => (clock, Some(digits)),
         None => (time, None),
     };
-    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
+    let [year, month, day] = date_of(date)?;
     let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
     let is_time = hour < 24 && minute < 60 && second <= 60;
-    let is_day = (1..=12).contains(&month) && (1..=days_in(year, month)).contains(&day);
-    if !is_time || !is_day {
+    if !is_time {
         return None;
     }
     let seconds = days(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second - zone;
@@ -200,17 +200,6 @@ fn zone(text: &str) -> Option<(&str, i64)> {
     is_zone.then_some((time, if offset.starts_with('-') { -ahead } else { ahead }))
 }
 
-fn numbers<const N: usize>(text: &str, between: char, digits: [usize; N]) -> Option<[i64; N]> {
-    let mut parts = text.split(between);
-    let mut numbers = [0; N];
-    for (number, digits) in numbers.iter_mut().zip(digits) {
-        let part = parts.next()?;
-        let is_number = part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit());
-        *number = is_number.then(|| part.parse().ok())??;
-    }
-    parts.next().is_none().then_some(numbers)
-}
-
 /// Whole milliseconds of a second's fraction, and whether there is a remainder.
 fn millis(digits: &str) -> Option<(i64, bool)> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -219,15 +208,6 @@ fn millis(digits: &str) -> Option<(i64, bool)> {
     let (whole, rest) = digits.split_at(digits.len().min(3));
     let millis = format!("{whole:0<3}").parse().ok()?;
     Some((millis, rest.bytes().any(|digit| digit != b'0')))
-}
-
-const fn days_in(year: i64, month: i64) -> i64 {
-    match month {
-        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
 }
 
 /// Days since 1970, in the Gregorian calendar.

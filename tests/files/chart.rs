@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use support::check_golden;
 use support::peers::install::Peers;
 use taskgate::config;
 
@@ -82,15 +83,6 @@ impl Helm {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
-}
-
-#[track_caller]
-fn check_golden(golden: &Path, found: &str) {
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(golden, found).expect("a writable folder");
-    }
-    let expected = fs::read_to_string(golden).unwrap_or_default();
-    assert_eq!(found, expected, "{}", golden.display());
 }
 
 /// The text of `taskgate.toml` in rendered manifests.

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use support::check_golden;
 use taskgate::config::{self, CommandLineConfig, CommandLineServer, Config, KeyContent, LoadedConfig, StoreSettings};
 use taskgate::server::api_keys::{AuthSettings, KeySource};
 use taskgate::store::StoreLimits;
@@ -60,17 +61,6 @@ fn warnings(loaded: &LoadedConfig) -> String {
     loaded.warnings.iter().map(|warning| format!("{warning}\n")).collect()
 }
 
-/// Compares with the file beside it; `UPDATE_GOLDEN=1` rewrites that.
-#[track_caller]
-fn check_golden(toml: &Path, found: &str) {
-    let golden = toml.with_extension("expected");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&golden, found).expect("a writable folder");
-    }
-    let expected = fs::read_to_string(&golden).unwrap_or_default();
-    assert_eq!(found, expected, "{}", golden.display());
-}
-
 /// B166, B167, SEC-24: each mistake with file, line, key, and what would be right; all of them at once.
 #[test]
 fn every_mistake_of_a_bad_file_is_reported_at_once() {
@@ -79,7 +69,7 @@ fn every_mistake_of_a_bad_file_is_reported_at_once() {
         let error = parse_file(file).expect_err(&file.display().to_string());
         let report = format!("{error}\n");
         assert!(!report.contains("s3cr3t"), "{report}");
-        check_golden(file, &report);
+        check_golden(&file.with_extension("expected"), &report);
     }
     assert_eq!(files.len(), BAD_FILES);
 }
@@ -92,7 +82,7 @@ fn good_files_are_accepted_with_exactly_their_warnings() {
         if found.is_empty() {
             assert!(!file.with_extension("expected").exists(), "{}", file.display());
         } else {
-            check_golden(file, &found);
+            check_golden(&file.with_extension("expected"), &found);
         }
     }
     assert_eq!(files.len(), GOOD_FILES);

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use support::check_golden;
 use tempfile::TempDir;
 
 const TASKGATE: &str = env!("CARGO_BIN_EXE_taskgate");
@@ -31,14 +32,6 @@ fn hosts() -> PathBuf {
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
-}
-
-#[track_caller]
-fn check_golden(golden: &Path, found: &str) {
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(golden, found).unwrap();
-    }
-    assert_eq!(found, fs::read_to_string(golden).unwrap_or_default(), "{}", golden.display());
 }
 
 /// The variables that a file says are to be set, each with a value that fits every key but a folder.

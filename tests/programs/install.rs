@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use support::check_golden;
 use tempfile::TempDir;
 
 const TASKGATE: &str = env!("CARGO_BIN_EXE_taskgate");
@@ -132,14 +133,6 @@ fn mode(file: &Path) -> u32 {
 
 fn copy_of(file: &Path) -> PathBuf {
     PathBuf::from(format!("{}.taskgate-backup", file.display()))
-}
-
-#[track_caller]
-fn check_golden(golden: &Path, found: &str) {
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(golden, found).unwrap();
-    }
-    assert_eq!(found, fs::read_to_string(golden).unwrap_or_default(), "{}", golden.display());
 }
 
 #[test]

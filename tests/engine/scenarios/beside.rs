@@ -6,27 +6,20 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{AfterCrash, Principal, TaskId, TaskKey, TaskMode};
+use taskgate::task::{AfterCrash, Principal, TaskMode};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
+use super::doubts::asking;
 use super::rounds::{accept, answers, returns};
 use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
+use super::unmarked::key;
 use super::world::{Ask, Rules, World, millis, seconds};
 use crate::random::Choices;
 
-fn key(id: &str) -> TaskKey {
-    TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
-}
-
 fn rules() -> Rules {
     Rules { durable: true, ..Rules::mode(TaskMode::Always) }
-}
-
-fn asking(ask: Ask) -> Ask {
-    let extension = json!({ "io.modelcontextprotocol/tasks": {} });
-    ask.declaring(json!({ "elicitation": { "form": {} }, "extensions": extension }))
 }
 
 /// Two gateways, of which one makes the call, and the task that it becomes. Where hints are lost, the second looks.

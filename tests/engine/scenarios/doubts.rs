@@ -8,8 +8,7 @@ use taskgate::engine::{CallEnd, CallEvent, CallSpec};
 use taskgate::metric;
 use taskgate::store::TaskStore;
 use taskgate::task::{
-    ChosenId, Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason, SessionScope, TaskId, TaskKey,
-    TaskMode,
+    ChosenId, Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason, SessionScope, TaskMode,
 };
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -18,16 +17,13 @@ use super::bridged::Caller;
 use super::rounds::{accept, answers};
 use super::script::{Happens, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
+use super::unmarked::key;
 use super::world::{Ask, Rules, World, millis, seconds};
 
 /// More than any test uses.
 const ALWAYS: usize = 1_000_000;
 
-fn key(id: &str) -> TaskKey {
-    TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
-}
-
-fn asking(ask: Ask) -> Ask {
+pub(super) fn asking(ask: Ask) -> Ask {
     let extension = json!({ "io.modelcontextprotocol/tasks": {} });
     ask.declaring(json!({ "elicitation": { "form": {} }, "extensions": extension }))
 }

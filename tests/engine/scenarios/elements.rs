@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskgate::engine::{CallEvent, recovery};
 use taskgate::store::TaskStore;
 use taskgate::task::{
-    AfterCrash, Answer, EarlyInput, Failure, Outcome, Phase, Plan, Principal, Reason, Task, TaskId, TaskKey, TaskMode,
+    AfterCrash, Answer, EarlyInput, Failure, Outcome, Phase, Plan, Principal, Reason, Task, TaskKey, TaskMode,
     TaskVisibility, Timestamp,
 };
 use tokio::task::JoinSet;
@@ -14,6 +14,8 @@ use tokio::task::JoinSet;
 use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::splitting::texts;
 use super::store_faults::{Method, StoreFault};
+use super::unmarked::key;
+use super::waiting::row;
 use super::world::{Ask, Rules, World, millis, seconds};
 
 /// At most ten elements, three side by side; a task from the beginning.
@@ -34,15 +36,6 @@ fn slow(rules: Rules) -> World {
         let element = element(call).as_u64().unwrap();
         Script::returns(seconds(element), &element.to_string())
     })
-}
-
-fn key(id: &str) -> TaskKey {
-    TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
-}
-
-/// A row as it is in the store, whoever may see it.
-async fn row(world: &World, key: &TaskKey) -> Option<Arc<Task>> {
-    world.store.load(key, Timestamp::from_millis(0)).await.unwrap().map(|row| row.task)
 }
 
 /// The children of a task, in their order.

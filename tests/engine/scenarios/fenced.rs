@@ -31,7 +31,7 @@ async fn taken_over_within(world: &World, changes: usize) -> Arc<GatedStore> {
     taken_over(world).await
 }
 
-fn resumes(world: &World) -> usize {
+pub(super) fn resumes(world: &World) -> usize {
     world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Resume { .. })).count()
 }
 

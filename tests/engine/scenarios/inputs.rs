@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use taskgate::store::TaskStore;
 use taskgate::task::{Executed, Reason, TaskMode};
 
+use super::rounds::{answered, answers};
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
 
@@ -40,14 +41,6 @@ async fn settled(world: &World, id: &str) -> Value {
 async fn update(world: &World, id: &str, responses: Value) -> Value {
     let ask = Ask::task("tasks/update", id).declaring(everything()).member("inputResponses", responses);
     world.send(&ask).await.json().await
-}
-
-fn answered(ask: &str, answer: &str) -> Saw {
-    Saw::Answer { call: 0, ask: format!("{ask:?}"), answer: answer.to_owned() }
-}
-
-fn answers(world: &World) -> Vec<Saw> {
-    world.upstream.saw().into_iter().filter(|saw| matches!(saw, Saw::Answer { .. })).collect()
 }
 
 fn keys(task: &Value) -> Vec<&str> {

@@ -10,6 +10,7 @@ use taskgate::engine::recovery::{self, CallTargets};
 use taskgate::task::{AfterCrash, TaskMode};
 use tokio_util::sync::CancellationToken;
 
+use super::fenced::resumes;
 use super::rules::Rules;
 use super::script::{Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
@@ -35,10 +36,6 @@ fn data(task: &Value) -> Value {
 
 fn lost(reason: &str, executed: &str) -> Value {
     json!(["failed", -32603, reason, executed])
-}
-
-fn resumes(world: &World) -> usize {
-    world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Resume { .. })).count()
 }
 
 fn answers(world: &World) -> Vec<(String, String)> {

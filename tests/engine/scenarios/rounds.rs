@@ -37,7 +37,7 @@ pub(crate) fn returns(after: u64) -> (std::time::Duration, Happens) {
     (seconds(after), Happens::Returns(result("done")))
 }
 
-fn answered(ask: &str, answer: &str) -> Saw {
+pub(crate) fn answered(ask: &str, answer: &str) -> Saw {
     Saw::Answer { call: 0, ask: format!("{ask:?}"), answer: answer.to_owned() }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -60,6 +61,15 @@ macro_rules! async_rows {
 /// The repository's folder.
 pub fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Compares a text with a file; `UPDATE_GOLDEN=1` rewrites the file.
+#[track_caller]
+pub fn check_golden(golden: &Path, found: &str) {
+    if env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(golden, found).expect("a writable folder");
+    }
+    assert_eq!(found, fs::read_to_string(golden).unwrap_or_default(), "{}", golden.display());
 }
 
 /// The folder that all of this build's files lie in: test binaries are in `PROFILE/deps` below it.

@@ -25,28 +25,25 @@ pub enum ListKind {
 impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
-    const fn member(self) -> &'static str {
+    /// The member of a filter, the capability, and the notification.
+    const fn words(self) -> [&'static str; 3] {
         match self {
-            Self::Tools => "toolsListChanged",
-            Self::Prompts => "promptsListChanged",
-            Self::Resources => "resourcesListChanged",
+            Self::Tools => ["toolsListChanged", "tools", method::TOOLS_CHANGED],
+            Self::Prompts => ["promptsListChanged", "prompts", method::PROMPTS_CHANGED],
+            Self::Resources => ["resourcesListChanged", "resources", method::RESOURCES_CHANGED],
         }
+    }
+
+    const fn member(self) -> &'static str {
+        self.words()[0]
     }
 
     const fn capability(self) -> &'static str {
-        match self {
-            Self::Tools => "tools",
-            Self::Prompts => "prompts",
-            Self::Resources => "resources",
-        }
+        self.words()[1]
     }
 
     pub const fn notification(self) -> &'static str {
-        match self {
-            Self::Tools => method::TOOLS_CHANGED,
-            Self::Prompts => method::PROMPTS_CHANGED,
-            Self::Resources => method::RESOURCES_CHANGED,
-        }
+        self.words()[2]
     }
 }
 

@@ -24,33 +24,27 @@ impl PagedList {
         Self::OFFERS.into_iter().find(|list| list.method() == name)
     }
 
-    pub const fn method(self) -> &'static str {
+    /// The method, the member with the items, and the member that identifies an item.
+    const fn words(self) -> [&'static str; 3] {
         match self {
-            Self::Tools => method::TOOLS_LIST,
-            Self::Prompts => method::PROMPTS_LIST,
-            Self::Resources => method::RESOURCES_LIST,
-            Self::Templates => method::RESOURCES_TEMPLATES_LIST,
-            Self::Tasks => method::TASKS_LIST,
+            Self::Tools => [method::TOOLS_LIST, "tools", "name"],
+            Self::Prompts => [method::PROMPTS_LIST, "prompts", "name"],
+            Self::Resources => [method::RESOURCES_LIST, "resources", "uri"],
+            Self::Templates => [method::RESOURCES_TEMPLATES_LIST, "resourceTemplates", "uriTemplate"],
+            Self::Tasks => [method::TASKS_LIST, "tasks", "taskId"],
         }
+    }
+
+    pub const fn method(self) -> &'static str {
+        self.words()[0]
     }
 
     pub const fn items(self) -> &'static str {
-        match self {
-            Self::Tools => "tools",
-            Self::Prompts => "prompts",
-            Self::Resources => "resources",
-            Self::Templates => "resourceTemplates",
-            Self::Tasks => "tasks",
-        }
+        self.words()[1]
     }
 
     pub const fn key(self) -> &'static str {
-        match self {
-            Self::Tools | Self::Prompts => "name",
-            Self::Resources => "uri",
-            Self::Templates => "uriTemplate",
-            Self::Tasks => "taskId",
-        }
+        self.words()[2]
     }
 }
 

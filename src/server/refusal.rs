@@ -276,11 +276,8 @@ impl Refusal {
                 HeadPart::Origin,
                 "the origin is not allowed; add it to this key if its pages may call",
             ),
-            Self::Unauthorized => {
-                ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
-            }
             Self::CredentialRefused(_, Some(error)) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
-            Self::CredentialRefused(_, None) => {
+            Self::Unauthorized | Self::CredentialRefused(_, None) => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
             }
             Self::ProofRefused(_, why) => ("auth.dpop", HeadPart::Nothing, why.sentence()),

@@ -107,7 +107,7 @@ fn every_client_is_served_in_front_of_a_server_with_tasks_of_its_own() {
     check(Program::FastMcp4Tasks, None);
 }
 
-/// F52: tasks that the gateways make are polled at each in turn.
+// F52: tasks that the gateways make are polled at each in turn.
 support::rows! {
     #[ignore = "takes minutes: part of `make peers`"]
     every_client_is_served_by_two_gateways_in_turn: check(Program::FastMcp4, Some(BalancerMode::InTurn));

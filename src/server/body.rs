@@ -6,10 +6,11 @@ use std::pin::{Pin, pin};
 use std::task::{Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ListenerLimits;
+use super::body_wakes::poll_piece;
 use super::refusal::Refusal;
 
 /// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB. A slice of the body would otherwise retain
@@ -30,7 +31,7 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
     let mut timer = pin!(None::<Sleep>);
     loop {
         let frame = poll_fn(|context| {
-            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
+            if let Poll::Ready(frame) = poll_piece(Pin::new(&mut *body), context) {
                 return Poll::Ready(Ok(frame));
             }
             // A body that has arrived sets no timer.

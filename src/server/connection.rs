@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::body_wakes::ConnectionWaker;
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState, ReadWatch};
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
@@ -77,11 +78,12 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let outcome = match protocol {
         Protocol::Http1 => {
             let connection = http1(&shared).serve_connection(TokioIo::new(io), service);
-            drive(Box::pin(connection), &trail, &shared.phases).await
+            let waker = ConnectionWaker::new();
+            drive(Box::pin(connection), |it, context| waker.poll(it, context), &trail, &shared.phases).await
         }
         Protocol::Http2 => {
             let connection = http2(&shared, &trail).serve_connection(TokioIo::new(io), service);
-            drive(Box::pin(connection), &trail, &shared.phases).await
+            drive(Box::pin(connection), Future::poll, &trail, &shared.phases).await
         }
     };
     let broken = outcome.as_ref().err().and_then(|error| reason(protocol, error));
@@ -225,18 +227,23 @@ async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<Li
 }
 
 /// Drives a connection to its end: shuts it down gracefully when it should leave, and drops it at `abort`.
-async fn drive<C>(mut connection: Pin<Box<C>>, trail: &ConnectionState, phases: &Phases) -> Result<(), hyper::Error>
+async fn drive<C>(
+    mut connection: Pin<Box<C>>,
+    poll: impl Fn(Pin<&mut C>, &mut Context<'_>) -> Poll<Result<(), hyper::Error>>,
+    trail: &ConnectionState,
+    phases: &Phases,
+) -> Result<(), hyper::Error>
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
     tokio::select! {
         biased;
-        outcome = connection.as_mut() => return outcome,
+        outcome = poll_fn(|context| poll(connection.as_mut(), context)) => return outcome,
         () = trail.leave().cancelled() => connection.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         biased;
-        outcome = connection => outcome,
+        outcome = poll_fn(|context| poll(connection.as_mut(), context)) => outcome,
         () = phases.abort.cancelled() => Ok(()),
     }
 }

@@ -1,0 +1,174 @@
+//! Spares an HTTP/1.1 connection the wake-up for the last piece of a body.
+//!
+//! hyper wakes a connection's task when a piece of a body is taken, so that it reads the next one. After the last piece there is
+//! nothing to read: the poll runs through all layers of the request in vain. Connections of HTTP/2 are woken always: a taken
+//! piece lets them send a window update.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use bytes::Bytes;
+use hyper::body::{Body as _, Frame, Incoming};
+use parking_lot::Mutex;
+
+thread_local! {
+    /// Whether this thread takes a piece of a body. A wake-up by another thread, as for a readable socket, is not withheld.
+    static IS_TAKING: Cell<bool> = const { Cell::new(false) };
+    static WITHHELD: Cell<Option<Arc<ConnectionTask>>> = const { Cell::new(None) };
+}
+
+/// Polls the body of a request or response. Its connection is woken only if the body has more pieces.
+pub(super) fn poll_piece(
+    mut body: Pin<&mut Incoming>,
+    context: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    let taking = Taking::begin();
+    let piece = body.as_mut().poll_frame(context);
+    drop(taking);
+    if let Some(task) = WITHHELD.take()
+        && !body.is_end_stream()
+    {
+        task.wake();
+    }
+    piece
+}
+
+/// Ends when dropped, also by a panic.
+struct Taking;
+
+impl Taking {
+    fn begin() -> Self {
+        IS_TAKING.set(true);
+        Self
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        IS_TAKING.set(false);
+    }
+}
+
+/// Polls a connection with a waker that [`poll_piece`] can withhold.
+#[derive(Debug)]
+pub(super) struct ConnectionWaker {
+    task: Arc<ConnectionTask>,
+    waker: Waker,
+}
+
+impl ConnectionWaker {
+    pub(super) fn new() -> Self {
+        let task = Arc::<ConnectionTask>::default();
+        Self { waker: Arc::clone(&task).into(), task }
+    }
+
+    pub(super) fn poll<F: Future>(&self, connection: Pin<&mut F>, context: &Context<'_>) -> Poll<F::Output> {
+        self.task.set(context.waker());
+        connection.poll(&mut Context::from_waker(&self.waker))
+    }
+}
+
+/// The waker of the tokio task that polled a connection last.
+#[derive(Debug, Default)]
+struct ConnectionTask(Mutex<Option<Waker>>);
+
+impl ConnectionTask {
+    fn set(&self, waker: &Waker) {
+        let mut task = self.0.lock();
+        if !task.as_ref().is_some_and(|task| task.will_wake(waker)) {
+            *task = Some(waker.clone());
+        }
+    }
+
+    fn wake_task(&self) {
+        self.0.lock().iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl Wake for ConnectionTask {
+    fn wake(self: Arc<Self>) {
+        if !IS_TAKING.get() {
+            self.wake_task();
+        } else if let Some(another) = WITHHELD.replace(Some(self)) {
+            another.wake_task();
+        }
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        Arc::clone(self).wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::poll_fn;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http_body_util::Empty;
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper::{Request, Response};
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::task::{JoinSet, yield_now};
+
+    use super::*;
+
+    /// Answers one request that is written in these pieces; returns how often its connection was polled.
+    async fn polls_for(pieces: &[&str], is_withheld: bool) -> usize {
+        let (mut client, server) = duplex(4_096);
+        let service = service_fn(move |mut request: Request<Incoming>| async move {
+            let mut body = Pin::new(request.body_mut());
+            let mut bytes = 0;
+            let mut next = |context: &mut Context<'_>| match is_withheld {
+                true => poll_piece(body.as_mut(), context),
+                false => body.as_mut().poll_frame(context),
+            };
+            while let Some(piece) = poll_fn(&mut next).await {
+                bytes += piece.unwrap().into_data().unwrap().len();
+            }
+            assert_eq!(bytes, 10);
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        });
+        let mut connection = Box::pin(http1::Builder::new().serve_connection(TokioIo::new(server), service));
+        let (polls, waker) = (Arc::<AtomicUsize>::default(), ConnectionWaker::new());
+        let mut tasks = JoinSet::new();
+        let counted = Arc::clone(&polls);
+        tasks.spawn(poll_fn(move |context| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            waker.poll(connection.as_mut(), context)
+        }));
+        for piece in pieces {
+            yield_now().await;
+            client.write_all(piece.as_bytes()).await.unwrap();
+        }
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0);
+        }
+        for _ in 0..8 {
+            yield_now().await;
+        }
+        polls.load(Ordering::Relaxed)
+    }
+
+    const HEAD: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n";
+
+    #[tokio::test]
+    async fn the_last_piece_of_a_body_wakes_no_connection() {
+        let whole = format!("{HEAD}0123456789");
+        assert_eq!(polls_for(&[&whole], true).await + 1, polls_for(&[&whole], false).await);
+    }
+
+    /// The service compares the bytes; a connection that is not woken would never respond.
+    #[tokio::test]
+    async fn a_body_in_pieces_is_read_to_its_end() {
+        let begun = format!("{HEAD}01234");
+        for pieces in [&[&*begun, "56789"][..], &[&begun, "567", "89"], &[HEAD, "01234", "56789"]] {
+            polls_for(pieces, true).await;
+        }
+    }
+}

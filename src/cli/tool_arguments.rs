@@ -85,7 +85,7 @@ impl ToolArguments {
                 (TypedValue::Text(text), Some(argument)) => convert(text, argument)?,
                 (TypedValue::Text(text), None) => Payload::text(text),
             };
-            object = object.member(name, &value);
+            object = object.any_member(name, &value);
         }
         Ok(object.finish())
     }

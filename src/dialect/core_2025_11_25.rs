@@ -71,7 +71,7 @@ impl CoreTasks {
     /// (L25-54).
     pub fn capability(lists: ListSupport) -> Payload {
         let none = Payload::empty_object();
-        let nested = |name: &str, value: &Payload| ObjectWriter::new().member(name, value).finish();
+        let nested = |name: &'static str, value: &Payload| ObjectWriter::new().member(name, value).finish();
         let requests = nested("tools", &nested("call", &none));
         let writer = ObjectWriter::new().member("requests", &requests).member("cancel", &none);
         match lists {

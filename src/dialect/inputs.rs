@@ -16,7 +16,7 @@ const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
 /// `inputRequests`: every open question (EXT-23).
 pub fn requests(open: &BTreeMap<InputKey, Question>) -> Payload {
     let entries = open.iter().fold(ObjectWriter::new(), |entries, (key, question)| {
-        entries.member(&key_text(*key), &without_elicitation_id(&question.request))
+        entries.any_member(&key_text(*key), &without_elicitation_id(&question.request))
     });
     entries.finish()
 }

@@ -184,8 +184,8 @@ fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Pa
         }
     }
     let write = |writer: ObjectWriter, (capability, parts): (&str, &BTreeSet<&str>)| {
-        let each = |inner: ObjectWriter, part: &&str| inner.member(part, &Payload::empty_object());
-        writer.member(capability, &parts.iter().fold(ObjectWriter::new(), each).finish())
+        let each = |inner: ObjectWriter, part: &&str| inner.any_member(part, &Payload::empty_object());
+        writer.any_member(capability, &parts.iter().fold(ObjectWriter::new(), each).finish())
     };
     let named = missing.iter().map(|(capability, parts)| (*capability, parts));
     (!missing.is_empty()).then(|| named.fold(ObjectWriter::new(), write).finish())

@@ -180,8 +180,8 @@ pub fn response(question: &str, answer: Answer) -> Result<Payload, RpcError> {
 /// `inputResponses` from these answers by the upstream's keys; `None` without answers.
 pub fn responses<'a>(mut answered: impl Iterator<Item = (&'a str, &'a Payload)>) -> Option<Payload> {
     let (first_key, first) = answered.next()?;
-    let writer = ObjectWriter::new().member(first_key, first);
-    Some(answered.fold(writer, |writer, (key, answer)| writer.member(key, answer)).finish())
+    let writer = ObjectWriter::new().any_member(first_key, first);
+    Some(answered.fold(writer, |writer, (key, answer)| writer.any_member(key, answer)).finish())
 }
 
 /// The params of a repeated request, with the input that its [`InputRound`] asked for (UPC-14).

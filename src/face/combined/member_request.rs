@@ -121,7 +121,7 @@ impl EndpointClient {
     }
 
     /// Params of the client's metadata and `member`.
-    pub(super) fn params(&self, member: Option<(&str, Payload)>) -> Payload {
+    pub(super) fn params(&self, member: Option<(&'static str, Payload)>) -> Payload {
         match (Object::of(&self.metadata), member) {
             (Some(own), Some((key, value))) => own.edit().set(key, value).finish(),
             (None, Some((key, value))) => ObjectWriter::new().member(key, &value).finish(),

@@ -56,12 +56,12 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
     let mut writer = ObjectWriter::new();
     for (key, value) in all.iter().flat_map(Object::entries) {
         if is_routed(&key) {
-            writer = writer.member(&key, &value);
+            writer = writer.any_member(&key, &value);
         } else if key == EXTENSIONS
             && let Some(extensions) = Object::of(&value)
         {
             let routed = extensions.entries().filter(|(name, _)| is_routed_extension(name));
-            let routed = routed.fold(ObjectWriter::new(), |writer, (name, value)| writer.member(&name, &value));
+            let routed = routed.fold(ObjectWriter::new(), |writer, (name, value)| writer.any_member(&name, &value));
             writer = writer.member(EXTENSIONS, &routed.finish());
         }
     }
@@ -101,7 +101,7 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
             Some(value) => value.clone(),
             None => continue,
         };
-        writer = writer.member(key, &value);
+        writer = writer.any_member(key, &value);
     }
     writer.finish()
 }

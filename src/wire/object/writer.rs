@@ -7,13 +7,15 @@ use bytes::Bytes;
 use super::Payload;
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
+use crate::wire::scan::needs_no_escape;
 
 const ROOM: usize = 512;
 
 /// Spare capacity after a large member, so that a few bytes do not reallocate it.
 const SLACK: usize = 64;
 
-/// Writes an object member by member, in the given order. The caller names each key once.
+/// Writes an object member by member, in the given order. The caller names each key once. Keys of the gateway's own are
+/// written as they are, so they need no escapes; [`Self::any_member`] takes any key.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObjectWriter {
@@ -36,15 +38,27 @@ impl ObjectWriter {
         Self { pieces: Vec::new(), text, is_empty: true }
     }
 
-    pub fn member(mut self, key: &str, value: &Payload) -> Self {
+    pub fn member(mut self, key: &'static str, value: &Payload) -> Self {
         self.key(key);
+        self.value(value)
+    }
+
+    /// Appends a member with any key, such as a server's.
+    pub fn any_member(mut self, key: &str, value: &Payload) -> Self {
+        self.separate();
+        write_string(&mut self.text, key);
+        self.text.push(b':');
+        self.value(value)
+    }
+
+    fn value(mut self, value: &Payload) -> Self {
         self.text.reserve(value.len() + SLACK);
         self.text.extend_from_slice(value.bytes());
         self
     }
 
     /// Begins an array whose elements come one by one, until [`Self::end_array`].
-    pub fn begin_array(&mut self, key: &str) {
+    pub fn begin_array(&mut self, key: &'static str) {
         self.key(key);
         self.text.push(b'[');
         self.is_empty = true;
@@ -73,41 +87,37 @@ impl ObjectWriter {
         self.text.len()
     }
 
-    pub fn text(mut self, key: &str, value: &str) -> Self {
+    pub fn text(mut self, key: &'static str, value: &str) -> Self {
         self.key(key);
         write_string(&mut self.text, value);
         self
     }
 
     /// Appends a text that needs no escapes, such as an id or a time.
-    pub fn plain_text(mut self, key: &str, value: &impl fmt::Display) -> Self {
+    pub fn plain_text(mut self, key: &'static str, value: &impl fmt::Display) -> Self {
         self.key(key);
         self.text.push(b'"');
-        self.write(value);
-        self.text.push(b'"');
-        self
-    }
-
-    pub fn number(mut self, key: &str, value: u64) -> Self {
-        self.key(key);
-        self.write(&value);
-        self
-    }
-
-    fn write(&mut self, value: &impl fmt::Display) {
         write!(TextEnd(&mut self.text), "{value}").expect("writing to memory does not fail");
+        self.text.push(b'"');
+        self
+    }
+
+    pub fn number(mut self, key: &'static str, value: u64) -> Self {
+        self.key(key);
+        serde_json::to_writer(&mut self.text, &value).expect("writing to memory does not fail");
+        self
     }
 
     /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The
     /// caller knows that `object` has no such member: the text is not searched for it.
-    pub fn member_led_by(mut self, key: &str, lead: &str, value: &str, object: &Payload) -> Self {
+    pub fn member_led_by(mut self, key: &'static str, lead: &'static str, value: &str, object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
         let is_shared = rest.len() >= JsonPieces::SHARED_MIN;
         self.text.reserve(if is_shared { 0 } else { rest.len() } + lead.len() + value.len() + SLACK);
-        self.text.push(b'{');
-        write_string(&mut self.text, lead);
-        self.text.push(b':');
+        self.text.extend_from_slice(b"{\"");
+        self.text.extend_from_slice(lead.as_bytes());
+        self.text.extend_from_slice(b"\":");
         write_string(&mut self.text, value);
         if !rest.starts_with(b"}") {
             self.text.push(b',');
@@ -135,12 +145,18 @@ impl ObjectWriter {
         JsonPieces::Pieces(self.pieces)
     }
 
-    fn key(&mut self, key: &str) {
+    fn key(&mut self, key: &'static str) {
+        debug_assert!(needs_no_escape(key.as_bytes()), "a key of the gateway's own needs escapes");
+        self.separate();
+        self.text.push(b'"');
+        self.text.extend_from_slice(key.as_bytes());
+        self.text.extend_from_slice(b"\":");
+    }
+
+    fn separate(&mut self) {
         if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
-        write_string(&mut self.text, key);
-        self.text.push(b':');
     }
 }
 

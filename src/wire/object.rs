@@ -8,6 +8,7 @@ mod tests;
 mod writer;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::scan::{LocatedMembers, Member, ObjectPlace};
@@ -49,9 +50,17 @@ impl Object {
         &self.text
     }
 
-    /// Copies the text out of a larger buffer (see [`Payload::detached`]).
+    /// Copies the object out of its message (see [`Payload::detached`]), whose other members are not kept either.
     pub fn detached(&self) -> Self {
-        Self { text: self.text.detached(), ..self.clone() }
+        let moved = |span: &Range<usize>| span.start - self.located.base..span.end - self.located.base;
+        let members = self.members().map(|member| Member {
+            place: ObjectPlace::Root,
+            key: moved(&member.key),
+            escaped: member.escaped,
+            value: moved(&member.value),
+        });
+        let located = LocatedMembers { base: 0, place: ObjectPlace::Root, members: members.collect() };
+        Self { text: self.text.detached(), located }
     }
 
     /// A member's value, verbatim. `null` is a value, not an absence.
@@ -89,7 +98,12 @@ impl Object {
         }
         match self.located.place.child(key) {
             // The scan of the message has located it.
-            Some(place @ (ObjectPlace::ParamsMeta | ObjectPlace::ResultMeta)) => {
+            Some(
+                place @ (ObjectPlace::ParamsMeta
+                | ObjectPlace::ResultMeta
+                | ObjectPlace::Capabilities
+                | ObjectPlace::CapabilityExtensions),
+            ) => {
                 let members = Arc::clone(&self.located.members);
                 Some(Self::located(text, LocatedMembers { base: member.value.start, place, members }))
             }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::meta::CLIENT_CAPABILITIES;
 use lexeme::is_whitespace;
 pub(in crate::wire) use lexeme::{
     StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
@@ -88,6 +89,9 @@ pub(in crate::wire) enum ObjectPlace {
     /// `_meta` of `params`, and of `result`.
     ParamsMeta,
     ResultMeta,
+    /// The client's capabilities in `_meta` of `params`, and their `extensions`.
+    Capabilities,
+    CapabilityExtensions,
 }
 
 impl ObjectPlace {
@@ -98,6 +102,8 @@ impl ObjectPlace {
             (Self::Root, "error") => Some(Self::Error),
             (Self::Params, "_meta") => Some(Self::ParamsMeta),
             (Self::Result, "_meta") => Some(Self::ResultMeta),
+            (Self::ParamsMeta, CLIENT_CAPABILITIES) => Some(Self::Capabilities),
+            (Self::Capabilities, "extensions") => Some(Self::CapabilityExtensions),
             _ => None,
         }
     }

@@ -323,6 +323,20 @@ fn members_are_located_in_the_root_the_payload_objects_and_their_meta_alone() {
     assert_eq!(outline.root, 1..text.len() - 1);
 }
 
+#[test]
+fn the_clients_capabilities_and_their_extensions_are_located_in_the_metadata_of_params_alone() {
+    let declared = r#"{"extensions":{"a":{"b":1}},"roots":{}}"#;
+    let key = CLIENT_CAPABILITIES;
+    let text = format!(r#"{{"params":{{"{key}":{{"x":1}},"_meta":{{"{key}":{declared}}}}},"{key}":{{"y":1}}}}"#);
+    let outline = scan(text.as_bytes(), ScanLimits::CLIENT).unwrap();
+    let located = |place: ObjectPlace| -> Vec<_> {
+        let of_place = outline.members.iter().filter(|member| member.place == place);
+        of_place.map(|member| (&text[member.key.clone()], &text[member.value.clone()])).collect()
+    };
+    assert_eq!(located(ObjectPlace::Capabilities), [("extensions", r#"{"a":{"b":1}}"#), ("roots", "{}")]);
+    assert_eq!(located(ObjectPlace::CapabilityExtensions), [("a", r#"{"b":1}"#)]);
+}
+
 /// Text that is JSON or nearly JSON.
 fn nearly_json() -> impl Strategy<Value = String> {
     let token = prop::sample::select(vec![

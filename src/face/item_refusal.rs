@@ -67,7 +67,10 @@ impl<'a> AskedAccess<'a> {
             method::PROMPTS_GET => prompt(&text("name")),
             method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => resource(&text("uri")),
             method::COMPLETE => {
-                let reference = params.get_object("ref")?;
+                let Some(reference) = params.get_object("ref") else {
+                    // A server might read another value as the name of an item.
+                    return params.contains("ref").then(|| ItemRefusal::Unknown(no_reference()));
+                };
                 let refused = reference.get_str("name").and_then(|name| prompt(&name));
                 refused.or_else(|| reference.get_str("uri").and_then(|uri| resource(&uri)))
             }
@@ -163,6 +166,11 @@ impl<'a> AskedAccess<'a> {
             ..AuditEvent::new(AuditAct::RuleDenied)
         });
     }
+}
+
+/// The `ref` of a completion is no object.
+pub(super) fn no_reference() -> RequestError {
+    RequestError::Params(Cow::Borrowed("ref must be an object"))
 }
 
 pub(super) fn no_prompt() -> RequestError {

@@ -13,7 +13,7 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::Addressee;
 use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
-use crate::face::item_refusal::{AskedAccess, no_prompt};
+use crate::face::item_refusal::{AskedAccess, no_prompt, no_reference};
 use crate::face::served::Served;
 use crate::task::{AccessItem, Caller, TaskId};
 use crate::wire::envelope::Request;
@@ -196,7 +196,7 @@ impl CombinedUpstreams {
     ) -> Result<RequestTarget, RequestError> {
         let reference = params.and_then(|params| Some((params, params.get_object("ref")?)));
         let Some((params, reference)) = reference else {
-            return Err(RequestError::Params(Cow::Borrowed("ref must be an object")));
+            return Err(no_reference());
         };
         if let Some(uri) = reference.get_string("uri") {
             return Ok(match self.owner(client, MergedList::Templates, &uri).await {

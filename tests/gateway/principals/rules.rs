@@ -150,6 +150,12 @@ async fn sec_27_a_withheld_item_is_answered_like_one_that_does_not_exist() {
             json!({ "ref": { "type": "ref/resource", "uri": "file:///secret/{x}" }, "argument": { "name": "x", "value": "" } }),
             json!({ "ref": { "type": "ref/resource", "uri": "file:///nowhere" }, "argument": { "name": "x", "value": "" } }),
         ),
+        // A server might read a text as the name of an item.
+        (
+            "completion/complete",
+            json!({ "ref": "file:///secret/b", "argument": { "name": "x", "value": "" } }),
+            json!({ "ref": "file:///nowhere", "argument": { "name": "x", "value": "" } }),
+        ),
     ] {
         let name = |params: &Value| params["name"].as_str().unwrap_or_default().to_owned();
         let (one, other) = (name(&withheld), name(&unknown));

@@ -131,17 +131,19 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
     assert_eq!(gate.dropped("foreign_response").await, 1);
 }
 
-/// Programs write there what they were called with.
+/// Programs write what they were called with, on either stream.
 #[tokio::test]
-async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_who_look_for_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let upstream = faulty_demo("", dir.path().to_str().unwrap());
-    let gate = GatewayProcess::logging(dir, &upstream, "info").await;
-    let client = StandaloneClient::session(&gate).await;
-    client.call(1, "broken", json!({ "how": "stderr" })).await;
-    client.leave().await;
-    gate.until_processes(0).await;
-    assert!(!gate.log().contains("of a flood"), "{}", gate.log());
+async fn what_a_program_writes_beside_its_messages_is_logged_for_those_alone_who_look_for_it() {
+    for (fault, how, written) in [("", "stderr", "of a flood"), ("noise", "noise", "starting up ...")] {
+        let dir = tempfile::tempdir().unwrap();
+        let upstream = faulty_demo(fault, dir.path().to_str().unwrap());
+        let gate = GatewayProcess::logging(dir, &upstream, "info").await;
+        let client = StandaloneClient::session(&gate).await;
+        client.call(1, "broken", json!({ "how": how })).await;
+        client.leave().await;
+        gate.until_processes(0).await;
+        assert!(!gate.log().contains(written), "{}", gate.log());
+    }
 }
 
 /// A program whose tool says what nobody can read in place of its answer.

@@ -80,12 +80,14 @@ impl ProgramOutputLog {
         Self { upstream, number, budget, last, stderr_use, of_process, unshown }
     }
 
+    /// The text may hold arguments or results, so only its length is logged at the usual level.
     pub(super) fn stray(&self, line: &[u8]) {
         self.count("stray_line");
         if let Some(left_out) = self.budget.admit() {
-            let line = shown(line);
+            let (bytes, line) = (line.len(), shown(line));
             dev_output::show_output(DevSource::Stdout, left_out, &format!("is no message: {line}"));
-            tracing::warn!(upstream = %self.upstream, left_out, line, "a program wrote a line to standard output that is no message");
+            tracing::warn!(upstream = %self.upstream, left_out, bytes, "a program wrote a line to standard output that is no message");
+            tracing::debug!(upstream = %self.upstream, line, "the line of standard output that is no message");
         }
     }
 

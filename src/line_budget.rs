@@ -1,11 +1,16 @@
 //! Limits lines per second, and counts the lines that are left out.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Lines at once, then lines per second.
 const LINES_BURST: f64 = 100.0;
 const LINES_PER_SECOND: f64 = 20.0;
+
+/// The least time between two lines about the same trouble.
+const SAME_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct LineBudget(Mutex<Balance>);
@@ -38,10 +43,23 @@ impl LineBudget {
     }
 }
 
+/// Limits the lines about one trouble: one a minute.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimit(Mutex<Option<Instant>>);
+
+impl LogLimit {
+    pub(crate) fn is_due(&self) -> bool {
+        let mut last = self.0.lock();
+        let is_due = last.is_none_or(|last| last.elapsed() >= SAME_EVERY);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// F45.

@@ -39,6 +39,7 @@ use super::intake::{PathContext, PathFaces};
 use super::rates::UnknownTaskWatch;
 use super::served::Served;
 use super::session as session_face;
+use crate::line_budget::LogLimit;
 use crate::metric;
 use crate::task::{Caller, Principal};
 use crate::upstream::circular_lists::CircularLists;
@@ -92,20 +93,6 @@ struct KnownMember {
     away_logged: LogLimit,
     dropped_logged: LogLimit,
     late: Mutex<Option<LateAnswers>>,
-}
-
-#[derive(Default)]
-struct LogLimit(Mutex<Option<Instant>>);
-
-impl LogLimit {
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock();
-        let is_due = last.is_none_or(|last| last.elapsed() >= LOG_EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
-    }
 }
 
 #[derive(Clone, Copy)]

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::question_budget::QuestionBudget;
 use super::settings::IntrospectionSettings;
+use crate::line_budget::LogLimit;
 use crate::server::forwarded::network;
 use crate::task::digest::{Digest, digest};
 use crate::upstream::TaskScope;
@@ -52,6 +53,7 @@ pub(super) struct Introspector {
     /// By the network of the client: its principal is not known yet. An error is the time after which it may ask.
     lookups: SharedLookups<Digest, Result<IntrospectionAnswer, Duration>, IpAddr>,
     budget: QuestionBudget,
+    failures_logged: LogLimit,
 }
 
 debug_members!(Introspector, |introspector| settings: introspector.settings);
@@ -67,6 +69,7 @@ impl Introspector {
             good: Cache::builder().max_capacity(GOOD_MAX).time_to_live(GOOD_FOR).build(),
             lookups: SharedLookups::default(),
             budget: QuestionBudget::default(),
+            failures_logged: LogLimit::default(),
         }
     }
 
@@ -95,8 +98,8 @@ impl Introspector {
             let paid = if asking.good.contains_key(&key) { None } else { Some(asking.budget.take(network)?) };
             let answer = asking.look_up(&token).await;
             match (&answer, paid) {
-                // The token is good, or nothing is known about it.
-                (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Away, Some(paid)) => paid.give_back(),
+                (IntrospectionAnswer::Active(_), Some(paid)) => paid.give_back(),
+                (IntrospectionAnswer::Away, Some(paid)) => paid.give_back_unanswered(),
                 (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Away, None)
                 | (IntrospectionAnswer::Inactive, _) => (),
             }
@@ -108,23 +111,22 @@ impl Introspector {
     }
 
     async fn look_up(&self, token: &str) -> IntrospectionAnswer {
-        let url = &self.settings.client.url;
-        // The file may have another password by now.
-        let client = match self.settings.client.over(&self.connections) {
-            Ok(client) => client,
-            Err(error) => {
-                tracing::warn!(%url, %error, "a token cannot be looked up at its issuer");
-                return IntrospectionAnswer::Away;
-            }
-        };
-        let answer = client.ask(&[("token", token), ("token_type_hint", "access_token")]).await;
-        match answer.map_err(|error| error.to_string()).and_then(|answer| read(&answer)) {
+        match self.asked(token).await {
             Ok(answer) => answer,
             Err(error) => {
-                tracing::warn!(%url, %error, "a token cannot be looked up at its issuer");
+                if self.failures_logged.is_due() {
+                    tracing::warn!(url = %self.settings.client.url, %error, "tokens cannot be looked up at their issuer");
+                }
                 IntrospectionAnswer::Away
             }
         }
+    }
+
+    async fn asked(&self, token: &str) -> Result<IntrospectionAnswer, String> {
+        // The file may have another password by now.
+        let client = self.settings.client.over(&self.connections).map_err(|error| error.to_string())?;
+        let answer = client.ask(&[("token", token), ("token_type_hint", "access_token")]).await;
+        read(&answer.map_err(|error| error.to_string())?)
     }
 
     fn note(&self, key: Digest, answer: &IntrospectionAnswer) {
@@ -162,13 +164,42 @@ fn read(answer: &FormAnswer) -> Result<IntrospectionAnswer, String> {
 
 #[cfg(test)]
 mod tests {
-    use support::scripted::{ScriptedServer, json_text};
+    use support::scripted::{ScriptedServer, json_text, status};
     use tokio_util::sync::CancellationToken;
     use tokio_util::task::TaskTracker;
 
     use super::*;
     use crate::server::tokens::settings::IntrospectedTokens;
     use crate::upstream::token_client::{ClientSecret, SecretCarriage, TokenClientSettings};
+
+    fn before(issuer: &ScriptedServer) -> (Arc<Introspector>, OnceLock<TaskScope>) {
+        let client = TokenClientSettings {
+            url: issuer.url(),
+            id: "taskgate".to_owned(),
+            secret: ClientSecret::Known("secret".to_owned()),
+            sends: SecretCarriage::Basic,
+        };
+        let settings = IntrospectionSettings { client, tokens: IntrospectedTokens::Opaque };
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        (Arc::new(Introspector::new(settings)), OnceLock::from(scope))
+    }
+
+    /// SEC-79.
+    #[tokio::test]
+    async fn sec_79_an_unavailable_issuer_is_not_asked_without_limit() {
+        let issuer = ScriptedServer::start(|_| Some(status(503))).await;
+        let (introspector, scope) = before(&issuer);
+        let ask = |token: String| introspector.ask(token, IpAddr::from([192, 0, 2, 7]), &scope);
+        let mut is_refused = false;
+        for round in 0..100 {
+            let asked = futures_util::future::join_all((0..200).map(|n| ask(format!("token-{round}-{n}")))).await;
+            is_refused = asked.iter().any(Result::is_err);
+            if is_refused {
+                break;
+            }
+        }
+        assert!(is_refused, "{} questions", issuer.world.all(|_| true).len());
+    }
 
     #[tokio::test]
     async fn a_token_that_was_active_is_asked_about_even_if_its_network_has_asked_too_much() {
@@ -177,15 +208,7 @@ mod tests {
             Some(json_text(format!("{{\"active\":{is_good}}}")))
         });
         let issuer = issuer.await;
-        let client = TokenClientSettings {
-            url: issuer.url(),
-            id: "taskgate".to_owned(),
-            secret: ClientSecret::Known("secret".to_owned()),
-            sends: SecretCarriage::Basic,
-        };
-        let settings = IntrospectionSettings { client, tokens: IntrospectedTokens::Opaque };
-        let introspector = Arc::new(Introspector::new(settings));
-        let scope = OnceLock::from(TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() });
+        let (introspector, scope) = before(&issuer);
         let ask = |token: String| introspector.ask(token, IpAddr::from([192, 0, 2, 7]), &scope);
         assert_eq!(ask("good".to_owned()).await, Ok(()));
         for round in 0.. {

@@ -54,6 +54,8 @@ struct NetworkCounts {
     limiter: Limiter,
     /// Questions that were counted and then refunded; the next ones are not counted. At most [`BURST`].
     given_back: AtomicU32,
+    /// Refunds of questions that the issuer did not answer.
+    unanswered: Limiter,
 }
 
 /// A question that was counted for its network.
@@ -74,6 +76,14 @@ impl QuestionBudget {
 }
 
 impl PaidQuestion {
+    /// Refunds the question, because the issuer did not answer it: at most [`PER_SECOND`], so that an unavailable issuer is asked
+    /// at a rate, too.
+    pub(super) fn give_back_unanswered(self) {
+        if self.0.unanswered.check().is_ok() {
+            self.give_back();
+        }
+    }
+
     /// Refunds the question, because the token is active.
     pub(super) fn give_back(self) {
         let add = |left: u32| (left < BURST.get()).then_some(left + 1);
@@ -110,9 +120,10 @@ impl NetworkTable {
 
 impl NetworkCounts {
     fn new(clock: &TokioClock) -> Arc<Self> {
-        let quota = Quota::per_second(PER_SECOND).allow_burst(BURST);
-        let limiter = RateLimiter::direct_with_clock(quota, clock.clone());
-        Arc::new(Self { limiter, given_back: AtomicU32::new(0) })
+        let quota = Quota::per_second(PER_SECOND);
+        let limiter = |quota| RateLimiter::direct_with_clock(quota, clock.clone());
+        let (limiter, unanswered) = (limiter(quota.allow_burst(BURST)), limiter(quota));
+        Arc::new(Self { limiter, given_back: AtomicU32::new(0), unanswered })
     }
 }
 
@@ -144,6 +155,23 @@ mod tests {
         assert_eq!(taken(&budget, HERE), PER_SECOND.get());
         tokio::time::advance(IDLE).await;
         assert_eq!(taken(&budget, HERE), BURST.get());
+    }
+
+    /// SEC-79.
+    #[tokio::test(start_paused = true)]
+    async fn sec_79_questions_to_an_unavailable_issuer_are_limited() {
+        let budget = QuestionBudget::default();
+        let mut asked = 0;
+        for _ in 0..10 {
+            while let Ok(paid) = budget.take(HERE) {
+                asked += 1;
+                assert!(asked < 10_000, "an unavailable issuer lifts the limit");
+                paid.give_back_unanswered();
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let allowed = BURST.get() + 20 * PER_SECOND.get();
+        assert!((BURST.get()..=allowed).contains(&asked), "{asked} questions in 10 s");
     }
 
     /// All questions in progress have good tokens: each is given back, and none beyond the burst.

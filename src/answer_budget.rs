@@ -25,6 +25,9 @@ pub const FREE_BYTES: usize = 64 << 10;
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long an incomplete message keeps its bytes while no [`FREE_BYTES`] more come (U76): less than others wait for them.
+const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
+const _: () = assert!(INCOMPLETE_MAX.as_secs() < WAIT_MAX.as_secs(), "waiting responses outlast it");
 /// Once a response in memory has waited this long, new requests are refused: its principal, or all together, read too
 /// slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
@@ -186,6 +189,8 @@ pub struct AnswerPermit {
     bytes: usize,
     excess: Excess,
     request: Option<AnswerRequest>,
+    /// The length of the message when it last grew by [`FREE_BYTES`], and when that was.
+    grown: Option<(usize, Instant)>,
 }
 
 impl Default for AnswerBudget {
@@ -204,6 +209,12 @@ impl AnswerBudget {
     pub fn resize(&self, bytes_max: usize) {
         self.0.counts.lock().bytes_max = bytes_max;
         self.grant();
+    }
+
+    /// The bytes of all responses.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> usize {
+        self.0.counts.lock().all.bytes
     }
 
     #[must_use]
@@ -267,8 +278,7 @@ impl AnswerBudget {
                 }
                 let excess = excess(*all, share, more, bytes_max, answer.share_max, request)?.beside(answer.excess);
                 take(all, shares.entry(answer.principal.clone()).or_default(), more, excess, request);
-                let held = Some((self.clone(), answer.principal.clone()));
-                Ok(AnswerPermit { held, bytes: more, excess, request: Some(request) })
+                Ok(AnswerPermit::new(self, &answer.principal, more, excess, request))
             },
             &mut unwanted,
         );
@@ -351,12 +361,13 @@ impl AnswerShare {
     /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline
     /// or it was told another time.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
-        let more = missing(held, bytes);
-        if more == 0 || self.take_now(held, more).is_ok() {
+        if self.grow_now(held, bytes) {
             return Ok(());
         }
         // Boxed: few responses wait, and all have this future.
-        Box::pin(self.wait(held, more)).await
+        Box::pin(self.wait(held, missing(held, bytes))).await?;
+        held.grown = Some((bytes, Instant::now()));
+        Ok(())
     }
 
     async fn wait(&self, held: &mut AnswerPermit, more: usize) -> Result<(), GatewayFault> {
@@ -388,7 +399,11 @@ impl AnswerShare {
     /// As [`Self::grow`] without waiting; returns whether there were enough bytes.
     pub fn grow_now(&self, held: &mut AnswerPermit, bytes: usize) -> bool {
         let more = missing(held, bytes);
-        more == 0 || self.take_now(held, more).is_ok()
+        let is_granted = more == 0 || self.take_now(held, more).is_ok();
+        if is_granted && held.bytes > 0 && held.grown.is_none_or(|(before, _)| bytes.abs_diff(before) >= FREE_BYTES) {
+            held.grown = Some((bytes, Instant::now()));
+        }
+        is_granted
     }
 
     /// Takes bytes for a text that is in memory already; fails if there are none.
@@ -436,8 +451,7 @@ impl AnswerShare {
         let excess = excess.beside(held.excess);
         take(all, share, more, excess, request);
         drop(counts);
-        let holder = Some((self.budget.clone(), self.principal.clone()));
-        held.merge(AnswerPermit { held: holder, bytes: more, excess, request: Some(request) });
+        held.merge(AnswerPermit::new(&self.budget, &self.principal, more, excess, request));
     }
 
     fn request_of(&self, held: &AnswerPermit) -> AnswerRequest {
@@ -462,8 +476,7 @@ impl AnswerShare {
         take(all, shares.entry(self.principal.clone()).or_default(), more, excess, request);
         metrics::gauge!(metric::ANSWER_BYTES).set(all.bytes as f64);
         drop(counts);
-        let holder = Some((self.budget.clone(), self.principal.clone()));
-        held.merge(AnswerPermit { held: holder, bytes: more, excess, request: Some(request) });
+        held.merge(AnswerPermit::new(&self.budget, &self.principal, more, excess, request));
         Ok(())
     }
 }
@@ -475,6 +488,16 @@ const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
 }
 
 impl AnswerPermit {
+    fn new(budget: &AnswerBudget, owner: &Principal, bytes: usize, excess: Excess, request: AnswerRequest) -> Self {
+        let held = Some((budget.clone(), owner.clone()));
+        Self { held, bytes, excess, request: Some(request), grown: None }
+    }
+
+    /// When more of an incomplete message must have come, if no deadline limits its reading; `None` without bytes.
+    pub fn more_by(&self) -> Option<Instant> {
+        self.grown.map(|(_, at)| at + INCOMPLETE_MAX)
+    }
+
     fn merge(&mut self, mut other: Self) {
         self.held = self.held.take().or_else(|| other.held.take());
         self.request = self.request.or(other.request);

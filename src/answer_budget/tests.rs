@@ -15,7 +15,7 @@ fn budget(bytes_max: usize) -> AnswerBudget {
 }
 
 fn held(budget: &AnswerBudget) -> usize {
-    budget.0.counts.lock().all.bytes
+    budget.in_use()
 }
 
 fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {

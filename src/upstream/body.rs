@@ -11,9 +11,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Buf as _;
 use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::{Sleep, sleep_until};
 
 use super::answer_body::BodyBreakError;
 use super::raw_channel::RawBody;
+use super::reply::BodyReadError;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::GatewayFault;
 use crate::wire::MessageText;
@@ -97,11 +99,14 @@ pub(crate) struct GatedBody<B> {
     /// The share's bytes for the event in the gate.
     held: AnswerPermit,
     growing: Option<BoxFuture<'static, Result<AnswerPermit, GatewayFault>>>,
+    /// Limits the time of the event in the gate (U76).
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     pub(crate) fn new(source: B, gate: EventGate) -> Self {
-        Self { source, gate, ready: VecDeque::new(), share: None, held: AnswerPermit::default(), growing: None }
+        let (ready, held) = (VecDeque::new(), AnswerPermit::default());
+        Self { source, gate, ready, share: None, held, growing: None, timer: None }
     }
 
     pub(crate) fn within(self, share: Option<AnswerShare>) -> Self {
@@ -127,6 +132,17 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Poll::Ready(Ok(()))
     }
 
+    /// Ready once the event in the gate has held bytes for too long without growing.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let Some(until) = self.held.more_by() else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if timer.deadline() != until {
+            timer.as_mut().reset(until);
+        }
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(io::Error::other(BodyBreakError(BodyReadError::Idle.into_fault())))
+    }
+
     /// Fails if the source or the gate fails.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
         loop {
@@ -136,10 +152,11 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
             if let Err(error) = ready!(self.poll_grow(cx)) {
                 return Poll::Ready(Some(Err(error)));
             }
-            let part = match ready!(Pin::new(&mut self.source).poll_frame(cx)) {
-                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(None),
+            let part = match Pin::new(&mut self.source).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return self.poll_stalled(cx).map(|error| Some(Err(error))),
             };
             if let Err(error) = self.take(part) {
                 return Poll::Ready(Some(Err(io::Error::other(error))));
@@ -246,3 +263,6 @@ impl<W: FnMut(&[u8]) -> Result<(), FramingError> + Unpin> Body for WatchedBody<W
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,19 +34,22 @@ pub(crate) struct ReadLimits {
     pub(crate) idle: Option<Duration>,
     /// The account for the response's bytes; `None` for small ones to the gateway's own requests.
     pub(crate) share: Option<AnswerShare>,
+    /// Whether the call's own limits end the reading; else an incomplete message must go on coming (U76).
+    pub(crate) has_deadline: bool,
 }
 
 impl ReadLimits {
     pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
-        Self { bytes_max, idle: None, share: None }
+        Self { bytes_max, idle: None, share: None, has_deadline: false }
     }
 
     pub(crate) fn of_call(context: &CallContext) -> Self {
-        Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
+        let (bytes_max, share) = (context.result_bytes_max, context.share.clone());
+        Self { bytes_max, idle: context.timeouts.idle, share, has_deadline: true }
     }
 
     pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
-        Self { bytes_max, idle: None, share: Some(share) }
+        Self { bytes_max, idle: None, share: Some(share), has_deadline: false }
     }
 
     /// The limit on a message whose result is within this one.
@@ -73,6 +76,19 @@ impl ReadLimits {
         match &self.share {
             Some(share) if bytes > FREE_BYTES => share.grow(held, bytes).await,
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The next part of a body, of which an incomplete message holds bytes. Cancel safe.
+    async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
+        &self,
+        body: &mut B,
+        held: &AnswerPermit,
+    ) -> Result<Option<BodyPart>, BodyReadError> {
+        let part = next_part(body, self.idle);
+        match held.more_by().filter(|_| !self.has_deadline) {
+            Some(until) => tokio::time::timeout_at(until, part).await.unwrap_or(Err(BodyReadError::Idle)),
+            None => part.await,
         }
     }
 }
@@ -321,7 +337,7 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     let mut held = AnswerPermit::default();
-    while let Some(part) = next_part(&mut body, limits.idle).await.map_err(BodyReadError::into_fault)? {
+    while let Some(part) = limits.next_part(&mut body, &held).await.map_err(BodyReadError::into_fault)? {
         let piece = part.into_bytes();
         limits.grow(&mut held, first.len() + rest.len() + piece.len()).await?;
         if first.len() + rest.len() + piece.len() > limits.bytes_max {

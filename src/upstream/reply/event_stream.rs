@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::body::Body;
 use tokio::time::{Instant, sleep_until};
 
-use super::{BodyReadError, ReadLimits, next_part};
+use super::{BodyReadError, ReadLimits};
 use crate::answer_budget::{AnswerPermit, FREE_BYTES};
 use crate::upstream::answer_body::AnswerBody;
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
@@ -70,7 +70,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     /// Reads one more piece of the stream; `false` where it ended in order. Cancel safe.
     pub(crate) async fn read_more(&mut self) -> Result<bool, BodyReadError> {
         self.comments.wait().await;
-        let part = next_part(&mut self.body, self.limits.idle).await?;
+        let part = self.limits.next_part(&mut self.body, &self.held).await?;
         let before = self.decoder.held();
         // The decoder returns the events before an oversized one, and then fails.
         let is_end = part.is_none();

@@ -13,7 +13,7 @@ use super::{UpstreamLink, UpstreamSession};
 use crate::task::Principal;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders, StreamPurpose};
 use crate::upstream::reply::{
-    self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
+    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
 };
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
@@ -33,6 +33,9 @@ enum GetStreamResult {
     Useless,
     Useful,
 }
+
+/// A message of the stream stayed incomplete for too long (U76).
+struct StalledError;
 
 struct GetStreamReader {
     link: Arc<UpstreamLink>,
@@ -117,8 +120,10 @@ impl GetStreamReader {
         };
         self.was_open = true;
         self.note_decided();
-        let heard = self.follow(events).await;
-        if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Useless }
+        match self.follow(events).await {
+            Ok(heard) if heard || opened.elapsed() >= USEFUL_AFTER => GetStreamResult::Useful,
+            Ok(_) | Err(StalledError) => GetStreamResult::Useless,
+        }
     }
 
     fn note_decided(&self) {
@@ -128,14 +133,21 @@ impl GetStreamReader {
         }
     }
 
-    /// Routes the stream's messages until it ends; returns whether any came.
-    async fn follow(&mut self, mut events: EventStream) -> bool {
+    /// Routes the stream's messages until it ends; returns whether any came. Fails if the server stopped within one.
+    async fn follow(&mut self, mut events: EventStream) -> Result<bool, StalledError> {
         let mut heard = false;
-        while let Ok(Some(event)) = events.next().await {
+        loop {
+            let event = match events.next().await {
+                Ok(Some(event)) => event,
+                Err(BodyReadError::Idle) => return Err(StalledError),
+                Ok(None) | Err(BodyReadError::Closed | BodyReadError::TooLarge | BodyReadError::Known(_)) => {
+                    return Ok(heard);
+                }
+            };
             self.point.note(&event);
             let Some(text) = reply::message_in(&event) else { continue };
             heard = true;
-            let Some(session) = self.session.upgrade() else { return heard };
+            let Some(session) = self.session.upgrade() else { return Ok(heard) };
             match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
@@ -147,6 +159,5 @@ impl GetStreamReader {
                 Err(_) => self.link.dropped("malformed_event"),
             }
         }
-        heard
     }
 }

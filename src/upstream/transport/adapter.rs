@@ -17,6 +17,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -328,6 +329,19 @@ impl MessageRoom {
             let share = self.share.get_or_insert_with(&self.current);
             self.refused = share.grow(&mut self.held, bytes).await.err();
         }
+    }
+
+    /// Waits for more of the message. If too little comes, its bytes are released, and it is dropped once it is complete (U76).
+    pub(crate) async fn wait<T>(&mut self, more: impl Future<Output = T>) -> T {
+        let mut more = pin!(more);
+        if let Some(until) = self.held.more_by() {
+            if let Ok(more) = tokio::time::timeout_at(until, more.as_mut()).await {
+                return more;
+            }
+            self.held = AnswerPermit::default();
+            self.refused = Some(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown));
+        }
+        more.await
     }
 
     /// The next message, holding its bytes; or the message and why the budget refused them. Fails as

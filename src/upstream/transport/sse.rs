@@ -4,6 +4,7 @@
 //! for POSTs, which must be of the configured origin, so that a server cannot send credentials elsewhere (U41). The
 //! server's messages come over the stream; a POST's response only says whether the message was accepted.
 
+use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use hyper::body::Body;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use url::Url;
@@ -19,11 +21,11 @@ use url::Url;
 use super::adapter::{ConnectionEnds, MessageReceiver, MessageRoom, MessageSender, MessageTransport};
 use super::http_client::{HttpClient, PooledBody};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::answer_body::BodyKind;
+use crate::upstream::answer_body::{AnswerBody, BodyKind};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::{ForwardedHeaders, TaskScope};
-use crate::wire::framing::SseEvent;
+use crate::wire::framing::{BodyPart, SseEvent};
 
 /// Most streams at one server.
 pub(crate) const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
@@ -259,10 +261,10 @@ fn refused(response: &Response<PooledBody>) -> GatewayFault {
     GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }
 }
 
-struct SseReceiver(EventStream);
+pub(super) struct SseReceiver<B = AnswerBody>(pub(super) EventStream<B>);
 
 #[async_trait]
-impl MessageReceiver for SseReceiver {
+impl<B: Body<Data = BodyPart, Error = io::Error> + Send + Unpin> MessageReceiver for SseReceiver<B> {
     async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         loop {
             while let Some(event) = self.0.take_ready() {
@@ -271,7 +273,7 @@ impl MessageReceiver for SseReceiver {
                 }
             }
             room.grow(self.0.pending()).await;
-            if !self.0.read_more().await.map_err(BodyReadError::into_fault)? {
+            if !room.wait(self.0.read_more()).await.map_err(BodyReadError::into_fault)? {
                 return Err(BodyReadError::Closed.into_fault());
             }
         }

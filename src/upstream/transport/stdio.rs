@@ -388,7 +388,8 @@ impl MessageReceiver for StdoutReceiver {
             }
             room.grow(self.decoder.held()).await;
             self.buffer.clear();
-            let read = self.process.silent.run_until_cancelled(self.stdout.read_buf(&mut self.buffer)).await;
+            let reading = self.stdout.read_buf(&mut self.buffer);
+            let read = room.wait(self.process.silent.run_until_cancelled(reading)).await;
             if !matches!(read, Some(Ok(1..))) {
                 return Err(self.process.ended().await);
             }

@@ -1,9 +1,19 @@
 //! A transport for tests, which send the server's messages.
 
+use std::io;
+
 use async_trait::async_trait;
+use futures_util::{StreamExt as _, stream};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 
 use super::*;
+use crate::answer_budget::AnswerBudget;
+use crate::upstream::reply::{EventStream, ReadLimits};
+use crate::upstream::transport::sse::SseReceiver;
+use crate::wire::framing::BodyPart;
 
 /// One connection. The server never ends it.
 #[derive(Debug)]
@@ -38,4 +48,28 @@ impl MessageReceiver for SpeakingReceiver {
             None => std::future::pending().await,
         }
     }
+}
+
+/// U76.
+#[tokio::test(start_paused = true)]
+async fn u76_a_message_that_stays_incomplete_is_dropped_and_its_connection_goes_on() {
+    const BYTES_MAX: usize = 4 << 20;
+    let (budget, seconds) = (AnswerBudget::default(), Duration::from_secs);
+    let share = budget.share(&Principal::local(), BYTES_MAX);
+    let mut room = MessageRoom::new(move || share.clone());
+    let large = format!("data: {}", "x".repeat(100 << 10));
+    let pieces = stream::iter([(0, large), (40, "\n\ndata: {}\n\n".to_owned())]);
+    let pieces = pieces.then(|(after, piece)| async move {
+        sleep(Duration::from_secs(after)).await;
+        Ok::<_, io::Error>(Frame::data(BodyPart::from(Bytes::from(piece))))
+    });
+    let events = EventStream::new(StreamBody::new(pieces).boxed_unsync(), ReadLimits::of_bytes(BYTES_MAX));
+    let mut receiver = SseReceiver(events);
+    let mut next = Box::pin(room.next(&mut receiver));
+    assert!(timeout(seconds(29), &mut next).await.is_err() && budget.in_use() > 0);
+    assert!(timeout(seconds(2), &mut next).await.is_err(), "the rest is read, and dropped");
+    assert_eq!(budget.in_use(), 0);
+    let (_, fault) = next.await.unwrap().unwrap_err();
+    assert_eq!(fault.reason, Reason::UpstreamTimeout);
+    assert_eq!(room.next(&mut receiver).await.unwrap().unwrap(), "{}");
 }

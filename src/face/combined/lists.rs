@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use moka::policy::EvictionPolicy;
 use tokio::time::Instant;
 
 use super::member_answer::MemberRefusal;
@@ -24,9 +25,13 @@ use crate::wire::{ListPages, Object, PagedList, Payload};
 
 /// Items on one page. Many clients read only the first.
 const PAGE_ITEMS_MAX: usize = 5_000;
-/// The limit of remembered names, of all clients together. A long name counts as several.
-const NAMES_MAX: u64 = 200_000;
-const NAME_BYTES: usize = 128;
+/// The limit on remembered names, of all clients together, in bytes (U77).
+const NAMES_BYTES_MAX: u64 = 64 << 20;
+/// The limit of one list, so that any list can be kept. Without its longest names, a longer list is kept too.
+const LIST_BYTES_MAX: usize = 16 << 20;
+const _: () = assert!(2 * LIST_BYTES_MAX as u64 <= NAMES_BYTES_MAX, "a list can be kept beside another");
+/// Memory of a name beside its text: a map's entry, and the counters of two shared texts.
+const ENTRY_BYTES: usize = 96;
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
 pub(super) type MergedList = PagedList;
@@ -66,7 +71,17 @@ struct KnownOwners {
 }
 
 impl KnownOwners {
-    fn of(owners: HashMap<Arc<str>, ItemOwner>) -> Arc<Self> {
+    fn of(mut owners: HashMap<Arc<str>, ItemOwner>) -> Arc<Self> {
+        if bytes_of(&owners) > LIST_BYTES_MAX {
+            let mut by_length: Vec<_> = owners.drain().collect();
+            by_length.sort_by_cached_key(|(shown, (_, own))| (shown.len() + own.len(), Arc::clone(shown)));
+            let mut bytes = 0;
+            let fitting = by_length.into_iter().take_while(|(shown, owner)| {
+                bytes += entry_bytes(shown, owner);
+                bytes <= LIST_BYTES_MAX
+            });
+            owners = fitting.collect();
+        }
         Arc::new(Self { owners, fetched_at: Instant::now() })
     }
 
@@ -82,15 +97,25 @@ impl KnownOwners {
     }
 
     fn weight(&self) -> u32 {
-        let names = self.owners.iter().map(|(shown, (_, own))| 1 + (shown.len() + own.len()) / NAME_BYTES);
-        u32::try_from(1 + names.sum::<usize>()).unwrap_or(u32::MAX)
+        u32::try_from(ENTRY_BYTES + bytes_of(&self.owners)).unwrap_or(u32::MAX)
     }
+}
+
+fn bytes_of(owners: &HashMap<Arc<str>, ItemOwner>) -> usize {
+    owners.iter().map(|(shown, owner)| entry_bytes(shown, owner)).sum()
+}
+
+/// An unchanged name is in memory once.
+fn entry_bytes(shown: &Arc<str>, (_, own): &ItemOwner) -> usize {
+    ENTRY_BYTES + shown.len() + if Arc::ptr_eq(shown, own) { 0 } else { own.len() }
 }
 
 impl ListOwners {
     pub(super) fn new() -> Self {
         let weigh = |_: &(Caller, MergedList), known: &Arc<KnownOwners>| known.weight();
-        Self(moka::future::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
+        // LRU: the list of a new client must be admitted, however often the others are looked up.
+        let lists = moka::future::Cache::builder().max_capacity(NAMES_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
+        Self(lists.weigher(weigh).time_to_idle(KEPT_FOR).build())
     }
 }
 
@@ -270,16 +295,17 @@ impl CombinedUpstreams {
         );
         for (at, items) in &read {
             for (index, name, item) in items {
+                let own: Arc<str> = Arc::from(name.as_str());
                 let (shown, text) = match has_names(list) && !is_shared(name, item) {
                     true => {
                         let shown = publisher.published(*at, name);
                         let text = item.edit().set(list.key(), Payload::text(&shown)).finish();
-                        (Arc::from(&*shown), text)
+                        (if *shown == **name { Arc::clone(&own) } else { Arc::from(&*shown) }, text)
                     }
-                    false => (Arc::from(name.as_str()), item.payload().clone()),
+                    false => (Arc::clone(&own), item.payload().clone()),
                 };
                 if let Entry::Vacant(free) = gathered.owners.entry(shown) {
-                    free.insert((*at, Arc::from(name.as_str())));
+                    free.insert((*at, own));
                     gathered.items.push((*at, *index, text));
                 }
             }
@@ -318,6 +344,7 @@ fn literal_bytes(template: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Principal;
 
     #[test]
     fn what_stands_in_each_address_of_a_template_is_measured() {
@@ -326,13 +353,36 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_long_name_counts_as_several() {
-        let weight = |name: &str| {
-            let name: Arc<str> = Arc::from(name);
-            KnownOwners::of(HashMap::from([(Arc::clone(&name), (0, name))])).weight()
-        };
-        assert_eq!((weight("a"), weight(&"a".repeat(NAME_BYTES * 50))), (2, 102));
+    fn known(names: impl Iterator<Item = String>) -> Arc<KnownOwners> {
+        let owned = names.map(|name| Arc::from(name)).map(|name: Arc<str>| (Arc::clone(&name), (0, name)));
+        KnownOwners::of(owned.collect())
+    }
+
+    /// U77.
+    #[tokio::test]
+    async fn u77_the_name_lists_of_an_endpoint_are_bounded_in_bytes_and_a_new_one_is_kept() {
+        let owners = ListOwners::new();
+        let key = |n: usize| (Caller::of(Principal::new(&format!("key:{n}"))), MergedList::Resources);
+        // 40 lists of 2 MB, and the first is looked up more often than any.
+        for n in 0..40 {
+            owners.0.insert(key(n), known((0..2_000).map(|item| format!("{n}:{item}:{}", "x".repeat(1_000))))).await;
+            assert!(owners.0.get(&key(n)).await.is_some(), "the list of a new client");
+            owners.0.get(&key(0)).await;
+            owners.0.run_pending_tasks().await;
+            assert!(owners.0.weighted_size() <= NAMES_BYTES_MAX);
+        }
+        assert!(owners.0.get(&key(39)).await.is_some() && owners.0.get(&key(0)).await.is_some());
+        assert!(owners.0.get(&key(1)).await.is_none(), "the least recently used one");
+    }
+
+    #[tokio::test]
+    async fn a_list_with_names_without_bound_is_kept_without_the_longest() {
+        let long = (0..40).map(|n| format!("{n}{}", "x".repeat(1 << 20)));
+        let known = known((0..10_000).map(|n| format!("name-{n}")).chain(long));
+        let short = known.owners.keys().filter(|name| name.len() < 100).count();
+        let weight = usize::try_from(known.weight()).unwrap();
+        assert!(short == 10_000 && weight <= LIST_BYTES_MAX + ENTRY_BYTES, "{short} names, {weight} bytes");
+        assert!(known.owners.len() > short, "as many of the long ones as fit");
     }
 
     #[test]

@@ -54,8 +54,6 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// The least time between log lines about one upstream's absence, or about its dropped messages.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
@@ -222,7 +220,7 @@ impl CombinedUpstreams {
         }
         let refusal = match self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await {
             None | Some(Ok(_)) => return Ok(()),
-            Some(Err(refusal)) => refusal,
+            Some(Err(refusal)) => refusal.before_a_request(),
         };
         let name = &self.settings.upstreams[at];
         Err(match self.cause_for(client, at) {

@@ -1,7 +1,7 @@
 //! Sessions at an endpoint, and those at the upstreams that belong to them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::StatusCode;
 use serde_json::json;
@@ -109,6 +109,27 @@ async fn gw_29_a_call_whose_session_is_refused_has_an_error_of_the_gateways() {
     let error = reply.json().await["error"].take();
     assert_eq!(error["data"], json!({"source": "gateway", "reason": "upstream_refused", "executed": "no"}), "{error}");
     assert_eq!(two.world.count("tools/call"), 0);
+}
+
+/// GW-29: a server that failed is asked first whether it is available again.
+#[tokio::test]
+async fn gw_29_a_refusal_of_a_server_that_failed_before_is_an_error_of_the_gateways() {
+    let (one, _) = servers().await;
+    let is_back = Arc::new(AtomicBool::new(false));
+    let answers = Arc::clone(&is_back);
+    let two = server("two", move |seen| {
+        let error = json!({"code": -32602, "message": "no such version", "data": {"supported": []}});
+        let refusal = json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error});
+        let reply = if answers.load(Ordering::SeqCst) { json_text(refusal.to_string()) } else { status(503) };
+        is_handshake(seen).then_some(reply)
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    is_back.store(true, Ordering::SeqCst);
+    let reply = client.post(request(1, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
+    let error = reply.json().await["error"].take();
+    assert_eq!(error["data"], json!({"source": "gateway", "reason": "upstream_refused", "executed": "no"}), "{error}");
 }
 
 #[tokio::test]

@@ -343,6 +343,23 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
     }
 }
 
+/// SEC-48: a result holds no update, so the gateway does not hold it to look for one.
+#[tokio::test]
+async fn a_caller_with_rules_about_resources_gets_a_piped_result_of_any_size() {
+    let server = stateless(|seen| {
+        let (events, reply) = BodySender::open();
+        let result = json!({ "resultType": "complete", "content": [], "pad": "x".repeat(2 << 20), "z": "its end" });
+        events.message(&json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result }));
+        seen.is_call().then_some(reply)
+    });
+    let rules = "[[auth.rules]]\nresources = [\"file:///public/*\"]\nallow = true\n\
+                 [[auth.rules]]\ntools = [\"quick\"]\nallow = true\n";
+    let mut gate = Gate::behind(server.await, LISTEN, rules, "").await;
+    gate.reload_with(|config| config.upstreams[0].service.result_bytes_max = 1 << 20).unwrap();
+    let (mut text, mut stream) = gate.begin(&Ask::call("", "quick", &json!({}))).await;
+    until(&mut stream, &mut text, "its end").await;
+}
+
 impl Gate {
     /// The head of an answer, and the rest of it.
     async fn begin(&self, ask: &Ask) -> (String, TcpStream) {

@@ -253,7 +253,7 @@ impl ResponseEdits for AnswerEdits {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
-            EditTarget::Other if self.tools.narrow_updates() => gate,
+            // It yields each notification whole, and so each update of a resource (SEC-48).
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))

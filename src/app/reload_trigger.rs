@@ -42,7 +42,7 @@ pub(super) struct ReloadTrigger {
     file: Option<PathBuf>,
     /// Kept alive; `None` if folders cannot be watched.
     watcher: Option<RecommendedWatcher>,
-    /// The folders that are watched or cannot be, each with its identity: another may take its place.
+    /// Folders that are watched or could not be, each with device and inode: another folder may replace it under the same name.
     watched: Vec<(PathBuf, Option<(u64, u64)>)>,
     /// Triggers a reload. A full channel already holds a trigger.
     changed: mpsc::Sender<()>,
@@ -104,31 +104,48 @@ impl ReloadTrigger {
         Ok(reloads)
     }
 
-    fn watch(&mut self, files: &[PathBuf]) {
+    /// Watches the folders of all files, and no longer those of former files.
+    fn watch_only(&mut self, files: &[PathBuf]) {
+        let folders = self.watch(files);
         let Some(watcher) = &mut self.watcher else { return };
-        for folder in files.iter().flat_map(|file| folders(file)) {
-            let identity = fs::metadata(&folder).ok().map(|folder| system::identity(&folder));
-            match self.watched.iter().position(|(known, _)| *known == folder) {
+        self.watched.retain(|(folder, _)| {
+            let is_used = folders.contains(folder);
+            if !is_used {
+                // Fails if the folder was deleted.
+                let _ = watcher.unwatch(folder);
+            }
+            is_used
+        });
+    }
+
+    /// Watches the folders of these files, too; returns the folders.
+    fn watch(&mut self, files: &[PathBuf]) -> Vec<PathBuf> {
+        let folders: Vec<_> = files.iter().flat_map(|file| folders(file)).collect();
+        let Some(watcher) = &mut self.watcher else { return folders };
+        for folder in &folders {
+            let identity = fs::metadata(folder).ok().map(|folder| system::identity(&folder));
+            match self.watched.iter().position(|(known, _)| known == folder) {
                 Some(at) if self.watched[at].1 == identity => continue,
                 Some(at) => {
                     // Fails if the former folder was deleted, and its watch with it.
-                    let _ = watcher.unwatch(&folder);
+                    let _ = watcher.unwatch(folder);
                     self.watched.swap_remove(at);
                 }
                 None => (),
             }
-            match watcher.watch(&folder, RecursiveMode::NonRecursive) {
+            match watcher.watch(folder, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     // A change between the reading of its files and now was not noticed.
                     let _ = self.changed.try_send(());
                 }
-                // Once: the log may be in a watched folder.
+                // Once per folder: in a watched folder with the log, each warning would cause the next.
                 Err(error) => {
                     tracing::warn!(%error, folder = %folder.display(), "changes in this folder are not noticed")
                 }
             }
-            self.watched.push((folder, identity));
+            self.watched.push((folder.clone(), identity));
         }
+        folders
     }
 
     /// Waits for a trigger. Cancel safe: a trigger received by an earlier wait is not lost.
@@ -146,7 +163,7 @@ impl ReloadTrigger {
         let file = self.file.clone()?;
         match read_unchanged(&file, configured_again) {
             Ok(mut read) => {
-                self.watch(&reload::files(&file, &read.config));
+                self.watch_only(&reload::files(&file, &read.config));
                 let fingerprint = reload::fingerprint(&file, &read.config);
                 read.shortage = self.connections.keep(&mut read.config);
                 if !self.is_news(why, SeenFiles::Usable(Box::new(read.config.clone()), fingerprint)) {
@@ -317,6 +334,33 @@ mod tests {
                 write(NEXT);
             }
             assert_eq!(applied, expected, "{former}");
+        }
+    }
+
+    /// Kubernetes replaces the folder that a link leads to.
+    #[tokio::test]
+    async fn f111_a_folder_that_a_link_no_longer_leads_to_is_not_watched() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let file = root.join("taskgate.toml");
+        let lead_to = |version: &str| {
+            let target = root.join(version);
+            fs::create_dir_all(&target).unwrap();
+            let text = format!("[upstreams.up]\nurl = \"http://127.0.0.1:1/{version}\"\n");
+            fs::write(target.join("taskgate.toml"), text).unwrap();
+            let _ = fs::remove_file(&file);
+            std::os::unix::fs::symlink(target.join("taskgate.toml"), &file).unwrap();
+        };
+        lead_to("one");
+        let mut read = configured_again(&file).unwrap().config;
+        let (connections, _) = ConnectionCapacity::provide(&mut read);
+        let warned = ReportedWarnings::default();
+        let mut reloads = ReloadTrigger::new(Some(file.clone()), &read, warned, connections).unwrap();
+        for version in ["two", "three"] {
+            lead_to(version);
+            assert_eq!(reloads.carry_out(ReloadCause::Changed, |_| Ok(ReloadSummary::default())), Some(true));
+            let watched: Vec<_> = reloads.watched.iter().map(|(folder, _)| folder.clone()).collect();
+            assert_eq!(watched, [root.clone(), root.join(version)], "{version}");
         }
     }
 

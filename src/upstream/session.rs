@@ -12,6 +12,7 @@ mod refusals;
 pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +22,8 @@ use http::Response;
 use tokio::sync::{Mutex, Semaphore, SetOnce, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tracing::Instrument as _;
 
 use super::answer_body::AnswerBody;
 use super::latencies::{ExchangeClass, ExchangeLatencies};
@@ -78,6 +80,20 @@ impl UpstreamLink {
 
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(&self.name, reason);
+    }
+
+    /// Runs a request in its own tokio task, so that it ends even if the call is not polled because its client reads slowly.
+    /// Dropping the future drops the request; a panic of the request is the caller's.
+    pub(crate) async fn in_own_task<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, GatewayFault> {
+        let running = AbortOnDropHandle::new(self.tracker.spawn(request.in_current_span()));
+        running.await.map_err(|error| match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime stops.
+            Err(_) => GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown),
+        })
     }
 }
 

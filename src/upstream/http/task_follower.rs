@@ -6,12 +6,11 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 use super::drive::response_reader::RpcResult;
 use super::drive::{AnswerWait, HttpCall, last};
@@ -37,6 +36,8 @@ const INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
 const HINTS_APART: Duration = Duration::from_millis(250);
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// How long a poll keeps its permit.
+const TURN_MAX: Duration = Duration::from_secs(30);
 /// How long before the call's deadline its task is polled a last time.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
@@ -175,17 +176,23 @@ impl TaskFollower<'_> {
         self.get().await
     }
 
-    /// Polls in its own tokio task: the poll ends, and releases its permit, even if the call is not polled because its
-    /// client reads slowly.
+    /// Polls in its own tokio task. The poll may bring events of the call, which wait for its client: then it continues
+    /// without its permit.
     async fn get(&self) -> TaskPollResult {
         let link = Arc::clone(&self.http_call.session().link);
         let (link_of_poll, http_call, params) = (Arc::clone(&link), Arc::clone(self.http_call), self.params.clone());
         let polling = async move {
-            let _turn = link_of_poll.polls.acquire().await;
-            http_call.aside(method::TASKS_GET, &params, AnswerWait::Short).await
+            let turn = link_of_poll.polls.acquire().await;
+            let mut polled = pin!(http_call.aside(method::TASKS_GET, &params, AnswerWait::Short));
+            match timeout(TURN_MAX, polled.as_mut()).await {
+                Ok(polled) => polled,
+                Err(_) => {
+                    drop(turn);
+                    polled.await
+                }
+            }
         };
-        let polled = AbortOnDropHandle::new(link.tracker.spawn(polling)).await;
-        let answer = polled.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))??;
+        let answer = link.in_own_task(polling).await??;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
         match answer {
             Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),

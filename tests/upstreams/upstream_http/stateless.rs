@@ -237,6 +237,36 @@ async fn upc_01_a_task_whose_server_takes_no_answer_is_polled_to_its_end() {
     }
 }
 
+/// UPC-01: failures of updates delay updates, and not polls.
+#[tokio::test]
+async fn upc_01_an_update_that_fails_again_and_again_is_sent_less_often_than_its_task_is_polled() {
+    const POLLS: usize = 24;
+    let polls = AtomicUsize::new(0);
+    let server = ScriptedServer::start(move |seen| {
+        let answer = match seen.rpc() {
+            "tools/call" => handle().1,
+            "tasks/get" if polls.fetch_add(1, Ordering::SeqCst) + 1 < POLLS => {
+                task("input_required", &json!({"inputRequests": question(None, &["a"])["inputRequests"]}))
+            }
+            "tasks/get" => task("completed", &json!({"result": {"content": []}})),
+            _ => {
+                let error = json!({"code": -32603, "message": "later"});
+                let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
+                *reply.status_mut() = http::StatusCode::BAD_REQUEST;
+                return Some(reply);
+            }
+        };
+        Some(result(seen, &answer))
+    })
+    .await;
+    let mut exchange = begin(&upstream(&server)).await;
+    assert!(line(&next(&mut exchange).await).starts_with("asked \"0/a\""));
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+    let updates = server.world.count("tasks/update");
+    assert!((2..POLLS * 2 / 3).contains(&updates), "{updates} updates beside {POLLS} polls");
+}
+
 /// UPC-13: another life watches on.
 #[tokio::test]
 async fn upc13_a_task_is_taken_up_by_its_token() {

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use tokio::sync::{SetOnce, mpsc};
 use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
@@ -208,13 +207,12 @@ async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, 
         let _turn = if draft.is_poll() { sender.link.polls.acquire().await.ok() } else { None };
         sender.answer(&draft, None).await
     };
-    let lost = |reason| RequestFailure::Lost(GatewayFault::new(reason, Executed::Unknown));
     let asking = async move {
         let answer = tokio::time::timeout(REQUEST_MAX, asking).await;
-        answer.unwrap_or_else(|_| Err(lost(Reason::UpstreamTimeout)))
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+        answer.unwrap_or(Err(RequestFailure::Lost(late)))
     };
-    let answer = AbortOnDropHandle::new(line.link.tracker.spawn(asking)).await;
-    let answer = answer.unwrap_or_else(|_| Err(lost(Reason::UpstreamClosed)));
+    let answer = line.link.in_own_task(asking).await.unwrap_or_else(|fault| Err(RequestFailure::Lost(fault)));
     answer.map_err(|ending| match ending {
         RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
         RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
@@ -224,7 +222,11 @@ async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, 
 struct TaskPoller {
     id: Arc<str>,
     interval: Duration,
+    /// Consecutive failures of polls, and of updates.
     failures: u32,
+    update_failures: u32,
+    /// When a failed update may be repeated.
+    update_due: Option<Instant>,
     message: Option<String>,
     /// The last reported status and message; `None` after a failed request.
     shown: Option<(String, Option<String>)>,
@@ -256,14 +258,14 @@ impl StatelessCall {
         loop {
             self.wait(due).await?;
             // The next questions depend on the answers.
-            if let Some(responses) = self.questions.responses() {
+            if let Some(responses) = self.questions.responses().filter(|_| watch.may_update()) {
                 match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
                     // A refused answer is useless, or the task is gone: the poll shows which.
                     Ok(Some(_)) | Err(_) => {
                         self.questions.taken();
                         self.note_untaken();
                     }
-                    // It is sent again if the poll shows that the task still needs it: the task may end without it.
+                    // It is sent again after a pause of its own, unless the task ends before.
                     Ok(None) => (),
                 }
             }
@@ -320,7 +322,9 @@ impl StatelessCall {
 
 impl TaskPoller {
     fn new(id: &Arc<str>) -> Self {
-        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
+        let (failures, update_failures, update_due) = (0, 0, None);
+        let (id, interval) = (Arc::clone(id), POLL_DEFAULT);
+        Self { id, interval, failures, update_failures, update_due, message: None, shown: None }
     }
 
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
@@ -346,8 +350,28 @@ impl TaskPoller {
 
     /// Slightly more than the upstream's interval, so that polls spread; doubled for each failure (UPC-01).
     fn pause(&self) -> Duration {
-        let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
+        let pause = self.backoff(self.failures);
         pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
+    }
+
+    fn backoff(&self, doublings: u32) -> Duration {
+        self.interval.saturating_mul(2_u32.saturating_pow(doublings.min(16))).min(POLL_MAX)
+    }
+
+    fn may_update(&self) -> bool {
+        self.update_due.is_none_or(|due| due <= Instant::now())
+    }
+
+    /// Counts a failure of a poll or an update, or the end of its failures.
+    fn count(&mut self, name: &str, has_failed: bool) {
+        let next = |failures: u32| if has_failed { failures.saturating_add(1) } else { 0 };
+        if name == method::TASKS_UPDATE {
+            // The first repetition is due with the next poll.
+            self.update_due = has_failed.then(|| Instant::now() + self.backoff(self.update_failures));
+            self.update_failures = next(self.update_failures);
+        } else {
+            self.failures = next(self.failures);
+        }
     }
 
     /// `None` if the failure may pass. An error if the upstream does not know the task or rejects the client's
@@ -360,7 +384,7 @@ impl TaskPoller {
     ) -> Result<Option<Payload>, RequestFailure> {
         let why = match asked(&course.line, &DraftRequest::new(name, Some(params))).await {
             Ok(result) => {
-                self.failures = 0;
+                self.count(name, false);
                 return Ok(Some(result));
             }
             Err(why) => why,
@@ -371,7 +395,7 @@ impl TaskPoller {
         };
         let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
         tracing::debug!(%why, method = name, "a request about an upstream task failed");
-        self.failures += 1;
+        self.count(name, true);
         if course.line.is_watched {
             self.shown = None;
             course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;

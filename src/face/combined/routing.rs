@@ -198,7 +198,9 @@ impl CombinedUpstreams {
         let Some((params, reference)) = reference else {
             return Err(no_reference());
         };
-        if let Some(uri) = reference.get_string("uri") {
+        // Servers read the member that the type names.
+        let is_resource = reference.get_str("type").is_some_and(|kind| kind == "ref/resource");
+        if let Some(uri) = reference.get_string("uri").filter(|_| is_resource) {
             return Ok(match self.owner(client, MergedList::Templates, &uri).await {
                 Some((at, _)) => RequestTarget::Member(at, None),
                 None => self.at_address(client, &uri).await,

@@ -32,6 +32,11 @@ async fn every_list_has_what_all_upstreams_have_under_names_that_lead_back() {
         json!({"ref": {"type": "ref/prompt", "name": "two__two_only"}, "argument": {"name": "a", "value": ""}});
     let completed = client.post(request(3, "completion/complete", &completion)).await.json().await;
     assert_eq!(completed["result"]["completion"]["values"], json!(["two", "two_only"]));
+    // The type decides, not a member of the other type beside it.
+    let odd = json!({"type": "ref/prompt", "name": "two__two_only", "uri": "test://one_only"});
+    let completion = json!({"ref": odd, "argument": {"name": "a", "value": ""}});
+    let completed = client.post(request(3, "completion/complete", &completion)).await.json().await;
+    assert_eq!(completed["result"]["completion"]["values"], json!(["two", "two_only"]));
 }
 
 #[tokio::test]

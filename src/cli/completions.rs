@@ -1,7 +1,7 @@
 //! Generates shell completions and manual pages from the definition of the command line.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,8 +14,11 @@ use crate::console;
 
 /// Prints the completions for `shell`.
 pub(super) fn print(shell: Shell) -> anyhow::Result<ExitCode> {
-    console::stdout().write_all(&script(shell)).context("cannot print the completions")?;
-    Ok(ExitCode::SUCCESS)
+    match console::stdout().write_all(&script(shell)) {
+        // A reader such as `head` leaves once it has enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot print the completions"),
+        Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
+    }
 }
 
 fn script(shell: Shell) -> Vec<u8> {

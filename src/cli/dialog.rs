@@ -29,7 +29,7 @@ pub(super) struct CallDialog<'a> {
     interrupts: &'a mut mpsc::Receiver<()>,
     until: Option<Instant>,
     pub(super) declined: bool,
-    /// Whether a part of the result was neither printed nor written to its file.
+    /// Whether a part of the result was not printed, or not written to the file that was asked for.
     is_unwritten: bool,
 }
 

@@ -48,6 +48,16 @@ fn what_cannot_be_printed_is_no_success() {
     }
 }
 
+/// As with `head`.
+#[test]
+fn completions_for_a_reader_that_leaves_are_a_success() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let ended = command.args(["completions", "bash"]).stdout(writer).output().unwrap();
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:?}");
+}
+
 #[test]
 fn a_check_prints_the_paths_of_upstreams_and_of_endpoints() {
     let folder = TempDir::new().unwrap();

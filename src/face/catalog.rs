@@ -76,6 +76,12 @@ fn list_key(context: &CallContext) -> ListKey {
     (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
 }
 
+/// Of the capabilities, too. A client that varies them evicts lists of others, as fast as its rates allow: those are listed
+/// again.
+fn weight_with((_, _, capabilities): &ListKey, list: &PublishedTools) -> u32 {
+    list.weight().saturating_add(u32::try_from(capabilities.len()).unwrap_or(u32::MAX))
+}
+
 /// The methods and params of a server's notifications.
 type Notifications = broadcast::Receiver<(Arc<str>, Option<Payload>)>;
 
@@ -163,9 +169,9 @@ impl Catalog {
     pub fn new(upstream: Arc<dyn Upstream>) -> Self {
         // LRU: the list of a new client must be admitted, however often the others are looked up.
         let lists = moka::future::Cache::builder().max_capacity(ALL_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
-        let lists = lists.weigher(|_: &ListKey, list: &Arc<ToolList>| list.published.weight());
+        let lists = lists.weigher(|key: &ListKey, list: &Arc<ToolList>| weight_with(key, &list.published));
         let whole = moka::future::Cache::builder().max_capacity(ALL_BYTES_MAX).eviction_policy(EvictionPolicy::lru());
-        let whole = whole.weigher(|_: &ListKey, list: &Arc<PublishedTools>| list.weight());
+        let whole = whole.weigher(|key: &ListKey, list: &Arc<PublishedTools>| weight_with(key, list));
         let (lists, whole) = (lists.time_to_idle(KEPT_FOR).build(), whole.time_to_idle(WHOLE_KEPT_FOR).build());
         let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
         Self {

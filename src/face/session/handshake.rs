@@ -68,10 +68,12 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
         let what = "the capabilities are too large for a session id";
         return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
     };
+    let counted_as = SessionAsker::of(inbound).counted_as();
     if inbound.endpoint_session.is_some() {
-        shared.begins_again(token.nonce);
+        shared.own.forget(token.nonce);
+        shared.sessions.begins_again(&token, &counted_as);
     }
-    shared.keep_called(token.nonce, &inbound.caller, &SessionAsker::of(inbound).counted_as());
+    shared.keep_called(token.nonce, &inbound.caller, &counted_as);
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
     response.headers_mut().insert(headers::SESSION_ID, sealed);
@@ -143,10 +145,13 @@ impl SessionFaceState {
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
-        self.sessions.begins_to_end(session);
+        let is_replaced = self.sessions.is_replaced(session);
+        if !is_replaced {
+            self.sessions.begins_to_end(session);
+        }
         let status = self.own.end(&session.own).await.unwrap_or(StatusCode::OK);
-        if status == StatusCode::METHOD_NOT_ALLOWED {
-            self.sessions.begins_again(session.token.nonce);
+        if status == StatusCode::METHOD_NOT_ALLOWED && !is_replaced {
+            self.sessions.goes_on(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
         // An endpoint may meanwhile have opened another session under this nonce: it continues.
@@ -167,12 +172,6 @@ impl SessionFaceState {
         !self.own.is_renewed(&session.own) && self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
     }
 
-    /// Clears the end of an earlier session under this nonce, and its upstream session.
-    fn begins_again(&self, nonce: u128) {
-        self.own.forget(nonce);
-        self.sessions.begins_again(nonce);
-    }
-
     /// Ends a session that the server refuses with an unknown error: its client gets 404 and opens another one.
     pub(super) fn end_if_over(&self, session: &ClientSession) {
         if self.own.is_over(&session.own) {
@@ -181,6 +180,10 @@ impl SessionFaceState {
     }
 
     pub(super) fn is_ended(&self, session: &ClientSession) {
+        // A late refusal of an earlier session does not end the one that replaced it.
+        if self.sessions.is_replaced(session) {
+            return;
+        }
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);
         self.called.forget(session.token.nonce);

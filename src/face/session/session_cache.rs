@@ -8,10 +8,10 @@ use http::HeaderValue;
 use crate::face::http::Inbound;
 use crate::face::idempotency_key::IdempotencyScope;
 use crate::face::sealed::SessionToken;
-use crate::task::{Caller, Principal};
+use crate::task::{Caller, Principal, Timestamp};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::raw_channel::SessionBinding;
-use crate::upstream::recent_map::RecentMap;
+use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
 /// The most sessions of clients that use tasks.
@@ -97,11 +97,21 @@ struct OpenedToken {
     session: ClientSession,
 }
 
+/// The sessions under one nonce that have ended. An endpoint opens several, one after another.
+#[derive(Clone, Copy, Debug)]
+enum EndedSessions {
+    All,
+    /// The sessions that were opened before this one.
+    Before(Timestamp),
+}
+
+impl RecentValue for EndedSessions {}
+
 /// By nonce, except `opened`, which is by the end of the sealed text: no two of our tokens share it.
 #[derive(Debug)]
 pub(in crate::face) struct ClientSessionCache {
     task_clients: RecentMap<()>,
-    ended: RecentMap<()>,
+    ended: RecentMap<EndedSessions>,
     opened: RecentMap<Arc<OpenedToken>>,
 }
 
@@ -141,27 +151,41 @@ impl ClientSessionCache {
                 session
             }
         };
-        (!self.ended.contains(session.token.nonce)).then_some(session)
+        let is_over = self.has_ended(session.token.nonce) || self.is_replaced(&session);
+        (!is_over).then_some(session)
     }
 
     pub(in crate::face) fn ended(&self, nonce: u128, counted_as: &Principal) {
-        self.ended.insert(nonce, counted_as, ());
+        self.ended.insert(nonce, counted_as, EndedSessions::All);
         self.task_clients.remove(nonce);
     }
 
     /// Marks a session as ended while its server is asked to end it.
     pub(super) fn begins_to_end(&self, session: &ClientSession) {
-        self.ended.insert(session.token.nonce, session.counted_as(), ());
+        self.ended.insert(session.token.nonce, session.counted_as(), EndedSessions::All);
     }
 
     /// Whether a session has ended, and none was opened under its nonce since.
     pub(super) fn has_ended(&self, nonce: u128) -> bool {
-        self.ended.contains(nonce)
+        matches!(self.ended.get(nonce), Some(EndedSessions::All))
     }
 
-    /// Unmarks an ended session: the client of an endpoint opened another one under its nonce.
-    pub(super) fn begins_again(&self, nonce: u128) {
+    /// Whether the client of an endpoint opened another session under the nonce of this one.
+    pub(super) fn is_replaced(&self, session: &ClientSession) -> bool {
+        let ended = self.ended.get(session.token.nonce);
+        matches!(ended, Some(EndedSessions::Before(next)) if session.token.issued_at < next)
+    }
+
+    /// Unmarks a session that its server did not end.
+    pub(super) fn goes_on(&self, nonce: u128) {
         self.ended.remove(nonce);
+    }
+
+    /// Records that the client of an endpoint opened another session under its nonce.
+    pub(super) fn begins_again(&self, next: &SessionToken, counted_as: &Principal) {
+        if self.ended.contains(next.nonce) {
+            self.ended.insert(next.nonce, counted_as, EndedSessions::Before(next.issued_at));
+        }
     }
 
     pub(super) fn note_tasks(&self, session: &ClientSession) {
@@ -178,7 +202,6 @@ impl ClientSessionCache {
 mod tests {
     use super::*;
     use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-    use crate::task::Timestamp;
     use crate::wire::{Payload, ProtocolVersion};
 
     fn token(nonce: u128) -> SessionToken {
@@ -215,7 +238,7 @@ mod tests {
         sessions.note_tasks(&uses_tasks);
         // More than the map holds, so that its own shard is full.
         for number in 100..100 + (ENDED_MAX + ENDED_MAX / 10) as u128 {
-            sessions.ended.insert(number << 64 | number, other.counted_as(), ());
+            sessions.ended.insert(number << 64 | number, other.counted_as(), EndedSessions::All);
         }
         for number in 100..100 + 2 * TASK_CLIENTS_MAX as u128 {
             sessions.task_clients.insert(number << 64 | number, other.counted_as(), ());
@@ -266,5 +289,18 @@ mod tests {
         let session = sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).unwrap();
         sessions.ended(session.token.nonce, session.counted_as());
         assert!(sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).is_none());
+    }
+
+    #[test]
+    fn of_two_sessions_under_one_nonce_only_the_first_ends() {
+        let (sessions, owner) = (ClientSessionCache::new(), Caller::of(Principal::local()));
+        let first = sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).unwrap();
+        sessions.ended(first.token.nonce, first.counted_as());
+        let next = SessionToken { issued_at: Timestamp::from_millis(1), ..token(1) };
+        sessions.begins_again(&next, first.counted_as());
+        assert!(sessions.is_replaced(&first) && !sessions.has_ended(1));
+        assert!(sessions.open(SEALED, "reports", by(&owner), || None).is_none(), "the first one");
+        let next = sessions.open("another id of the session", "reports", by(&owner), || Some(next)).unwrap();
+        assert!(!sessions.is_replaced(&next), "the second one continues");
     }
 }

@@ -1,7 +1,7 @@
 //! Remembers the tools, prompts and resources that each session asked its server for.
 //!
 //! If a client sends an event id, a server may repeat events of any of these requests, and only the server knows which
-//! request an id belongs to. So a client that lost access to one of the items may send no event id.
+//! request an id belongs to. So the gateway drops the event id of a client that lost access to one of the items.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 
 const SESSIONS_MAX: usize = 8_192;
-/// Items of one session.
-const ITEMS_MAX: usize = 32;
-const NAME_BYTES_MAX: usize = 128;
+/// Memory of one session's items, each with its name.
+const SESSION_BYTES_MAX: usize = 4 << 10;
+const ITEM_BYTES: usize = 48;
 
 /// By the session's nonce. A session that is absent was opened by another process, or was removed for room.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ pub(super) struct CalledItems(RecentMap<Arc<Mutex<SessionItems>>>);
 #[derive(Debug, Default)]
 struct SessionItems {
     items: Vec<NamedItem>,
-    /// Whether items were left out for their number or length.
+    bytes: usize,
+    /// Whether items were left out for room.
     has_more: bool,
 }
 
@@ -36,8 +37,12 @@ impl SessionItems {
             return;
         }
         let (NamedItem::Tool(name) | NamedItem::Prompt(name) | NamedItem::Resource(name)) = &item;
-        match name.len() <= NAME_BYTES_MAX && self.items.len() < ITEMS_MAX {
-            true => self.items.push(item),
+        let bytes = self.bytes + name.len() + ITEM_BYTES;
+        match bytes <= SESSION_BYTES_MAX {
+            true => {
+                self.bytes = bytes;
+                self.items.push(item);
+            }
             false => self.has_more = true,
         }
     }
@@ -123,8 +128,11 @@ mod tests {
         note(1, tool("a"));
         note(2, NamedItem::Prompt(Arc::from("a")));
         assert_eq!([1, 2].map(|nonce| all_but(nonce, "a")), [false, true]);
-        note(2, tool(&"x".repeat(NAME_BYTES_MAX + 1)));
-        (0..=ITEMS_MAX).for_each(|at| note(3, tool(&format!("b{at}"))));
+        note(2, tool(&"x".repeat(SESSION_BYTES_MAX)));
+        // More than a narrowed client reads before it loses its stream.
+        (0..64).for_each(|at| note(3, tool(&format!("b{at}"))));
+        assert!(all_but(3, "a"), "64 items fit");
+        (64..SESSION_BYTES_MAX / ITEM_BYTES).for_each(|at| note(3, tool(&format!("b{at}"))));
         assert_eq!([2, 3, 4].map(|nonce| all_but(nonce, "a")), [false, false, true]);
         items.forget(4);
         assert!(!all_but(4, "a"));

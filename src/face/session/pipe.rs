@@ -42,6 +42,7 @@ use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts,
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
 use crate::face::served::Served;
+use crate::metric;
 use crate::task::{Caller, Drafts, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
@@ -181,7 +182,13 @@ pub(super) async fn get(
         return bare(StatusCode::BAD_REQUEST);
     }
     // A server's event id may belong to any request of the session. Without an id, the server repeats no event.
-    let last_event = last_event.filter(|_| is_known || shared.may_have_kept_events(&session, caller));
+    let last_event = last_event.filter(|_| {
+        let is_allowed = is_known || shared.may_have_kept_events(&session, caller);
+        if !is_allowed {
+            metric::count_dropped(shared.served.upstream.name(), "event_id");
+        }
+        is_allowed
+    });
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));

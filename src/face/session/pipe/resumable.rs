@@ -46,7 +46,11 @@ pub(super) async fn respond(
     mut late: LateAnswer,
     addressee: Addressee,
 ) -> FaceResponse {
-    if origin.tool.is_none() || !addressee.accepted.takes_stream() || !can_resume(origin.token.client_version) {
+    let is_kept = |tool: &Arc<str>| NamedItem::Tool(Arc::clone(tool)).is_short();
+    if !origin.tool.as_ref().is_some_and(is_kept)
+        || !addressee.accepted.takes_stream()
+        || !can_resume(origin.token.client_version)
+    {
         return call_stream::respond(late, addressee).await;
     }
     match Silence::begin().wait(&mut late.answering).await {

@@ -126,7 +126,6 @@ async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     probing.await
 }
 
-/// The token in an environment variable. Errors omit the name: a user may have typed the token in its place.
 fn timeout(text: &str) -> Result<Duration, &'static str> {
     let timeout = humantime::parse_duration(text)
         .ok()
@@ -134,6 +133,7 @@ fn timeout(text: &str) -> Result<Duration, &'static str> {
     timeout.ok_or("write a duration, such as 90s or 5m")
 }
 
+/// The token in an environment variable. Errors omit the name: a user may have typed the token in its place.
 fn token_in(variable: &str) -> Result<String, &'static str> {
     let token = is_variable_name(variable).then(|| std::env::var(variable).ok()).flatten();
     match token.as_deref().map(str::trim) {

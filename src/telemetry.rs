@@ -56,7 +56,7 @@ pub fn install_logs(filter: &str) -> Result<(), TelemetryError> {
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
     let output = || EscapedOutput(io::stderr());
-    // A report of a failed write goes to standard error, too, and panics if it fails.
+    // The subscriber reports a failed write with eprintln!, which panics if standard error cannot be written.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
     let log = log.with_env_filter(filter).with_writer(output).with_ansi(has_colours);
     let installed = match terminal {

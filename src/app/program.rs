@@ -125,7 +125,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         Err(error) => return refused(error, (!has_file).then_some("--store")),
     };
     if let Err(error) = announcement.print(&gateway, &paths) {
-        // A launcher may read the first line alone.
+        // Continues: a launcher may close its pipe after the first line.
         tracing::warn!(%error, "the addresses cannot be printed");
     }
     service_manager::notify_ready();

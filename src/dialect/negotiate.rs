@@ -12,8 +12,8 @@ use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PR
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
-/// The largest capabilities of a request: sessions and lists of its server are kept under them. Those of a session have
-/// to fit in its id.
+/// Largest capabilities of a stateless request: they are in the keys of sessions and cached lists. A session's must fit in
+/// its id.
 const CAPABILITIES_BYTES_MAX: usize = 16 * 1024;
 
 /// A stateless request's own `_meta` (MOD-19).

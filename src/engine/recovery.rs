@@ -381,8 +381,8 @@ async fn remove_orphan(
     task: &Task,
     notices: Option<&Notices>,
 ) -> RecoveryProgress {
-    // A server's subtask continues there, together with its own subtasks. So does an element of a split call that could
-    // not become a task here: its exchange is part of the plain call (GW-33).
+    // Cancels an element of a split call. A server's subtask is not cancelled, nor an element that lost its row in this
+    // process: its exchange still serves the plain call (GW-33).
     let target = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
     if let Some(place) = place_to_notify(notices, target.as_ref(), task) {
         return found.leave_to(place, engine);
@@ -484,13 +484,13 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
     }
 }
 
-/// Where a call can be cancelled, and its resume data.
+/// The upstream at which the call can be cancelled, and the resume data for that.
 fn notifiable<'a>(reach: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a CallTarget, &'a Payload)> {
     let position = task.recovery.resume.as_ref()?;
     Some((reach.filter(|reach| !lets_clients_in(Some(reach), task))?, position))
 }
 
-/// A place among `notices`, if this row's upstream is notified.
+/// A permit of the `notices` channel, if the row's upstream must be notified and there is room.
 fn place_to_notify<'a>(
     notices: Option<&'a Notices>,
     reach: Option<&CallTarget>,

@@ -100,7 +100,7 @@ struct PublishedTools {
 }
 
 impl PublishedTools {
-    /// Its part of [`ALL_BYTES_MAX`].
+    /// The bytes that it counts towards [`ALL_BYTES_MAX`].
     fn weight(&self) -> u32 {
         let of_tool = |(name, tool): (&String, &ListedTool)| {
             name.len() + tool.mirrored.iter().map(HeaderArgument::text_bytes).sum::<usize>() + TOOL_BYTES

@@ -103,7 +103,7 @@ impl<'a> AskedAccess<'a> {
         })
     }
 
-    /// Whether a request would be accepted with another token.
+    /// Whether the request lacks nothing but scopes.
     pub(super) fn needs_scopes(&self, item: AccessItem<'_>, params: &Object) -> bool {
         let decision = self.decision_of(item, params);
         decision.is_some_and(|decision| matches!(decision.verdict, AccessVerdict::NeedsScopes(_)))

@@ -53,7 +53,7 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
 
-/// What a name or a cursor takes beside its text.
+/// Memory of a name or a cursor beside its text.
 const ENTRY_BYTES: usize = 64;
 
 #[derive(Debug)]

@@ -32,7 +32,7 @@ enum CallExchanges {
 }
 
 enum CallState {
-    /// Waits for its permit; at most until this time if the call can no longer get the handle that it was to have.
+    /// Waits for a permit. A call that was planned as a task and can no longer become one waits until this time at most.
     Queued {
         until: Option<Instant>,
     },
@@ -238,7 +238,7 @@ impl UpstreamCall {
         if !is_end || self.elements().is_some() {
             return Some(event);
         }
-        // A call that was never sent has no subtasks: nothing would take a kept event.
+        // An unsent call has no subtasks, so no settlement would take the kept event.
         let Some(sent) = self.sent_call() else { return Some(event) };
         self.state = CallState::Settling { sent: Some(sent), end: Some(Box::new(event)) };
         None

@@ -82,7 +82,7 @@ impl Runner {
             self.dialog.clients_mut().end(CallEnd::Misnamed).await;
             return Some(RunnerFlow::Stop);
         }
-        // A large result is not kept beside the one that all answers share.
+        // Drops the row, so that a large result is in memory once, in the shared buffer.
         let key = row.task.key.clone();
         drop(row);
         match self.engine.shown(&key).await {

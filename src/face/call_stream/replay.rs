@@ -46,7 +46,7 @@ impl ReplayStream {
         }
     }
 
-    /// From now on the stream can be resumed, if events have ids: not that of a request with a very long name.
+    /// Begins the response. The stream can be resumed if its events have ids and the item's name is short.
     pub(in crate::face) fn begin(
         mut self,
         replays: &ReplayBuffers,

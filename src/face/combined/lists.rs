@@ -85,8 +85,8 @@ impl KnownOwners {
         Arc::new(Self { owners, fetched_at: Instant::now() })
     }
 
-    /// Keeps the `last` names of absent upstreams that no other upstream has now: a call under one of them gets the
-    /// answer of its upstream.
+    /// Adds the names that absent upstreams had in the `last` list, unless another upstream has them now: a call still
+    /// reaches its own upstream.
     fn after(last: Option<&Self>, list: MergedList, gathered: &GatheredList) -> Arc<Self> {
         let mut owners = gathered.owners.clone();
         let absent = last.filter(|_| has_names(list)).into_iter().flat_map(|last| &last.owners);
@@ -163,7 +163,7 @@ impl CombinedUpstreams {
         Some((self.position(upstream, client.caller())?, index.parse().ok()?))
     }
 
-    /// Looks in the last list, then in a new one. Concurrent requests share a look.
+    /// Reads the cached list, and fetches it again for a missing name. Concurrent requests share the fetch.
     pub(super) async fn owner(
         self: &Arc<Self>,
         client: &EndpointClient,

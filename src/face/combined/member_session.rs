@@ -84,7 +84,7 @@ enum MemberSession {
 #[derive(Clone, Debug)]
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
-    /// `None` for a session that was open before: it is not kept for each session.
+    /// The server's introduction; `None` for a session that was already open, because sessions do not store it.
     pub(super) summary: Option<Arc<ServerSummary>>,
 }
 

@@ -168,7 +168,7 @@ pub(super) async fn open(
         Some((at, MarkedEvent::Answer(mark, id))) => {
             let answer = reopened(upstreams, &client, at, Some(id)).await;
             if answer.status() == StatusCode::NOT_FOUND {
-                // Of the session at this upstream; the client's own continues.
+                // The 404 concerns the session at this upstream; the client's session continues.
                 return bare(StatusCode::BAD_REQUEST);
             }
             let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));

@@ -101,8 +101,8 @@ impl CombinedUpstreams {
     }
 
     /// The upstream that answers for a name without prefix that no list has: one where the caller lacks a scope for it,
-    /// else the only one that the caller may use (T-72). Of several, the name may be any one's: none is asked, since a
-    /// call may run wherever it arrives.
+    /// else the only one that the caller may use (T-72). With several, the gateway asks none: the call could run at an
+    /// upstream for which it was not meant.
     fn upstream_of_unlisted(
         &self,
         client: &EndpointClient,

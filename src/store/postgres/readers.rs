@@ -314,8 +314,8 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
     }
 }
 
-/// Connections for lists and for looks that need no group: an idle one first, so that a slow list delays no other read
-/// as long as there is one.
+/// Connections for lists and for ungrouped reads. An idle one is taken first, so a slow list delays others only if all are
+/// busy.
 #[derive(Debug)]
 pub(super) struct ListReaders {
     readers: Vec<Arc<ReaderConnection>>,

@@ -160,7 +160,8 @@ pub(super) fn has_claimable() -> String {
 }
 
 /// Claims up to `$5` rows, and their subtasks: a subtask follows its parent if that is claimable too. `$3`, `$4` as in
-/// [`is_claimable`]. A dead incarnation claims none. In no order, which each portion would have to read all rows for.
+/// [`is_claimable`]. A dead incarnation claims none. Without ORDER BY, for which
+/// each claim would read and sort all claimable rows.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},

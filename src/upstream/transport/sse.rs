@@ -240,8 +240,8 @@ impl SsePost {
         }
     }
 
-    /// Returns once the caller has left, and the message is either unsent or the end of its POST means nothing any more:
-    /// a POST without a response holds a connection.
+    /// Returns once the POST can be dropped: the caller has left, and no byte was sent, or its request is over for
+    /// [`LATE_MAX`]. A POST without a response holds a connection.
     async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
         judge.closed().await;
         if !self.handed_over.initialized() {

@@ -232,7 +232,7 @@ impl StatelessSender {
             Err(RequestFailure::Faulted(error))
                 if error.code == HEADER_MISMATCH && *draft.method == *method::TOOLS_CALL =>
             {
-                // Headers are checked before a call begins: this one has, and must not be sent twice.
+                // A server checks headers before it runs a call. This call has sent progress, so it must not be sent again.
                 if is_heard.load(Ordering::Relaxed) {
                     return Err(malformed(Executed::Unknown));
                 }

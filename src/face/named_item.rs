@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::task::AccessItem;
 use crate::wire::{Object, method};
 
-/// The longest name that is kept with the events of a request.
-const NAME_BYTES_MAX: usize = 1_024;
+/// The longest name that is kept with the events or questions of a request.
+pub(super) const NAME_BYTES_MAX: usize = 1_024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NamedItem {

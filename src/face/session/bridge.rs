@@ -15,6 +15,7 @@ use http::StatusCode;
 
 use super::bridged_call::{self, BridgedCaller, BridgedClient};
 use super::in_flight::RequestStage;
+use super::lost_tools::AskingTool;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse, vet};
 use crate::dialect::RequestError;
@@ -124,7 +125,7 @@ fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: 
     };
     let question = id.as_text().and_then(|id| shared.open.questions.take(session.token.nonce, &id));
     if let Some(question) = question {
-        let refusal = shared.refusal_of_answer(session, question.tool.as_deref());
+        let refusal = shared.refusal_of_answer(session, question.tool.as_deref().map(AskingTool::Named));
         question.answer(refusal.map_or(answer, Answer::Error));
     }
 }

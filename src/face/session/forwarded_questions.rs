@@ -4,39 +4,54 @@
 use std::sync::{Arc, Weak};
 
 use super::in_flight::request_key;
+use super::lost_tools::AskingTool;
 use super::session_cache::ClientSession;
+use crate::face::named_item::NAME_BYTES_MAX;
 use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::wire::RequestId;
 
 /// The most questions that are remembered.
 const QUESTIONS_MAX: usize = 16_384;
-/// The longest name of a tool that is remembered with each of its questions.
-const TOOL_BYTES_MAX: usize = 1_024;
 
 #[derive(Clone, Debug)]
-pub(super) struct ForwardedQuestion {
-    /// The tool of the call that asked; `None` for other requests, and on the session's own stream.
-    pub(super) tool: Option<Box<str>>,
-    /// The call's own name of its tool, which exists as long as the call.
-    call: Option<Weak<str>>,
+pub(super) enum ForwardedQuestion {
+    /// Of another request than a call, or on the session's own stream.
+    OfNoCall,
+    OfCall {
+        tool: Box<str>,
+        /// The call's own name of its tool, which exists as long as the call.
+        call: Weak<str>,
+    },
+    /// The name of the call's tool is too long to be kept.
+    OfUnnamedCall,
 }
 
 impl ForwardedQuestion {
     fn of_call(tool: Option<&Arc<str>>) -> Self {
         match tool {
-            Some(tool) if tool.len() <= TOOL_BYTES_MAX => {
-                Self { tool: Some((**tool).into()), call: Some(Arc::downgrade(tool)) }
+            Some(tool) if tool.len() <= NAME_BYTES_MAX => {
+                Self::OfCall { tool: (**tool).into(), call: Arc::downgrade(tool) }
             }
-            // Too long to keep. No tool has an empty name, so a caller with rights to named tools alone cannot answer.
-            Some(_) => Self { tool: Some("".into()), call: None },
-            None => Self { tool: None, call: None },
+            Some(_) => Self::OfUnnamedCall,
+            None => Self::OfNoCall,
+        }
+    }
+
+    pub(super) fn asking_tool(&self) -> Option<AskingTool<'_>> {
+        match self {
+            Self::OfNoCall => None,
+            Self::OfCall { tool, .. } => Some(AskingTool::Named(tool)),
+            Self::OfUnnamedCall => Some(AskingTool::Unnamed),
         }
     }
 }
 
 impl RecentValue for ForwardedQuestion {
     fn is_in_use(&self) -> bool {
-        self.call.as_ref().is_some_and(|call| call.strong_count() > 0)
+        match self {
+            Self::OfCall { call, .. } => call.strong_count() > 0,
+            Self::OfNoCall | Self::OfUnnamedCall => false,
+        }
     }
 }
 
@@ -75,14 +90,14 @@ mod tests {
         assert!(questions.iter().all(RecentValue::is_in_use));
         drop(tool);
         assert!(!questions.iter().any(RecentValue::is_in_use));
-        assert!(questions.iter().all(|question| question.tool.as_deref() == Some("ask")));
+        assert!(questions.iter().all(|question| question.asking_tool() == Some(AskingTool::Named("ask"))));
         assert!(!ForwardedQuestion::of_call(None).is_in_use());
     }
 
     #[test]
-    fn a_long_tool_name_is_kept_as_an_empty_one() {
-        let tool: Arc<str> = Arc::from("x".repeat(TOOL_BYTES_MAX + 1));
+    fn a_long_tool_name_is_not_kept_and_counts_as_no_other_name() {
+        let tool: Arc<str> = Arc::from("x".repeat(NAME_BYTES_MAX + 1));
         let question = ForwardedQuestion::of_call(Some(&tool));
-        assert_eq!((question.tool.as_deref(), question.is_in_use()), (Some(""), false));
+        assert_eq!((question.asking_tool(), question.is_in_use()), (Some(AskingTool::Unnamed), false));
     }
 }

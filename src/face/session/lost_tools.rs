@@ -7,19 +7,32 @@ use super::session_cache::ClientSession;
 use crate::audit::{AuditAct, AuditEvent};
 use crate::wire::{RpcError, rpc_error};
 
+/// The tool of the call that asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AskingTool<'a> {
+    Named(&'a str),
+    /// Its name was not kept, so it may be any tool.
+    Unnamed,
+}
+
 impl SessionFaceState {
     /// The answer that the server of a question gets in place of the client's, if the client may not use the call's
     /// tool.
-    pub(super) fn refusal_of_answer(&self, session: &ClientSession, tool: Option<&str>) -> Option<RpcError> {
-        let (tool, upstream) = (tool?, self.served.upstream.name());
-        if self.served.engine.access().has_tool(&session.own.caller, upstream, tool) {
+    pub(super) fn refusal_of_answer(&self, session: &ClientSession, tool: Option<AskingTool<'_>>) -> Option<RpcError> {
+        let (access, upstream) = (self.served.engine.access(), self.served.upstream.name());
+        let caller = &session.own.caller;
+        let (tool, is_allowed) = match tool? {
+            AskingTool::Named(tool) => (Some(tool), access.has_tool(caller, upstream, tool)),
+            AskingTool::Unnamed => (None, access.has_every_tool(caller, upstream)),
+        };
+        if is_allowed {
             return None;
         }
         if let Some(audit) = self.served.engine.audit() {
             audit.record(&AuditEvent {
-                who: Some(&session.own.caller.principal),
+                who: Some(&caller.principal),
                 upstream: Some(upstream),
-                tool: Some(tool),
+                tool,
                 ..AuditEvent::new(AuditAct::RuleDenied)
             });
         }

@@ -25,6 +25,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::forwarded_questions::ForwardedQuestion;
 use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::session_streams::SessionStream;
@@ -154,7 +155,7 @@ pub(super) async fn post(
         PipedMessage::Cancel(id, text) => bare(Box::pin(cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(id, text) => {
             let question = id.as_ref().and_then(|id| shared.open.forwarded_questions.take(&session, id));
-            let tool = question.as_ref().and_then(|question| question.tool.as_deref());
+            let tool = question.as_ref().and_then(ForwardedQuestion::asking_tool);
             if let Some(refusal) = shared.refusal_of_answer(&session, tool) {
                 shared.meter.responses.increment(1);
                 shared.own.reply(&session.own, envelope::error(id.as_ref(), &refusal));

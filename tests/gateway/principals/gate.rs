@@ -53,7 +53,7 @@ pub(crate) async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> Scrip
             answer(seen, &json!({ "tools": tools }))
         }
         ("tools/call", Some("held")) => std::future::pending().await,
-        ("tools/call", Some("ask")) => {
+        ("tools/call", Some(name)) if name.starts_with("ask") => {
             let (events, reply) = BodySender::open();
             let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
             events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": params }));

@@ -333,6 +333,25 @@ async fn sec_62_a_question_of_a_running_call_is_not_answered_by_who_lost_its_too
     }
 }
 
+/// A name that is too long to be kept may be any tool's: a rule that allows all but some patterns does not count for it.
+#[tokio::test]
+async fn sec_63_a_question_of_a_tool_whose_name_is_not_kept_is_answered_by_callers_with_all_tools_alone() {
+    const ALL_BUT_ASK: &str = "[[auth.rules]]\ntools = [\"ask*\"]\nallow = false\n[[auth.rules]]\nallow = true\n";
+    let world = World::start("[[upstreams.up.tools]]\nmatch = \"ask*\"\nmode = \"never\"\n").await;
+    let session = asking_session(&world).await;
+    let long = format!("ask{}", "k".repeat(1_100));
+    for (rules, said) in [(ALL_BUT_ASK, "error"), ("", "result")] {
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        let (question, _stream) = asked(&world, &session, &long).await;
+        world.gate.reload_with(|config| config.access = access(rules)).unwrap();
+        assert_eq!(answers(&world, &session, &question).await.status(), "202", "{rules}");
+        let told =
+            world.gate.server.world.first(|seen| ["error", "result"].iter().any(|key| seen.body.get(key).is_some()));
+        assert!(told.await.body.get(said).is_some(), "{rules}");
+        world.gate.server.world.forget();
+    }
+}
+
 /// The same where the server has no sessions: the call is sent again, without what the client said.
 #[tokio::test]
 async fn sec_62_a_question_of_a_server_without_sessions_is_not_answered_by_who_lost_its_tool() {

@@ -18,6 +18,7 @@ use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::events_body;
+use crate::face::named_item::NAME_BYTES_MAX;
 use crate::face::pipe::body::{AnsweredRequest, PipeBody, PipeTimeouts, StreamPause};
 use crate::face::pipe::forward::{PipeEra as _, PipedCall};
 use crate::face::session::SessionFaceState;
@@ -140,7 +141,11 @@ impl PausedCalls {
         }
     }
 
+    /// Not of a call with a very long name: its client gets a stream without a response.
     fn keep_end(&self, key: PauseKey, call: &SessionPipeEra, fault: GatewayFault) {
+        if call.request.tool.as_ref().is_some_and(|tool| tool.len() > NAME_BYTES_MAX) {
+            return;
+        }
         let (number, id, tool) = (ended_key(&key), call.request.id.clone(), call.request.tool.clone());
         let ended = EndedCall { event: key.1, id, tool, fault, when: Instant::now() };
         self.ended.insert(number, call.session.counted_as(), ended);

@@ -286,12 +286,13 @@ impl CombinedUpstreams {
             if let Ok(OpenedMember { summary: Some(summary), .. }) = &opened {
                 shared.learn(at, summary);
             }
+            session.note(&upstream, &opened);
+            // After it is noted: the end of the client's session, or this, finds it.
             if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
                 ending.method = Method::DELETE;
                 ending.headers.insert(headers::SESSION_ID, opened.id.clone());
                 let _ = endpoint.serve(Box::new(ending)).await;
             }
-            session.note(&upstream, &opened);
             opened
         };
         let opening = opening.boxed().shared();

@@ -75,6 +75,27 @@ impl SearchRefusals {
     }
 }
 
+/// A session that its client has no id of. Dropped, it ends with its sessions at the upstreams.
+struct UnansweredSession<'a> {
+    upstreams: &'a Arc<CombinedUpstreams>,
+    nonce: u128,
+    session: KnownSession<CombinedSession>,
+    is_answered: bool,
+}
+
+impl Drop for UnansweredSession<'_> {
+    fn drop(&mut self) {
+        // Without a runtime nothing can be sent to the servers.
+        if self.is_answered || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        // Sessions that are still being opened end once they are open.
+        self.session.session.ended.cancel();
+        self.upstreams.sessions.known.remove(self.nonce);
+        self.upstreams.close_members(self.session.clone());
+    }
+}
+
 fn params_of(request: &Request) -> Payload {
     request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone())
 }
@@ -94,18 +115,23 @@ impl CombinedUpstreams {
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
         let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
-        for KnownSession { session, caller } in forgotten {
-            let (shared, scope) = (Arc::clone(self), &self.common().scope);
-            let closing = async move {
-                for (upstream, id) in session.open_members() {
-                    let Some(at) = shared.position(&upstream, &caller) else { continue };
-                    let inbound = shared.gateways_message(caller.clone(), id, Method::DELETE, Bytes::new());
-                    shared.members[at].endpoint.serve(Box::new(inbound)).await;
-                }
-            };
-            scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(closing));
+        for session in forgotten {
+            self.close_members(session);
         }
         session
+    }
+
+    /// Ends a session's sessions at the upstreams, in the background.
+    fn close_members(self: &Arc<Self>, KnownSession { session, caller }: KnownSession<CombinedSession>) {
+        let (shared, scope) = (Arc::clone(self), &self.common().scope);
+        let closing = async move {
+            for (upstream, id) in session.open_members() {
+                let Some(at) = shared.position(&upstream, &caller) else { continue };
+                let inbound = shared.gateways_message(caller.clone(), id, Method::DELETE, Bytes::new());
+                shared.members[at].endpoint.serve(Box::new(inbound)).await;
+            }
+        };
+        scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(closing));
     }
 
     pub(super) async fn post_in_session(
@@ -370,8 +396,10 @@ impl CombinedUpstreams {
             let what = "the capabilities are too large for a session id";
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
         };
-        let session = self.known_session(token.nonce, inbound);
+        let (nonce, session) = (token.nonce, self.known_session(token.nonce, inbound));
         let client = EndpointClient::in_session(Box::new(inbound.clone()), &Arc::new(token), &session);
+        let session = KnownSession { session, caller: inbound.caller.clone() };
+        let mut opened = UnansweredSession { upstreams: self, nonce, session, is_answered: false };
         let summaries = match self.summaries(&client).await {
             Ok(summaries) => summaries,
             Err(refusal) => return refusal.into_response(&addressee),
@@ -390,6 +418,7 @@ impl CombinedUpstreams {
         };
         let mut response = addressee.result(result);
         response.headers_mut().insert(headers::SESSION_ID, sealed);
+        opened.is_answered = true;
         response
     }
 

@@ -218,6 +218,39 @@ async fn a_session_ends_with_those_at_the_upstreams() {
     assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
+/// Its client has no id to end it with.
+#[tokio::test]
+async fn u63_sessions_at_the_upstreams_end_if_their_client_leaves_before_it_has_a_session() {
+    let (one, _) = servers().await;
+    let opened = Arc::new(Semaphore::new(0));
+    let two = ScriptedServer::slow({
+        let opened = Arc::clone(&opened);
+        move |seen, _| {
+            let opened = Arc::clone(&opened);
+            async move {
+                if is_handshake(&seen) {
+                    opened.acquire().await.unwrap().forget();
+                }
+                None
+            }
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.stranger();
+    let asking = client.connections.spawn({
+        let client = gate.stranger();
+        async move { client.post(initialize("2025-11-25", &json!({}))).await.status }
+    });
+    one.world.first(|seen| seen.rpc() == "notifications/initialized").await;
+    two.world.first(is_handshake).await;
+    asking.abort();
+    let is_end = |seen: &SeenRequest| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-1");
+    one.world.first(is_end).await;
+    opened.add_permits(1);
+    two.world.first(is_end).await;
+}
+
 /// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over. A 404
 /// would make the client leave the other server, too.
 #[tokio::test]

@@ -188,6 +188,8 @@ impl SessionFaceState {
         self.own.forget(session.token.nonce);
         self.called.forget(session.token.nonce);
         self.sessions.ended(session.token.nonce, session.counted_as());
+        // Last, so that a call which is paused meanwhile sees the end.
+        self.paused.end(session.token.nonce);
     }
 }
 

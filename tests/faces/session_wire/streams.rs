@@ -263,6 +263,20 @@ async fn a_call_whose_stream_was_closed_on_purpose_keeps_its_place() {
     }
 }
 
+/// U64: its client cannot come back.
+#[tokio::test]
+async fn u64_a_call_whose_stream_was_closed_on_purpose_gives_up_its_place_with_its_session() {
+    let (_events, rest) = Once::events();
+    let server = leaving_server(rest).await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let (client, other) = (gate.client().await, gate.client().await);
+    client.post(call(1)).await.text().await;
+    assert_eq!(other.post(call(2)).await.json().await["error"]["data"]["reason"], "queue_full");
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    let again = other.post(call(3)).await;
+    assert_eq!(again.header("content-type"), Some("text/event-stream"), "the place is free");
+}
+
 #[tokio::test]
 async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
     let server = ScriptedServer::start(|seen| {

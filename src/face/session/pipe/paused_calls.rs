@@ -107,6 +107,12 @@ impl PausedCalls {
         self.ended.get(ended_key(&key)).and_then(|ended| ended.tool)
     }
 
+    /// Drops the paused calls of a session that has ended: no client resumes them.
+    pub(in crate::face::session) fn end(&self, nonce: u128) {
+        let ended: Vec<_> = self.waiting.lock().extract_if(|(of, _), _| *of == nonce).collect();
+        drop(ended);
+    }
+
     fn keep(&self, key: PauseKey, paused: PausedCall) {
         let mut waiting = self.waiting.lock();
         // Replaces an earlier call with this event id.
@@ -210,7 +216,12 @@ pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &St
     let key = (call.era.session.token.nonce, at.event.clone());
     let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
+    let nonce = key.0;
     shared.paused.keep(key.clone(), PausedCall { call, pace, until });
+    // Its session may have ended meanwhile.
+    if shared.sessions.has_ended(nonce) {
+        return shared.paused.end(nonce);
+    }
     let stop = shared.served.scope.stop.clone();
     let tracker = shared.served.scope.tracker.clone();
     tracker.spawn(async move {

@@ -8,7 +8,7 @@ mod edits;
 mod eras;
 mod life;
 mod listening;
-mod peers;
+pub(crate) mod peers;
 mod questions;
 mod signs;
 mod states;

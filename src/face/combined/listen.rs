@@ -12,11 +12,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use http::StatusCode;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::admission::{AnswerScope, ServerVoice};
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
+use super::messages::kept_params;
 use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams};
@@ -27,13 +28,15 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
 use crate::upstream::reply::EventStream;
-use crate::wire::envelope::Request;
+use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, Object, ScanLimits, method};
 
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A stream that ends sooner without a notification was none: the client is not told of it, and the pause grows.
+const OPEN_MIN: Duration = Duration::from_secs(2);
 
 struct MemberListen {
     at: usize,
@@ -42,14 +45,24 @@ struct MemberListen {
     events: EventStream<ResponseBody>,
     /// Whether the request named an unknown task.
     has_missed: bool,
+    /// The pause after its end.
+    pause: Duration,
+    /// When it counts as reopened, if it does not yet.
+    reopened_at: Option<Instant>,
 }
 
 enum ListenNews {
     Said(MemberListen, Bytes),
-    Back(MemberListen),
-    Over { at: usize, part: SubscriptionFilter, pause: Duration },
+    /// With its first notification, if there is one.
+    Back(MemberListen, Option<Bytes>),
+    Over {
+        at: usize,
+        part: SubscriptionFilter,
+        pause: Duration,
+    },
 }
 
+/// Kept as long as its stream, for streams that end.
 #[derive(Clone)]
 struct ListenRequest {
     upstreams: Arc<CombinedUpstreams>,
@@ -58,6 +71,13 @@ struct ListenRequest {
 }
 
 impl ListenRequest {
+    fn of(upstreams: &Arc<CombinedUpstreams>, client: &EndpointClient, request: &Request) -> Self {
+        let params = request.params.object().map(kept_params).and_then(|params| Object::of(&params));
+        let params = params.map_or(Params::Absent, Params::Object);
+        let request = Arc::new(Request { params, ..request.clone() });
+        Self { upstreams: Arc::clone(upstreams), client: client.without_metadata(), request }
+    }
+
     /// Returns with the upstream's acknowledgement.
     async fn begin(
         &self,
@@ -79,7 +99,8 @@ impl ListenRequest {
             let limits = self.upstreams.read_limits(at, self.client.principal());
             let events = EventStream::new(answer.into_body(), limits);
             let voice = self.client.voice(&self.upstreams, at, AnswerScope::of(&self.request));
-            let mut member = MemberListen { at, voice, part: part.clone(), events, has_missed };
+            let part = part.clone();
+            let mut member = MemberListen { at, voice, part, events, has_missed, pause: PAUSE_MIN, reopened_at: None };
             loop {
                 let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
                 if let Some(acknowledged) = acknowledged(&text) {
@@ -98,7 +119,10 @@ impl ListenRequest {
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {
         sleep(pause).await;
         match self.begin(at, &part).await {
-            Ok((member, _)) => ListenNews::Back(member),
+            Ok((member, _)) => {
+                let reopened_at = Some(Instant::now() + OPEN_MIN);
+                MemberListen { pause: PAUSE_MAX.min(pause * 2), reopened_at, ..member }.next().await
+            }
             Err(_) => ListenNews::Over { at, part, pause: PAUSE_MAX.min(pause * 2) },
         }
     }
@@ -117,13 +141,25 @@ impl MemberListen {
 
     async fn next(mut self) -> ListenNews {
         loop {
-            match self.text().await {
-                Some(text) if is_news(&text) => return ListenNews::Said(self, text),
+            let text = match self.reopened_at {
+                Some(reopened_at) => match timeout_at(reopened_at, self.text()).await {
+                    Ok(text) => text,
+                    Err(_) => return self.back(None),
+                },
+                None => self.text().await,
+            };
+            match text {
+                Some(text) if !is_news(&text) => (),
+                Some(text) if self.reopened_at.is_some() => return self.back(Some(text)),
+                Some(text) => return ListenNews::Said(self, text),
                 // The response ends the upstream's stream, not the client's.
-                Some(_) => (),
-                None => return ListenNews::Over { at: self.at, part: self.part, pause: PAUSE_MIN },
+                None => return ListenNews::Over { at: self.at, part: self.part, pause: self.pause },
             }
         }
+    }
+
+    fn back(self, first: Option<Bytes>) -> ListenNews {
+        ListenNews::Back(Self { pause: PAUSE_MIN, reopened_at: None, ..self }, first)
     }
 }
 
@@ -165,8 +201,7 @@ impl CombinedUpstreams {
             Err(fault) => return addressee.fault(&fault),
         };
         let parts = self.parts(client, requested).await;
-        let asked =
-            ListenRequest { upstreams: Arc::clone(self), client: client.clone(), request: Arc::new(request.clone()) };
+        let asked = ListenRequest::of(self, client, request);
         let beginnings = parts.into_iter().map(|(at, part)| {
             let asked = &asked;
             async move { (at, asked.begin(at, &part).await, part) }
@@ -266,8 +301,8 @@ impl CallMessages for MergedListen {
                         self.due.push_back(text);
                         self.waiting.push(member.next().boxed());
                     }
-                    ListenNews::Back(member) => {
-                        self.due.extend(self.subscription.anything(&member.part));
+                    ListenNews::Back(member, first) => {
+                        self.due.extend(self.subscription.anything(&member.part).chain(first));
                         self.waiting.push(member.next().boxed());
                     }
                     ListenNews::Over { at, part, pause } => {

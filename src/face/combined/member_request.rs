@@ -44,6 +44,11 @@ impl EndpointClient {
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
     }
 
+    /// The client of a stream, which keeps no part of its request's body.
+    pub(super) fn without_metadata(&self) -> Self {
+        Self { metadata: Payload::empty_object(), ..self.clone() }
+    }
+
     pub(super) const fn caller(&self) -> &Caller {
         &self.head.caller
     }

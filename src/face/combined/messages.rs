@@ -14,7 +14,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, BATCH_READ_MAX, Notification, Request, Response, is_batch, split_batch};
 use crate::wire::framing::MessageClassifier;
 use crate::wire::id::ID_BYTES_MAX;
-use crate::wire::meta::{META, PROGRESS_TOKEN};
+use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROGRESS_TOKEN, PROTOCOL_VERSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, Object, Payload, RequestId, ScanLimits, method};
 
@@ -286,12 +286,48 @@ pub(super) fn metadata_alone(params: Option<&Object>) -> Payload {
     }
 }
 
+/// The most bytes of a subscription's params, beside its filter, that are kept with its stream.
+const KEPT_PARAMS_BYTES_MAX: usize = 32 << 10;
+
+/// The params of a subscription without its filter: of larger ones, only the metadata that every request has.
+pub(super) fn kept_params(params: &Object) -> Payload {
+    let kept = params.edit().remove("notifications").finish();
+    if kept.len() <= KEPT_PARAMS_BYTES_MAX {
+        return kept.detached();
+    }
+    let meta = params.get_object(META);
+    let members =
+        [PROTOCOL_VERSION, CLIENT_CAPABILITIES].map(|key| (key, meta.as_ref().and_then(|meta| meta.get(key))));
+    let given = members.iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+    let meta = given.fold(ObjectWriter::new(), |writer, (key, value)| writer.member(key, value));
+    ObjectWriter::new().member(META, &meta.finish()).finish()
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn text(text: &str) -> MessageText {
         Bytes::copy_from_slice(text.as_bytes()).into()
+    }
+
+    #[test]
+    fn of_a_subscription_a_bounded_part_is_kept() {
+        let params = |more: &str| {
+            let meta = json!({ PROTOCOL_VERSION: "2026-07-28", CLIENT_CAPABILITIES: { "roots": {} }, "more": more });
+            let wanted = json!({ "toolsListChanged": true });
+            Object::of(&Payload::of(&json!({ META: meta, "notifications": wanted, "other": 1 }))).unwrap()
+        };
+        let kept = |more: &str| kept_params(&params(more));
+        let small = json!({ PROTOCOL_VERSION: "2026-07-28", CLIENT_CAPABILITIES: { "roots": {} } });
+        let mut whole = json!({ META: small, "other": 1 });
+        whole[META]["more"] = json!("x");
+        assert_eq!(kept("x").read::<Value>().unwrap(), whole);
+        let large = kept(&"x".repeat(1 << 20));
+        assert_eq!(large.read::<Value>().unwrap(), json!({ META: small }));
+        assert!(kept("x").is_exact() && large.len() < KEPT_PARAMS_BYTES_MAX);
     }
 
     /// A server that received request 7 with progress token "t".

@@ -8,6 +8,8 @@ use support::scripted::in_time;
 
 use super::{combined, names, servers};
 use crate::combined_wire::client::{Reply, TestGateway};
+use crate::combined_wire::upstream::{BodySender, Once, SeenRequest};
+use crate::stateless_pipe::peers::server as stateless;
 
 const VERSION: &str = "2026-07-28";
 
@@ -154,6 +156,36 @@ async fn one_stream_tells_what_all_upstreams_tell() {
     let subscribed = two.world.first(|seen| seen.rpc() == "resources/subscribe").await;
     assert_eq!(subscribed.body["params"]["uri"], "test://two_only");
     assert_eq!(one.world.count("resources/subscribe"), 0);
+}
+
+/// U65: only a stream that lasts has missed something before.
+#[tokio::test]
+async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_everything_again() {
+    let (said, news) = Once::events();
+    let acknowledged = json!({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": {
+        "_meta": {"io.modelcontextprotocol/subscriptionId": "r"}, "notifications": {"toolsListChanged": true},
+    }});
+    let is_listen = |seen: &SeenRequest| seen.rpc() == "subscriptions/listen";
+    said.message(&acknowledged);
+    let ending = stateless(move |seen| {
+        is_listen(seen).then(|| {
+            let (events, reply) = BodySender::open();
+            events.message(&acknowledged);
+            reply
+        })
+    });
+    let lasting = stateless(move |seen| if is_listen(seen) { news.take() } else { None });
+    let (ending, lasting) = (ending.await, lasting.await);
+    let gate = combined(&ending, &lasting, "").await;
+    let wanted = json!({"notifications": {"toolsListChanged": true}});
+    let mut stream = ask(&gate, &[], "subscriptions/listen", wanted).await;
+    assert!(stream.until("\n\n").await.contains("subscriptions/acknowledged"));
+    // By the third time, a client that is told of each stream would have been told of the second.
+    ending.world.nth(2, is_listen).await;
+    let params = json!({"_meta": {"io.modelcontextprotocol/subscriptionId": "r"}, "from": "lasting"});
+    said.message(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": params}));
+    let next = stream.until("\n\n").await;
+    assert!(next.contains("lasting"), "{next}");
 }
 
 /// EXT-47. Beside what a server tells, which may be away, tasks are the gateway's own.

@@ -54,6 +54,8 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
+/// After this time an introduction decides about no request any more: a server may have been replaced by a newer one.
+const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
@@ -85,12 +87,29 @@ struct KnownMember {
     served: Arc<Served>,
     endpoint: Arc<UpstreamEndpoint>,
     offers_fallback: bool,
-    /// Its last introduction, unless clients get different ones.
-    summary: RwLock<Option<Arc<ServerSummary>>>,
+    /// Its last introduction and when it came, unless clients get different ones.
+    summary: RwLock<Option<(Arc<ServerSummary>, Instant)>>,
     circular: CircularLists,
     away_logged: LogLimit,
     dropped_logged: LogLimit,
     late: Mutex<Option<LateAnswers>>,
+}
+
+impl KnownMember {
+    fn last_summary(&self) -> Option<Arc<ServerSummary>> {
+        self.summary.read().as_ref().map(|(summary, _)| Arc::clone(summary))
+    }
+
+    /// Whether its server surely does not declare `tools`, `prompts` or `resources`.
+    fn lacks(&self, capability: &str) -> bool {
+        self.fresh_summary().is_some_and(|summary| !summary.has(capability))
+    }
+
+    fn fresh_summary(&self) -> Option<Arc<ServerSummary>> {
+        let summary = self.summary.read();
+        let (summary, _) = summary.as_ref().filter(|(_, since)| since.elapsed() < SUMMARY_FRESH_FOR)?;
+        Some(Arc::clone(summary))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -250,7 +269,7 @@ impl CombinedUpstreams {
     fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
         let member = &self.members[at];
         if !member.served.settings.forwarding.is_per_client() {
-            *member.summary.write() = Some(Arc::clone(summary));
+            *member.summary.write() = Some((Arc::clone(summary), Instant::now()));
         }
     }
 }

@@ -10,6 +10,7 @@ mod forgotten;
 mod lists;
 mod sessions;
 mod streams;
+mod upgraded;
 
 use support::scripted as upstream;
 use support::session_client as client;

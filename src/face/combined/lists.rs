@@ -234,9 +234,8 @@ impl CombinedUpstreams {
         list: MergedList,
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
-        let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(capability(list));
         // Some servers have tools without declaring a capability.
-        if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
+        if list != MergedList::Tools && self.members[at].lacks(capability(list)) {
             return Ok(Vec::new());
         }
         match self.in_time(at, ANSWER_MAX, self.pages_of(client, list, at)).await {

@@ -180,9 +180,8 @@ impl CombinedUpstreams {
         if let Some(at) = self.template_owner(client, uri).await {
             return RequestTarget::Member(at, None);
         }
-        let has_resources =
-            |at: &usize| self.members[*at].summary.read().as_ref().is_none_or(|summary| summary.has("resources"));
-        match self.members_for(client.caller()).filter(has_resources).collect::<Vec<_>>() {
+        let may_have = |at: &usize| !self.members[*at].lacks("resources");
+        match self.members_for(client.caller()).filter(may_have).collect::<Vec<_>>() {
             none if none.is_empty() => RequestTarget::Member(self.any_open(client), None),
             some => RequestTarget::Unlisted(some),
         }

@@ -437,17 +437,23 @@ impl CombinedUpstreams {
         Ok(summary)
     }
 
-    /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction.
+    /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction;
+    /// later sessions renew that. For clients without sessions a known one is asked for again after a while.
     pub(super) async fn summaries(
         self: &Arc<Self>,
         client: &EndpointClient,
     ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
         let asking = self.members_for(client.caller()).map(|at| async move {
-            if let Some(known) = self.members[at].summary.read().clone() {
-                return (at, Ok(known));
+            let (member, known) = (&self.members[at], self.members[at].last_summary());
+            let is_asked = client.session.is_none() && member.fresh_summary().is_none();
+            match known {
+                Some(known) if !is_asked => (at, Ok(known)),
+                known => {
+                    let asked = self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await;
+                    let asked = asked.unwrap_or_else(|| Err(MemberRefusal::late()));
+                    (at, asked.or_else(|refusal| known.ok_or(refusal)))
+                }
             }
-            let asked = self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await;
-            (at, asked.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
         let (mut summaries, mut absent, mut refused) = (Vec::new(), Vec::new(), None);
         for (at, summary) in join_all(asking).await {

@@ -89,7 +89,6 @@ impl FallbackToolService {
 
     /// The edits of a page for a client without tasks, which sent this cursor.
     pub(super) fn listing(self: &Arc<Self>, reader: ListReader, sent: Option<Payload>) -> FallbackListing {
-        let sent = sent.filter(|cursor| cursor.as_str() != "null");
         FallbackListing { service: Arc::clone(self), reader: Some(reader), sent }
     }
 

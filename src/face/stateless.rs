@@ -46,6 +46,7 @@ use crate::task::{
 };
 use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
@@ -289,7 +290,7 @@ impl StatelessFace {
     }
 
     async fn list_tools(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
-        if request.params.contains("cursor") {
+        if sent_cursor(request.params).is_some() {
             return request.addressee.complaint(&no_such_cursor());
         }
         if let Err(error) = self.meet(request).await {

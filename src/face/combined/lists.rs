@@ -130,12 +130,11 @@ impl CombinedUpstreams {
         list: MergedList,
         cursor: Option<&Payload>,
     ) -> Result<Result<Payload, RequestError>, MemberRefusal> {
-        let start =
-            match cursor.filter(|cursor| cursor.as_str() != "null").map(|cursor| self.read_cursor(client, cursor)) {
-                Some(None) => return Ok(Err(no_such_cursor())),
-                Some(start) => start,
-                None => None,
-            };
+        let start = match cursor.map(|cursor| self.read_cursor(client, cursor)) {
+            Some(None) => return Ok(Err(no_such_cursor())),
+            Some(start) => start,
+            None => None,
+        };
         let gathered = self.gather(client, list).await;
         let key = (client.caller().clone(), list);
         let last = self.owners.0.get(&key).await;

@@ -39,6 +39,7 @@ use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
 use crate::wire::envelope::{Notification, Request, Response};
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, method};
 
 const BATCH_PARALLEL: usize = 16;
@@ -215,7 +216,7 @@ impl CombinedUpstreams {
         }
         Ok(AskedMember::Answered(match target {
             RequestTarget::List(list) => {
-                let cursor = request.params.object().and_then(|params| params.get("cursor"));
+                let cursor = request.params.object().and_then(sent_cursor);
                 match self.page(&client, list, cursor.as_ref()).await? {
                     Ok(page) => addressee.result(page),
                     Err(complaint) => refuse(addressee, &complaint),

@@ -20,6 +20,7 @@ use crate::face::answer::{Addressee, stateless_addressee};
 use crate::face::headers;
 use crate::face::http::{FaceResponse, Inbound, MessageChannel};
 use crate::wire::envelope::Request;
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::{ProtocolVersion, method};
 
 impl CombinedUpstreams {
@@ -68,7 +69,7 @@ impl CombinedUpstreams {
         }
         match target {
             RequestTarget::List(list) => {
-                let cursor = request.params.object().and_then(|params| params.get("cursor"));
+                let cursor = request.params.object().and_then(sent_cursor);
                 Ok(match self.page(&client, list, cursor.as_ref()).await? {
                     Ok(page) => addressee.result(completed_result(&request.method, &page, &own_identity())),
                     Err(complaint) => addressee.complaint(&complaint),

@@ -18,6 +18,7 @@ use crate::face::list_walks::ListReader;
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
 use crate::wire::envelope::Request;
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, method};
 
 /// How long a call waits for an upstream's tool names that are unknown. Then the name counts as the gateway's tool.
@@ -60,7 +61,7 @@ impl SessionFaceState {
         if request.method != method::TOOLS_LIST {
             return None;
         }
-        let cursor = request.params.object().and_then(|params| params.get("cursor"));
+        let cursor = request.params.object().and_then(sent_cursor);
         self.fallback_listing(session, cursor)
     }
 

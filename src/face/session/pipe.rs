@@ -52,6 +52,7 @@ use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, SseDecoder};
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, meta, method};
 use client_filter::ClientFilter;
 use paused_calls::AwaitedCall;
@@ -119,7 +120,7 @@ pub(super) fn request(
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
     let listed = params.filter(|_| request.method == method::TOOLS_LIST);
-    let cursor = listed.and_then(|params| params.get("cursor")).map(|cursor| cursor.detached());
+    let cursor = listed.and_then(sent_cursor).map(|cursor| cursor.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request, drafts) } else { None };
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {

@@ -35,6 +35,7 @@ use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
@@ -134,7 +135,7 @@ impl StatelessFace {
         let who =
             (&request.caller.principal, request.forwarded.credential(), request.metadata.declared().payload().as_str());
         let reader = fallback.reader(who, request.counted_as.clone());
-        Some(fallback.listing(reader, request.params.get("cursor")))
+        Some(fallback.listing(reader, sent_cursor(request.params)))
     }
 
     /// `None` unless the client requested progress (GW-26), and for a subscription.

@@ -139,6 +139,19 @@ async fn a_handle_is_found_at_the_endpoint_and_at_the_upstreams_path() {
     assert_eq!(missing.verdict().await, "200 -32602 id \"r\"");
 }
 
+/// Clients that write absent members write them so.
+#[tokio::test]
+async fn b206_a_cursor_of_null_asks_for_the_first_page_at_an_endpoint_and_at_a_servers_own_path() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    for path in ["/mcp", "/one/mcp"] {
+        let page = ask_at(&gate, path, &[], "tools/list", json!({"cursor": null})).await.json().await;
+        assert!(page["result"]["tools"].is_array(), "{path}: {page}");
+        let refused = ask_at(&gate, path, &[], "tools/list", json!({"cursor": "x"})).await;
+        assert_eq!(refused.verdict().await, "200 -32602 id \"r\"", "{path}");
+    }
+}
+
 /// MOD-24.
 #[tokio::test]
 async fn one_stream_tells_what_all_upstreams_tell() {

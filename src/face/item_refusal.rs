@@ -103,6 +103,10 @@ impl<'a> AskedAccess<'a> {
         })
     }
 
+    pub(super) fn allows(&self, item: AccessItem<'_>, params: &Object) -> bool {
+        self.decision_of(item, params).is_none_or(|decision| decision.verdict == AccessVerdict::Allowed)
+    }
+
     /// Whether the request lacks nothing but scopes.
     pub(super) fn needs_scopes(&self, item: AccessItem<'_>, params: &Object) -> bool {
         let decision = self.decision_of(item, params);

@@ -100,9 +100,9 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The upstream that answers for a name without prefix that no list has: one where the caller lacks a scope for it,
-    /// else the only one that the caller may use (T-72). With several, the gateway asks none: the call could run at an
-    /// upstream for which it was not meant.
+    /// The upstream that answers for a name without prefix that no list has: the only one that the caller may use (T-72),
+    /// or the first where it lacks a scope for the name, if it may use the name at no other. With several, the gateway asks
+    /// none: the call could run at an upstream for which it was not meant.
     fn upstream_of_unlisted(
         &self,
         client: &EndpointClient,
@@ -115,15 +115,15 @@ impl CombinedUpstreams {
         }
         let item = item_of(list, name);
         let members = || self.members_for(client.caller());
-        if let Some(at) = members().find(|at| self.access_at(client, *at).needs_scopes(item, params)) {
-            return Some(at);
-        }
         if members().nth(1).is_none() {
             return members().next();
         }
-        // Records a denial once, as an upstream's own path does.
-        members().any(|at| self.is_withheld(client, at, item, params));
-        None
+        let lacks_scope = members().find(|at| self.access_at(client, *at).needs_scopes(item, params));
+        if lacks_scope.is_none() {
+            // Records a denial once, as an upstream's own path does.
+            members().any(|at| self.is_withheld(client, at, item, params));
+        }
+        lacks_scope.filter(|_| !members().any(|at| self.access_at(client, at).allows(item, params)))
     }
 
     /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' tools of the same names have

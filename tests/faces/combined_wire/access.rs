@@ -103,9 +103,13 @@ const RULES: &str = r#"
 [[auth.rules]]
 who = { scopes = ["write"] }
 upstreams = ["two"]
-tools = ["two_only"]
+tools = ["two_only", "maybe"]
 prompts = ["two_only"]
 resources = ["hidden://two"]
+allow = true
+[[auth.rules]]
+upstreams = ["one"]
+tools = ["maybe"]
 allow = true
 [[auth.rules]]
 tools = ["shared"]
@@ -153,8 +157,11 @@ async fn u49_a_scope_that_is_missing_is_named_at_an_endpoint() {
     }
     let sent = ["tools/call", "prompts/get", "resources/read"].map(|method| two.world.count(method));
     assert_eq!(sent, [0; 3]);
-    let unknown = request(3, "tools/call", &json!({"name": "nothing", "arguments": {}}));
-    assert_eq!(post(&gate, &reader, Some(&session), unknown).await.verdict().await, "200 -32602 id 3");
+    // `maybe` may be a tool of the other server, where no scope is missing.
+    for name in ["nothing", "maybe"] {
+        let unknown = request(3, "tools/call", &json!({"name": name, "arguments": {}}));
+        assert_eq!(post(&gate, &reader, Some(&session), unknown).await.verdict().await, "200 -32602 id 3", "{name}");
+    }
     let (session, _) = opened(&gate, &writer).await;
     for (method, params) in &asks {
         let reply = post(&gate, &writer, Some(&session), request(2, method, params)).await.json().await;

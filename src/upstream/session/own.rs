@@ -8,14 +8,14 @@ mod lease;
 mod memory;
 mod stream;
 
-use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt as _, TryStreamExt as _, stream as streams};
 use http::StatusCode;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
 use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
@@ -48,6 +48,8 @@ const REPLIES_MAX: usize = 256;
 /// How long one of them may take.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 const END_MAX: Duration = Duration::from_secs(5);
+/// Concurrent subscriptions of one session that is opened anew.
+const SUBSCRIBE_AT_ONCE: usize = 8;
 
 /// Raw access to a server that can also run calls as exchanges in its sessions.
 pub trait OwnSessionChannel: RawChannel {
@@ -141,6 +143,7 @@ impl OwnSessions {
         is_wanted: impl Fn() -> bool,
     ) -> Result<JudgedResponse, GatewayFault> {
         let binding = self.binding(session);
+        self.subscribe_postponed(session, &binding);
         match self.send(&binding, method.clone(), &session.forwarded).await? {
             JudgedResponse::SessionLost => {
                 let renewed = Box::pin(self.renew(session, &binding)).await?;
@@ -289,11 +292,11 @@ impl OwnSessions {
             };
             opened.boxed()
         };
-        self.replace(session, lost, open).await
+        self.remembered(session).replace(lost, &self.scope.tracker, open).await
     }
 
     async fn open_anew(
-        &self,
+        self: &Arc<Self>,
         session: &OwnSession,
         preferences: SessionPreferences,
     ) -> Result<SessionBinding, GatewayFault> {
@@ -312,20 +315,55 @@ impl OwnSessions {
             }
         };
         tracing::info!(upstream = %self.channel.name(), "replaced a session that the upstream had lost");
-        let request = |name, params: &Payload| envelope::request(&own_ids::mint(), name, Some(params));
-        let subscribe = |uri: &String| {
-            let params = ObjectWriter::new().text("uri", uri).finish();
-            request(method::RESOURCES_SUBSCRIBE, &params)
-        };
-        let level = preferences.level.as_ref().map(|level| request(method::SET_LEVEL, level));
+        let initialized = envelope::notification(method::INITIALIZED, None);
+        self.tell(&binding, &session.forwarded, initialized).await?;
+        let SessionPreferences { level, subscriptions } = preferences;
         // A caller with fewer rights may be the one that renews it.
         let access = self.access.tools_of(&session.caller, self.channel.name());
-        let allowed = preferences.subscriptions.iter().filter(|uri| access.has_resource(uri));
-        let again = level.into_iter().chain(allowed.map(subscribe));
-        for message in iter::once(envelope::notification(method::INITIALIZED, None)).chain(again) {
-            self.tell(&binding, &session.forwarded, message).await?;
+        let (allowed, postponed) = subscriptions.into_iter().partition(|uri| access.has_resource(uri));
+        self.remembered(session).postpone(postponed);
+        let telling = self.tell_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
+        // The request that renews the session is behind this.
+        match tokio::time::timeout(END_MAX, telling).await {
+            Ok(Ok(Some(told))) => told.map(|()| binding),
+            Ok(Ok(None) | Err(_)) | Err(_) => Ok(binding),
         }
-        Ok(binding)
+    }
+
+    /// Subscribes to resources that the session's renewal left out, if this caller may use them. In the background.
+    pub(super) fn subscribe_postponed(self: &Arc<Self>, session: &OwnSession, binding: &SessionBinding) {
+        if *binding == session.opened.binding {
+            return;
+        }
+        let access = || self.access.tools_of(&session.caller, self.channel.name());
+        let due = self.memory(session).map(|memory| memory.take_postponed(|uri| access().has_resource(uri)));
+        if let Some(subscriptions) = due.filter(|due| !due.is_empty()) {
+            drop(self.tell_preferences(session, binding, SessionPreferences { level: None, subscriptions }));
+        }
+    }
+
+    /// Sends the log level, then the subscriptions, several at a time, even if nobody awaits it.
+    fn tell_preferences(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        binding: &SessionBinding,
+        preferences: SessionPreferences,
+    ) -> JoinHandle<Option<Result<(), GatewayFault>>> {
+        let (sessions, binding, forwarded) = (Arc::clone(self), binding.clone(), session.forwarded.clone());
+        let telling = async move {
+            let tell = |name, params: &Payload| {
+                sessions.tell(&binding, &forwarded, envelope::request(&own_ids::mint(), name, Some(params)))
+            };
+            if let Some(level) = &preferences.level {
+                tell(method::SET_LEVEL, level).await?;
+            }
+            let subscribing = preferences.subscriptions.into_iter().map(|uri| {
+                let params = ObjectWriter::new().text("uri", &uri).finish();
+                tell(method::RESOURCES_SUBSCRIBE, &params)
+            });
+            streams::iter(subscribing).buffer_unordered(SUBSCRIBE_AT_ONCE).try_collect().await
+        };
+        self.scope.tracker.spawn(self.scope.stop.clone().run_until_cancelled_owned(telling))
     }
 
     /// Sends a message and waits for its response, which is ignored; only an unreachable server is an error.

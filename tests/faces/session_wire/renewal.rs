@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
-use tokio::sync::Semaphore;
+use tokio::sync::{Barrier, Semaphore};
 
 use super::client::{TestGateway, call};
 use super::upstream::{Once, ScriptedServer, SeenRequest, status};
@@ -54,6 +54,34 @@ async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
         assert_eq!(client.post(call(2)).await.status, StatusCode::OK);
         assert_eq!(server.world.count("initialize"), 1, "the new session is remembered");
     }
+}
+
+/// The server answers no subscription before it has all of them: they do not wait for each other, with a call behind them.
+#[tokio::test]
+async fn u67_a_session_that_is_opened_anew_is_told_its_subscriptions_at_once() {
+    const RESOURCES: usize = 5;
+    let all = Arc::new(Barrier::new(RESOURCES));
+    let server = ScriptedServer::slow(move |seen, _| {
+        let all = Arc::clone(&all);
+        async move {
+            if seen.rpc() == "resources/subscribe" && seen.header("mcp-session-id") == Some("s-2") {
+                all.wait().await;
+            }
+            None
+        }
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    for id in 0..RESOURCES {
+        let params = json!({"uri": format!("x://{id}")});
+        let subscribe = json!({"jsonrpc": "2.0", "id": id, "method": "resources/subscribe", "params": params});
+        assert_eq!(client.post(subscribe.to_string()).await.status, StatusCode::OK);
+    }
+    server.world.forget();
+    assert_eq!(client.post(call(9)).await.json().await["result"], json!({"n": 9}));
+    let told = server.world.all(|seen| seen.rpc() == "resources/subscribe");
+    assert_eq!(told.len(), RESOURCES, "before the call");
 }
 
 /// There is nothing in it that could be cancelled; for a server over stdio a program would be started.

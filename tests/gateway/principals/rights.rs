@@ -297,6 +297,7 @@ async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now(
         world.gate.server.world.first(is_get).await;
         updated();
         until(&mut stream, &mut text, SECRET).await;
+        let wide = world.token.clone();
         world.lose(way);
         drop(stream);
         let before = world.gate.server.world.all(is_get).len();
@@ -310,6 +311,12 @@ async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now(
         assert_eq!(world.ask(world.in_session(&session, "tools/call", &named("free"))).await.summary(), "200 ok");
         assert_eq!(world.gate.server.world.count("initialize"), 1, "{way:?}: the session was renewed");
         assert_eq!(world.gate.server.world.count("resources/subscribe"), 0, "{way:?}");
+        // The wider token of the same session has its updates again with its next request.
+        world.token = wide;
+        world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
+        assert_eq!(world.ask(world.in_session(&session, "tools/call", &named("free"))).await.summary(), "200 ok");
+        let told = world.gate.server.world.first(|seen| seen.rpc() == "resources/subscribe").await;
+        assert_eq!(told.body["params"], json!({ "uri": SECRET }), "{way:?}");
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
 
 use super::{OwnSession, OwnSessions};
 use crate::dialect::negotiate::LogLevel;
@@ -35,6 +36,8 @@ struct SessionFacts {
     renewed: Option<SessionBinding>,
     renewal: Option<SessionRenewal>,
     preferences: SessionPreferences,
+    /// The subscriptions that the caller of the last renewal may not use: the next caller that may subscribes again.
+    postponed: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -70,6 +73,59 @@ impl SessionPreferences {
     }
 }
 
+impl SessionMemory {
+    /// The upstream session that replaces `lost`: an existing one, or one that `open` opens for all waiting requests.
+    pub(super) async fn replace(
+        self: &Arc<Self>,
+        lost: &SessionBinding,
+        tracker: &TaskTracker,
+        open: impl FnOnce(SessionPreferences) -> BoxFuture<'static, Result<SessionBinding, GatewayFault>>,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let renewal = {
+            let mut facts = self.facts.lock();
+            if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {
+                return Ok(renewed.clone());
+            }
+            match &facts.renewal {
+                Some(renewal) => renewal.clone(),
+                None => {
+                    let opening = open(facts.preferences.clone());
+                    // Weak, as the memory owns this future.
+                    let memory = Arc::downgrade(self);
+                    let noted = async move {
+                        let opened = opening.await;
+                        if let Some(memory) = memory.upgrade() {
+                            let mut facts = memory.facts.lock();
+                            facts.renewal = None;
+                            if let Ok(binding) = &opened {
+                                facts.renewed = Some(binding.clone());
+                            }
+                        }
+                        opened
+                    };
+                    let renewal = facts.renewal.insert(noted.boxed().shared()).clone();
+                    // Its end is noted even if all who wait leave: a failure is not for later requests.
+                    tracker.spawn(renewal.clone());
+                    renewal
+                }
+            }
+        };
+        renewal.await
+    }
+
+    pub(super) fn postpone(&self, subscriptions: BTreeSet<String>) {
+        self.facts.lock().postponed = subscriptions;
+    }
+
+    /// Takes the postponed subscriptions that fit.
+    pub(super) fn take_postponed(&self, fits: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let mut facts = self.facts.lock();
+        let (taken, left) = std::mem::take(&mut facts.postponed).into_iter().partition(|uri| fits(uri));
+        facts.postponed = left;
+        taken
+    }
+}
+
 impl OwnSessions {
     fn recall<T>(&self, session: &OwnSession, read: impl FnOnce(&SessionFacts) -> T) -> Option<T> {
         let memory = self.remembered.get(session.opened.nonce)?;
@@ -101,7 +157,12 @@ impl OwnSessions {
     }
 
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
-        self.remembered(session).facts.lock().preferences.change(change);
+        let memory = self.remembered(session);
+        let mut facts = memory.facts.lock();
+        if let PreferenceChange::Subscribe(uri) | PreferenceChange::Unsubscribe(uri) = &change {
+            facts.postponed.remove(uri);
+        }
+        facts.preferences.change(change);
     }
 
     pub(crate) fn forget(&self, nonce: u128) {
@@ -118,41 +179,31 @@ impl OwnSessions {
     pub(crate) fn subscriptions(&self, session: &OwnSession) -> BTreeSet<String> {
         self.recall(session, |facts| facts.preferences.subscriptions.clone()).unwrap_or_default()
     }
+}
 
-    /// The upstream session that replaces `lost`: an existing one, or one that `open` opens for all waiting requests.
-    pub(super) async fn replace(
-        &self,
-        session: &OwnSession,
-        lost: &SessionBinding,
-        open: impl FnOnce(SessionPreferences) -> BoxFuture<'static, Result<SessionBinding, GatewayFault>>,
-    ) -> Result<SessionBinding, GatewayFault> {
-        let memory = self.remembered(session);
-        let renewal = {
-            let mut facts = memory.facts.lock();
-            if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {
-                return Ok(renewed.clone());
-            }
-            match &facts.renewal {
-                Some(renewal) => renewal.clone(),
-                None => {
-                    let opening = open(facts.preferences.clone());
-                    // Weak, as the memory owns this future.
-                    let memory = Arc::downgrade(&memory);
-                    let noted = async move {
-                        let opened = opening.await;
-                        if let Some(memory) = memory.upgrade() {
-                            let mut facts = memory.facts.lock();
-                            facts.renewal = None;
-                            if let Ok(binding) = &opened {
-                                facts.renewed = Some(binding.clone());
-                            }
-                        }
-                        opened
-                    };
-                    facts.renewal.insert(noted.boxed().shared()).clone()
-                }
-            }
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::task::{Executed, Reason};
+
+    /// The server refused it while nobody waited; the next request is another try.
+    #[tokio::test]
+    async fn u68_a_renewal_that_failed_without_waiters_is_not_the_next_requests() {
+        let (memory, tracker) = (Arc::new(SessionMemory::default()), TaskTracker::new());
+        let (lost, (refuse, refused)) = (SessionBinding::default(), oneshot::channel::<()>());
+        let failing = |_| {
+            let fault = GatewayFault::new(Reason::UpstreamRefused, Executed::No);
+            refused.map(move |_| Err(fault)).boxed()
         };
-        renewal.await
+        assert!(memory.replace(&lost, &tracker, failing).now_or_never().is_none());
+        refuse.send(()).unwrap();
+        tracker.close();
+        tracker.wait().await;
+        let renewed = memory.replace(&lost, &tracker, |_| ready(Ok(SessionBinding::default())).boxed()).await;
+        assert_eq!(renewed.ok(), Some(SessionBinding::default()));
     }
 }

@@ -291,6 +291,7 @@ impl OwnSessions {
     ) -> Result<(RawResponse, ResumedStreamKind), StreamRefusal> {
         let unreachable = |_| StreamRefusal::Unreachable;
         let mut binding = self.binding(session);
+        self.subscribe_postponed(session, &binding);
         let first = RawMethod::Get { last_event: last_event.clone() };
         let mut judged = self.send_patiently(&binding, &first, session).await.map_err(unreachable)?;
         let is_lost = matches!(judged, JudgedResponse::SessionLost);

@@ -17,7 +17,7 @@ use hyper::rt::Executor as _;
 use hyper_util::client::legacy::connect::Connection as _;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
@@ -294,18 +294,18 @@ impl Shared {
     }
 
     async fn come_or_made(self: &Arc<Self>) -> Result<Leased, BoxError> {
-        let mut making = Box::pin(Arc::clone(self).make());
+        let mut making = self.making();
         loop {
             let mut came = pin!(self.came.notified());
             tokio::select! {
                 biased;
                 () = &mut came => (),
-                made = &mut making => return made,
+                made = &mut making => return made?,
             }
             let Some(leased) = self.take() else { continue };
             if matches!(leased, Leased::Http1(..)) {
                 TokioExecutor::new().execute(async move {
-                    if let Ok(Leased::Http1(connection, Some(driver))) = making.await {
+                    if let Ok(Ok(Leased::Http1(connection, Some(driver)))) = making.await {
                         *connection.state.parked.lock() = Some(connection.sender);
                         TokioExecutor::new().execute(driver);
                     }
@@ -313,6 +313,20 @@ impl Shared {
             }
             return Ok(leased);
         }
+    }
+
+    /// Makes a connection in its own tokio task until it is made or nobody awaits it: a request that is not polled keeps
+    /// the turn from no other.
+    fn making(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
+        let ((mut waiting, made), shared) = (oneshot::channel(), Arc::clone(self));
+        TokioExecutor::new().execute(async move {
+            let made = tokio::select! {
+                () = waiting.closed() => return,
+                made = shared.make() => made,
+            };
+            let _ = waiting.send(made);
+        });
+        made
     }
 
     /// Bounded in time.

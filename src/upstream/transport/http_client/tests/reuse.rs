@@ -264,6 +264,40 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
     }
 }
 
+/// Its client may be slow, while others wait for the connection.
+#[tokio::test]
+async fn u69_a_connection_of_http_2_is_made_for_all_even_if_its_first_request_is_not_polled() {
+    let (listener, url, acceptor, tls) = listen_with_tls("h2").await;
+    let client = client(&url, tls);
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(3)));
+    let serve = |stream| {
+        let ((end, over), acceptor) = (oneshot::channel(), acceptor.clone());
+        let (arrived, gate) = (Arc::clone(&arrived), Arc::clone(&gate));
+        let serving = TaskTracker::new().spawn(async move {
+            serve_http2(acceptor.accept(stream).await.unwrap(), arrived, gate, over).await;
+        });
+        (end, serving)
+    };
+    // The server's protocol is known once its first connection has ended.
+    let first = sent(&client);
+    let (end, serving) = serve(listener.accept().await.unwrap().0);
+    first.await.unwrap().unwrap();
+    end.send(()).unwrap();
+    serving.await.unwrap();
+    let mut unpolled = Box::pin(send(&client));
+    let stream = loop {
+        assert!((&mut unpolled).now_or_never().is_none());
+        match listener.accept().now_or_never() {
+            Some(accepted) => break accepted.unwrap().0,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    let (_end, _serving) = serve(stream);
+    sent(&client).await.unwrap().unwrap();
+    unpolled.await.unwrap();
+    assert!(listener.accept().now_or_never().is_none(), "one connection for both");
+}
+
 /// A connection with a held call is not idle, however long nothing else is sent.
 #[tokio::test]
 async fn a_connection_of_http_2_is_kept_for_the_next_request_as_long_as_one_is_under_way() {

@@ -235,6 +235,11 @@ impl HttpCall {
 
     pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
         let session = self.home.renew(lost, &self.forwarded).await?;
+        let current = self.session();
+        if !Arc::ptr_eq(&current, lost) {
+            // Another request of the call was first: its questions are of the new session.
+            return Ok(current);
+        }
         self.leave();
         session.calls.enter(&self.call);
         *self.session.lock() = Arc::clone(&session);

@@ -1,13 +1,14 @@
 //! Questions, hints and losses on the way of an upstream's own task.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
 use taskgate::upstream::{Answer, CallContext, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::Payload;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
 use super::server::{BodySender, ScriptedServer, ScriptedState, SeenRequest, answer, polite, status};
 use super::task_server::{Script, Step, begin, count, declaring, is, native, rpc, says, task_with, tasks_declared};
@@ -305,6 +306,47 @@ async fn questions_of_a_lost_session_are_withdrawn() {
     assert!(line(&next(&mut exchange).await).starts_with("asked 1"));
     gone.store(true, std::sync::atomic::Ordering::SeqCst);
     assert_eq!(line(&next(&mut exchange).await), "withdrawn 1");
+}
+
+/// The poll found the loss first, and opened another session; a question came there before the held request failed, too.
+#[tokio::test]
+async fn u70_a_question_of_the_next_session_stays_when_another_request_finds_the_last_one_lost() {
+    let script = Script::new().on("tasks/get", [is("input_required")]).on("tasks/result", [Step::Hang]);
+    let (events, reply) = BodySender::open();
+    let reply = Arc::new(Mutex::new(Some(reply)));
+    let (polls, held) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    let released = Arc::clone(&held);
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
+        let (script, reply) = (script.clone(), Arc::clone(&reply));
+        let (polls, held) = (Arc::clone(&polls), Arc::clone(&held));
+        async move {
+            let is_first = seen.header("mcp-session-id") == Some("s-1");
+            match seen.rpc() {
+                _ if seen.method == Method::GET && is_first => Some(BodySender::silent()),
+                _ if seen.method == Method::GET => reply.lock().await.take(),
+                "tasks/get" if is_first && polls.fetch_add(1, Ordering::SeqCst) > 0 => Some(status(404)),
+                "tasks/result" if is_first => {
+                    held.acquire().await.unwrap().forget();
+                    Some(status(404))
+                }
+                _ => Some(script.polite(&seen, &world).await),
+            }
+        }
+    })
+    .await;
+    let upstream = upstream(&server.url());
+    let mut exchange = begin(&upstream).await;
+    events.message(&question(1, Some("u-1")));
+    let asked = next(&mut exchange).await;
+    assert!(line(&asked).starts_with("asked 1"), "{}", line(&asked));
+    let is_there = |seen: &SeenRequest| seen.rpc() == "tasks/get" && seen.header("mcp-session-id") == Some("s-2");
+    server.world.first(is_there).await;
+    let sent = count(&server.world, "tasks/result");
+    released.add_permits(1);
+    // It is repeated in the next session, and withdraws nothing.
+    until_seen(&mut exchange, &server.world, sent, "tasks/result").await;
+    accept(&mut exchange, &asked).await;
+    assert!(answer_to(&server.world, 1).await.get("result").is_some());
 }
 
 #[tokio::test]

@@ -37,11 +37,12 @@ pub struct ScanLimits {
 impl ScanLimits {
     pub const CLIENT: Self =
         Self { depth_max: 64, nodes_max: 200_000, members_max: 10_000, items_max: 1_000_000, number_chars_max: 64 };
-    /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere.
+    /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere. Members are
+    /// counted, as an entry for one takes more memory than a short one's text.
     pub const UPSTREAM: Self = Self {
         depth_max: 128,
         nodes_max: usize::MAX,
-        members_max: usize::MAX,
+        members_max: 500_000,
         items_max: usize::MAX,
         number_chars_max: usize::MAX,
     };

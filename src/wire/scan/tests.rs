@@ -287,6 +287,18 @@ fn members_items_and_values_are_counted() {
     );
 }
 
+/// B207: a result of 32 MiB may be all short members.
+#[test]
+fn b207_members_of_an_upstreams_objects_are_counted() {
+    let object = |count: usize| {
+        let members: Vec<_> = (0..count).map(|n| format!("\"{n:x}\":0")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    assert_eq!(verdict(object(500_000).as_bytes(), ScanLimits::UPSTREAM), Ok(()));
+    let refused = verdict(object(500_001).as_bytes(), ScanLimits::UPSTREAM);
+    assert!(matches!(refused, Err(ScanError::TooManyNodes { .. })), "{refused:?}");
+}
+
 /// B89: many members of one length with equal ends take a set's time, not quadratic time.
 #[test]
 fn two_hundred_thousand_like_keys_take_linear_time() {

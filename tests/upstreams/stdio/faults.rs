@@ -131,7 +131,7 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
     assert_eq!(gate.dropped("foreign_response").await, 1);
 }
 
-/// Programs write what they were called with, on either stream.
+/// B236. Programs write what they were called with, on either stream.
 #[tokio::test]
 async fn what_a_program_writes_beside_its_messages_is_logged_for_those_alone_who_look_for_it() {
     for (fault, how, written) in [("", "stderr", "of a flood"), ("noise", "noise", "starting up ...")] {

@@ -80,7 +80,7 @@ impl ProgramOutputLog {
         Self { upstream, number, budget, last, stderr_use, of_process, unshown }
     }
 
-    /// The text may hold arguments or results, so only its length is logged at the usual level.
+    /// The text may hold arguments or results, so only its length is logged at the usual level (B236).
     pub(super) fn stray(&self, line: &[u8]) {
         self.count("stray_line");
         if let Some(left_out) = self.budget.admit() {

@@ -14,6 +14,8 @@ use crate::wire::{Object, Payload, RequestId, envelope, method};
 /// Most task ids that one request may name (B132).
 pub const TASKS_MAX: usize = 1_000;
 pub const RESOURCES_MAX: usize = 256;
+/// Most bytes of the list of task ids or of URIs, which are kept as long as their stream (B237).
+const NAMES_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListKind {
@@ -189,6 +191,9 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
     if array.items().nth(max).is_some() {
         return Err(complaint(member, &format!("names more than {max}")));
     }
+    if array.len() > NAMES_BYTES_MAX {
+        return Err(complaint(member, &format!("has more than {NAMES_BYTES_MAX} bytes")));
+    }
     match array.read::<Vec<String>>() {
         Ok(strings) => Ok(Some(strings)),
         Err(_) => Err(complaint(member, "must be an array of strings")),
@@ -299,6 +304,16 @@ mod tests {
     }
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn b237_long_lists_of_resources_and_tasks_are_refused() {
+        for member in ["resourceSubscriptions", "taskIds"] {
+            let of = |bytes: usize| format!(r#"{{"notifications":{{"{member}":["{}"]}}}}"#, "x".repeat(bytes - 4));
+            assert!(read(&of(NAMES_BYTES_MAX)).is_ok(), "{member}");
+            let RequestError::Params(said) = read(&of(NAMES_BYTES_MAX + 1)).unwrap_err() else { panic!("{member}") };
+            assert!(said.contains(member) && said.contains("has more than 65536 bytes"), "{said}");
+        }
+    }
 
     #[test]
     fn b132_members_of_another_type_and_too_many_ids_are_refused() {

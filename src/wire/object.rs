@@ -50,17 +50,15 @@ impl Object {
         &self.text
     }
 
-    /// Copies the object out of its message (see [`Payload::detached`]), whose other members are not kept either.
+    /// Copies the object out of its message (see [`Payload::detached`]), with the positions of its own members and of those
+    /// within it.
     pub fn detached(&self) -> Self {
-        let moved = |span: &Range<usize>| span.start - self.located.base..span.end - self.located.base;
-        let members = self.members().map(|member| Member {
-            place: ObjectPlace::Root,
-            key: moved(&member.key),
-            escaped: member.escaped,
-            value: moved(&member.value),
-        });
-        let located = LocatedMembers { base: 0, place: ObjectPlace::Root, members: members.collect() };
-        Self { text: self.text.detached(), located }
+        let LocatedMembers { base, place, members } = &self.located;
+        let within = |member: &&Member| member.key.start >= *base && member.value.end <= base + self.text.len();
+        let moved = |span: &Range<usize>| span.start - base..span.end - base;
+        let moved = |member: &Member| Member { key: moved(&member.key), value: moved(&member.value), ..*member };
+        let members = members.iter().filter(within).map(moved).collect();
+        Self { text: self.text.detached(), located: LocatedMembers { base: 0, place: *place, members } }
     }
 
     /// A member's value, verbatim. `null` is a value, not an absence.

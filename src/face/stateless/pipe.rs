@@ -41,6 +41,8 @@ use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcE
 
 /// A client's time to answer a question.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
+/// A larger request is freed once it is sent: what is kept of it is copied.
+const KEPT_BODY_BYTES_MAX: usize = 16 << 10;
 
 /// Methods that are not of 2026-07-28, or not a server's: no upstream is asked.
 const GONE: [&str; 7] = [
@@ -107,7 +109,10 @@ impl StatelessFace {
             server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
-            metadata: request.metadata.clone(),
+            metadata: match is_subscription || request.body.len() > KEPT_BODY_BYTES_MAX {
+                true => request.metadata.detached(),
+                false => request.metadata.clone(),
+            },
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         });
         let passing = StatelessForward {

@@ -212,7 +212,8 @@ impl HttpCall {
         lost: &Arc<UpstreamSession>,
         message: Bytes,
     ) -> Result<Result<AcceptedResponse, ResponseRefusal>, GatewayFault> {
-        let session = self.renew(lost).await?;
+        // Boxed: few sessions are lost, and each call would hold the memory of this.
+        let session = Box::pin(self.renew(lost)).await?;
         let response = self.head(&session, message, &HandedOver::default()).await?;
         Ok(session.open(response, &self.call.id, &self.limits).await)
     }
@@ -352,7 +353,7 @@ impl HttpCall {
         let session = self.session();
         let asked = match self.ask_in(&session, method, params, patience).await {
             Err(SideRequestError::SessionLost) => {
-                let session = self.renew(&session).await?;
+                let session = Box::pin(self.renew(&session)).await?;
                 self.ask_in(&session, method, params, patience).await
             }
             asked => asked,

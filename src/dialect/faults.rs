@@ -222,6 +222,13 @@ pub fn session_failure_error(failure: &Failure) -> RpcError {
     }
 }
 
+/// The error for a call whose upstream did not answer the gateway's own requests before it in time.
+pub fn not_introduced(fault: &GatewayFault) -> RpcError {
+    let message = "The upstream server did not answer the handshake or `tools/list`, which come before the call, within the \
+                   call's deadline (`deadline`) and 60 s";
+    RpcError { message: message.to_owned(), ..gateway_error(fault) }
+}
+
 /// The error for cancelling a settled task (L25-37).
 pub fn already_settled() -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
@@ -342,6 +349,9 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::UpstreamCircuitOpen => "The upstream server failed too often a moment ago",
         Reason::DeadlineExceeded => "The call ran longer than its deadline (`deadline` of the tool or its server)",
         Reason::ResultTooLarge => "The result is larger than the gateway keeps (`result_bytes_max`)",
+        Reason::IntroductionTooLarge => {
+            "The upstream server's answer to `initialize` is larger than 1 MiB: shorten its instructions"
+        }
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
         Reason::ReplicaLost => {

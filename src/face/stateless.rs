@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::call_stream::engine_call::{CallView, Promotable, ResultEdit};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
-use super::catalog::{Catalog, ToolList, no_such_cursor};
+use super::catalog::{Catalog, CatalogError, ToolList, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::item_refusal::{AskedAccess, names_item};
@@ -34,6 +34,7 @@ use super::rewrite::short_identity;
 use super::served::Served;
 use super::{argument_limits, handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::faults::not_introduced;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, server_meta};
 use crate::dialect::negotiate::StatelessRequest;
@@ -95,6 +96,16 @@ struct StatelessRequestContext<'a> {
     carriage: MessageChannel,
     has_key: bool,
 }
+
+impl StatelessRequestContext<'_> {
+    /// The response to a call whose upstream was silent before it.
+    fn not_introduced(&self) -> FaceResponse {
+        self.addressee.fault_in_words(&NOT_INTRODUCED, &not_introduced(&NOT_INTRODUCED))
+    }
+}
+
+/// The upstream did not answer the handshake or the list that come before a call.
+const NOT_INTRODUCED: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
 
 struct CallDecision {
     tool: String,
@@ -343,11 +354,19 @@ impl StatelessFace {
                 refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint)),
             ));
         }
+        let policy = self.served.settings.rules.policy_of(&tool);
         let list = match self.last_list_with(&tool, request) {
             Some(list) => list,
             None => {
-                let list = Box::pin(self.catalog.list_with(&tool, &self.context(request))).await;
-                list.map_err(|error| Box::new(error.answer(&request.addressee)))?
+                // Boxed: most calls find a list.
+                let listing = Box::pin(async { self.catalog.list_with(&tool, &self.context(request)).await });
+                let list = tokio::time::timeout_at(request.arrived + policy.deadline, listing).await;
+                list.unwrap_or(Err(CatalogError::Gateway(NOT_INTRODUCED))).map_err(|error| match error {
+                    CatalogError::Gateway(fault) if fault == NOT_INTRODUCED => Box::new(request.not_introduced()),
+                    error @ (CatalogError::Gateway(_) | CatalogError::Upstream(_)) => {
+                        Box::new(error.answer(&request.addressee))
+                    }
+                })?
             }
         };
         let hides_some = asked.access.is_narrowed() || self.served.channel.hides_tools();
@@ -360,7 +379,6 @@ impl StatelessFace {
         }
         argument_limits::check(&self.served.settings.rules, &tool, request.params)
             .map_err(|complaint| refuse(&complaint))?;
-        let policy = self.served.settings.rules.policy_of(&tool);
         let (policy, takes_tasks) = tasks::takes_tasks(&request.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
@@ -390,10 +408,15 @@ impl StatelessFace {
     }
 
     async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
-        if let Err(error) = self.meet(&request).await {
-            return request.addressee.fault(&not_begun(error));
+        let end = request.arrived + weighed.policy.deadline;
+        match tokio::time::timeout_at(end, self.meet(&request)).await {
+            Ok(Ok(())) => self.run(request, weighed).await,
+            Ok(Err(error)) => match not_begun(error) {
+                fault if fault == NOT_INTRODUCED => request.not_introduced(),
+                fault => request.addressee.fault(&fault),
+            },
+            Err(_) => request.not_introduced(),
         }
-        self.run(request, weighed).await
     }
 
     /// Forwards other methods unchanged.

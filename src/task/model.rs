@@ -483,4 +483,6 @@ gateway_reasons! {
     CredentialMalformed = 37, "credential_malformed";
     /// The client's token is bound to its key or certificate, and is not exchanged without a proof.
     CredentialBound = 38, "credential_bound";
+    /// The upstream's answer to `initialize` exceeds its bound, which no key changes.
+    IntroductionTooLarge = 39, "introduction_too_large";
 }

@@ -102,6 +102,8 @@ impl EraDiscovery for StatelessUpstream {
                     | Reason::CredentialRefused,
                     _,
                 ) if credential.is_clients() => EraAnswer::NotLetIn,
+                // A server that does not know the method answers it with an error.
+                (Reason::ResultTooLarge, _) => EraAnswer::Verdict(Era::Stateless),
                 (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => {
                     EraAnswer::Verdict(Era::Session)

@@ -292,6 +292,7 @@ impl TaskFollower<'_> {
                 | Reason::CredentialBound
                 | Reason::CredentialRefused
                 | Reason::ResultTooLarge
+                | Reason::IntroductionTooLarge
         ) || (fault.reason == Reason::UpstreamMalformed && odd >= MALFORMED_MAX);
         if is_final { Err(fault) } else { Ok(None) }
     }

@@ -173,7 +173,11 @@ async fn initialize(
             return Err(unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
         }
     };
-    let answer = reply::answer(response, &id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await.map_err(unsent)?;
+    let answer = reply::answer(response, &id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await;
+    let answer = answer.map_err(|fault| {
+        let is_too_large = fault.reason == Reason::ResultTooLarge;
+        unsent(GatewayFault { reason: if is_too_large { Reason::IntroductionTooLarge } else { fault.reason }, ..fault })
+    })?;
     answer.outcome.map_err(BeginError::Refused)?;
     let result = answer.result.ok_or_else(malformed)?;
     let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);

@@ -76,6 +76,33 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
     assert_eq!(reply.json().await["error"], expected);
 }
 
+/// B197: of sessions the bound of the handshake, of 2026-07-28 that of any result.
+#[tokio::test]
+async fn b197_an_introduction_that_is_too_large_is_called_by_its_own_bound() {
+    let instructions = "x".repeat(2 << 20);
+    let server = ScriptedServer::polite().await;
+    *server.world.introduction.lock() = json!({ "instructions": instructions });
+    let gate = TestGateway::before(&server).await;
+    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let error = reply.json().await["error"].take();
+    let data = &error["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("introduction_too_large"), &json!("no")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("1 MiB"), "{error}");
+    let description = json!({
+        "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {} },
+        "instructions": instructions,
+    });
+    let server = ScriptedServer::start(move |seen| match seen.rpc() {
+        "server/discover" => Some(answer(seen, &description)),
+        "initialize" => Some(super::upstream::status(404)),
+        _ => None,
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    assert_eq!(client.post(call(3)).await.json().await["result"]["n"], 3);
+}
+
 /// A server without session ids serves clients that always get one.
 #[tokio::test]
 async fn a_server_that_gives_no_session_id_needs_none() {

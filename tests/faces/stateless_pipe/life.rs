@@ -2,12 +2,21 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+use tokio::time::Instant;
+
 use super::client::TestGateway;
 use super::in_time;
-use super::peers::{body, client, gate, post, server};
-use super::upstream::{Once, SeenRequest};
+use super::peers::{body, body_of, client, gate, introduce, post, server};
+use super::upstream::{Once, ScriptedServer, SeenRequest};
+
+/// The bounds of the gateway's own requests, whatever is asked of it.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
 
 const ACK: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{\"notifications\":{}}}\n\n";
+
+/// A message that no version knows.
+const TOLD: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\",\"params\":{}}\n\n";
 
 /// MOD-20.
 #[tokio::test]
@@ -15,9 +24,9 @@ async fn mod20_a_client_that_leaves_drops_the_upstreams_request() {
     let (events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
     let gate = gate(&server).await;
-    events.raw(ACK);
+    events.raw(TOLD);
     let mut reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
-    assert_eq!(reply.until("\n\n").await, ACK);
+    assert_eq!(reply.until("\n\n").await, TOLD);
     drop(reply);
     events.left().await;
     assert_eq!(server.world.count("notifications/cancelled"), 0, "leaving says it all");
@@ -29,7 +38,7 @@ async fn t_30_a_stream_that_breaks_is_an_error_and_nothing_is_sent_again() {
     let (events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
     let gate = gate(&server).await;
-    events.raw(ACK);
+    events.raw(TOLD);
     let mut reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
     reply.until("\n\n").await;
     events.cut();
@@ -48,6 +57,33 @@ async fn a_call_meets_its_deadline() {
     let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
     let text = reply.text().await;
     assert!(text.contains("deadline_exceeded"), "{text}");
+}
+
+/// B196: what the gateway asks before a call counts for the call's deadline, whatever the server does.
+#[tokio::test]
+async fn b196_a_call_waits_for_the_handshake_and_the_list_until_its_deadline_alone() {
+    for (has_sessions, hangs) in [(true, "initialize"), (true, "tools/list"), (false, "tools/list")] {
+        let server = ScriptedServer::slow(move |seen, _| async move {
+            if seen.rpc() == hangs {
+                std::future::pending::<()>().await;
+            }
+            if has_sessions { None } else { introduce(&seen) }
+        })
+        .await;
+        let gate = TestGateway::with(server.address, "deadline = \"1s\"").await;
+        for capabilities in ["{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#] {
+            let began = Instant::now();
+            let reply = post(&client(&gate), &body_of("tools/call", capabilities, r#""name":"t""#)).await;
+            let status = reply.status.as_u16();
+            let error = reply.json().await["error"].take();
+            let data = &error["data"];
+            assert_eq!((status, &data["reason"], &data["executed"]), (503, &json!("upstream_timeout"), &json!("no")));
+            let said = error["message"].as_str().unwrap();
+            assert!(said.contains("tools/list") && said.contains("`deadline`"), "{hangs}: {said}");
+            assert!(began.elapsed() < HANDSHAKE_MAX, "{hangs}: {:?}", began.elapsed());
+        }
+        assert_eq!(server.world.all(SeenRequest::is_call).len(), 0);
+    }
 }
 
 /// MOD-25.

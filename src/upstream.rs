@@ -41,7 +41,7 @@ use tokio_util::task::TaskTracker;
 pub use client_credential::{ClientCredential, CredentialRefusal};
 pub use era::EraUpstream;
 pub use exchange::{
-    Answer, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent,
+    Answer, AnsweredBy, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent,
     NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, TaskRequestError,
     Timeouts, Upstream, UpstreamRequest, UpstreamSubtask, UpstreamTaskEvent, UpstreamTaskMode,
 };

@@ -113,6 +113,13 @@ pub struct NotificationSubscription {
 
 pub type ServerNotification = (Arc<str>, Option<Payload>);
 
+/// Who answers a question of the upstream: the client that saw it, or the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnsweredBy {
+    Client,
+    Gateway,
+}
+
 /// One request in progress. Dropping it sends the upstream nothing: call [`Exchange::cancel`] first to stop the upstream.
 #[async_trait]
 pub trait Exchange: Send {
@@ -122,6 +129,11 @@ pub trait Exchange: Send {
     /// Answers a question of the upstream; an answered or withdrawn question is ignored. Not cancel safe: a dropped
     /// answer may have arrived. Fails if the answer could not be sent; the exchange itself may continue.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError>;
+
+    /// As [`Exchange::answer`], for an answer of the gateway's own: no client saw the question.
+    async fn refuse(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        self.answer(ask, answer).await
+    }
 
     /// Cancels the request at the upstream; bounded in time, best effort. Returns once the upstream was notified, or cannot be.
     async fn cancel(&mut self, reason: &str);

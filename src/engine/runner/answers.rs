@@ -13,7 +13,7 @@ use crate::dialect::split_call::question_named;
 use crate::engine::TaskError;
 use crate::failpoint;
 use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
-use crate::upstream::{Answer, ExchangeError};
+use crate::upstream::{Answer, AnsweredBy, ExchangeError};
 use crate::wire::Payload;
 
 /// Events that may precede the event that reports a closed upstream.
@@ -65,7 +65,7 @@ impl Runner {
                 continue;
             }
             let answer = plain::encode_answer(answer);
-            if let Err(ExchangeError(fault)) = self.call.answer(&ask, answer).await {
+            if let Err(ExchangeError(fault)) = self.call.answer(&ask, answer, AnsweredBy::Client).await {
                 return self.undelivered(fault).await;
             }
             failpoint::hit("answer-delivered");
@@ -159,7 +159,10 @@ impl Runner {
         };
         let refused = match self.child_with_question(ask) {
             Some((key, question)) => self.answer_child(&key, &question, answer).await.map_err(|error| unstored(&error)),
-            None => self.call.answer(ask, answer).await.map_err(|ExchangeError(fault)| fault),
+            None => {
+                let refused = self.call.answer(ask, answer, AnsweredBy::Gateway).await;
+                refused.map_err(|ExchangeError(fault)| fault)
+            }
         };
         if let Err(fault) = refused {
             tracing::warn!(reason = reason_key(fault.reason), "a refusal did not reach the upstream");

@@ -12,7 +12,7 @@ pub(super) use self::split::{RunningElement, SplitExchange, SplitPlan, split, sp
 use crate::engine::call::CallSpec;
 use crate::task::GatewayFault;
 use crate::upstream::limits::{CallInProgress, CallProspect};
-use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
+use crate::upstream::{Answer, AnsweredBy, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::{Payload, RpcError};
 
 /// A call at the upstream. [`UpstreamCall::next`] is cancel safe.
@@ -203,10 +203,10 @@ impl UpstreamCall {
     }
 
     /// Delivers an answer to the exchange that asked; fails if it cannot.
-    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
         match &mut self.exchanges {
-            CallExchanges::One(exchange) => exchange.answer(ask, answer).await,
-            CallExchanges::Split(split) => split.answer(ask, answer).await,
+            CallExchanges::One(exchange) => exchange.answer(ask, answer, by).await,
+            CallExchanges::Split(split) => split.answer(ask, answer, by).await,
         }
     }
 

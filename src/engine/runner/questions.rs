@@ -33,7 +33,9 @@ impl Runner {
         let request = match plain::decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
-                tracing::warn!(%method, "the client cannot receive a question; it was refused");
+                if self.dialog.questions_mut().is_first_refusal() {
+                    tracing::warn!(%method, "the client cannot receive a question; it and others of the call are refused");
+                }
                 self.refuse_question(&ask, refused).await;
                 return RunnerFlow::Continue;
             }

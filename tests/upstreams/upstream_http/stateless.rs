@@ -113,6 +113,27 @@ async fn upc14_rounds_without_questions_are_paced() {
     assert!(began.elapsed() >= Duration::from_millis(750), "250 ms and 500 ms");
 }
 
+/// U59: rounds that no client sees are paced and bounded like those without questions; a client's answer ends that.
+#[tokio::test]
+async fn u59_rounds_that_the_gateway_answers_itself_are_paced() {
+    let asks = || ("tools/call", question(None, &["a"]));
+    let done = ("tools/call", json!({"content": []}));
+    let server = answering(vec![asks(), asks(), asks(), asks(), done]).await;
+    let mut exchange = begin(&upstream(&server)).await;
+    let began = Instant::now();
+    for round in 1..=4 {
+        assert!(line(&next(&mut exchange).await).starts_with(&format!("asked \"{round}/a\"")));
+        let ask = Payload::of(&format!("{round}/a"));
+        let declined = Answer::Result(Payload::of(&json!({"action": "decline"})));
+        match round {
+            1 => exchange.answer(&ask, declined).await.unwrap(),
+            _ => exchange.refuse(&ask, declined).await.unwrap(),
+        }
+    }
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+    assert!(began.elapsed() >= Duration::from_millis(1_500), "500 ms and 1 s, and none for the first");
+}
+
 /// T-48: an answer that is an error cannot be expressed.
 #[tokio::test]
 async fn t_48_a_refused_sampling_ends_the_call() {

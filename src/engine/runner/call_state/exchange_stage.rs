@@ -9,7 +9,7 @@ use crate::engine::call::CallSpec;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
 use crate::upstream::limits::{CallPermit, PermitTurn};
 use crate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, HandedOver, ResumeToken,
+    Answer, AnsweredBy, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, HandedOver, ResumeToken,
 };
 use crate::wire::Payload;
 
@@ -193,9 +193,13 @@ impl ExchangeStage {
         &mut self,
         ask: &Payload,
         answer: Answer,
+        by: AnsweredBy,
     ) -> Result<(), ExchangeError> {
         match &mut self.step {
-            StepFuture::Exchanging(exchange) => exchange.answer(ask, answer).await,
+            StepFuture::Exchanging(exchange) => match by {
+                AnsweredBy::Client => exchange.answer(ask, answer).await,
+                AnsweredBy::Gateway => exchange.refuse(ask, answer).await,
+            },
             StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
                 Err(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
             }

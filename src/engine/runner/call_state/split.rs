@@ -26,7 +26,7 @@ use crate::task::{
     Answer, Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Principal, Question, Reason,
     Recovery, Task, TaskKey, TaskVisibility, Timestamp, TreeLinks, transition,
 };
-use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ResumeToken, UpstreamRequest};
+use crate::upstream::{AnsweredBy, ExchangeError, ExchangeEvent, Progress, ResumeToken, UpstreamRequest};
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, method};
 
@@ -204,14 +204,14 @@ impl SplitExchange {
         event
     }
 
-    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
         let named = question_named(ask);
         let found =
             named.and_then(|(index, ask)| Some((self.running.iter_mut().find(|part| part.index == index)?, ask)));
         match found {
             Some((part, ask)) => {
                 part.open.retain(|question| question.ask != ask);
-                part.exchange.answer(&ask, answer).await
+                part.exchange.answer(&ask, answer, by).await
             }
             // Its call ended meanwhile: the answer is dropped, and the other elements continue.
             None => Ok(()),

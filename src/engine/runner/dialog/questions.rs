@@ -32,6 +32,8 @@ pub(in crate::engine::runner) struct CallQuestions {
     earlier: Vec<Payload>,
     /// Undelivered answers with an unresolved write: the row may mark them as delivered.
     unresolved: Vec<(Payload, Answer)>,
+    /// Whether the log has a question that no client can receive.
+    is_refusal_logged: bool,
 }
 
 pub(in crate::engine::runner) struct UnaskedQuestion {
@@ -56,6 +58,11 @@ impl CallQuestions {
     /// unavailable.
     pub(in crate::engine::runner) fn is_full(&self) -> bool {
         self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.count >= ASKED_MAX
+    }
+
+    /// Whether a question that no client can receive is the call's first one.
+    pub(in crate::engine::runner) const fn is_first_refusal(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_refusal_logged, true)
     }
 
     pub(in crate::engine::runner) const fn round_due(&self) -> Option<Instant> {

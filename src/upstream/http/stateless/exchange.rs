@@ -9,13 +9,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::input_requests::InputRequests;
-use super::stateless_call::{self, RepeatableRequest, StatelessCall, UpstreamTaskCell};
+use super::stateless_call::{self, GivenAnswer, RepeatableRequest, StatelessCall, UpstreamTaskCell};
 use super::stateless_sender::StatelessSender;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::exchange::{CallFuture, DrivenCall};
 use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
+    Answer, AnsweredBy, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
 };
 use crate::wire::{Payload, method};
@@ -30,7 +30,7 @@ const ANSWERS_MAX: usize = 64;
 pub(super) struct StatelessExchange {
     line: StatelessSender,
     driven: DrivenCall,
-    answers: mpsc::Sender<Box<(Payload, Answer)>>,
+    answers: mpsc::Sender<Box<GivenAnswer>>,
     task: UpstreamTaskCell,
     /// Questions that the owner received, neither answered nor withdrawn.
     open: Vec<Payload>,
@@ -77,11 +77,25 @@ impl StatelessExchange {
             events,
             answers: answered,
             questions: InputRequests::default(),
+            has_heard_client: false,
             task: task.clone(),
             untaken: Arc::clone(&untaken),
         };
         let driven = DrivenCall::new(&line.link, class, Instant::now(), queue, run(course));
         Self { line, driven, answers, task, open: Vec::new(), untaken }
+    }
+}
+
+impl StatelessExchange {
+    fn give(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
+        if !self.driven.is_running() {
+            return Ok(());
+        }
+        let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
+        let given = GivenAnswer { ask: ask.detached(), answer, by };
+        self.answers.try_send(Box::new(given)).map_err(full)?;
+        self.open.retain(|open| open != ask);
+        Ok(())
     }
 }
 
@@ -101,13 +115,11 @@ impl Exchange for StatelessExchange {
 
     /// The call sends the queued answer at its next update.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        if !self.driven.is_running() {
-            return Ok(());
-        }
-        let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
-        self.answers.try_send(Box::new((ask.detached(), answer))).map_err(full)?;
-        self.open.retain(|open| open != ask);
-        Ok(())
+        self.give(ask, answer, AnsweredBy::Client)
+    }
+
+    async fn refuse(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        self.give(ask, answer, AnsweredBy::Gateway)
     }
 
     /// Dropping a request cancels it at a stateless server; a task is cancelled by its id.

@@ -19,12 +19,14 @@ use crate::dialect::relay_ext_tasks::{
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::task_follower::dice;
 use crate::upstream::outgoing::HandedOver;
-use crate::upstream::{Answer, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent};
+use crate::upstream::{
+    Answer, AnsweredBy, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent,
+};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, method};
 
-/// Most rounds without a question, and the pause before the first, which doubles.
+/// Most rounds in a row that no client sees, and the pause after the first, which doubles.
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 /// The poll interval if the upstream names none, and its bounds.
@@ -34,13 +36,19 @@ const POLL_MAX: Duration = Duration::from_secs(60);
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-pub(super) type AnswerReceiver = mpsc::Receiver<Box<(Payload, Answer)>>;
+pub(super) struct GivenAnswer {
+    pub(super) ask: Payload,
+    pub(super) answer: Answer,
+    pub(super) by: AnsweredBy,
+}
 
 pub(super) struct StatelessCall {
     pub(super) line: StatelessSender,
     pub(super) events: ExchangeEventSender,
-    pub(super) answers: AnswerReceiver,
+    pub(super) answers: mpsc::Receiver<Box<GivenAnswer>>,
     pub(super) questions: InputRequests,
+    /// Whether a client answered in this round.
+    pub(super) has_heard_client: bool,
     pub(super) task: UpstreamTaskCell,
     /// Whether the upstream has yet to accept answers.
     pub(super) untaken: Arc<AtomicBool>,
@@ -56,7 +64,7 @@ impl StatelessCall {
 
     async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
         let mut draft = request.first();
-        let (mut silent, mut is_begun) = (0, false);
+        let (mut unseen, mut is_begun) = (UnseenRounds(0), false);
         loop {
             let answered = self.line.call(&draft, Some(&self.events), handed_over).await;
             let result = answered.map_err(|failure| if is_begun { failure.of_begun_call() } else { failure })?;
@@ -79,15 +87,18 @@ impl StatelessCall {
             };
             let responses = match &round.requests {
                 Some(asked) => {
-                    silent = 0;
-                    self.put(asked).await?
+                    let responses = self.put(asked).await?;
+                    match self.has_heard_client {
+                        true => unseen = UnseenRounds(0),
+                        // Most servers go on without an answer, so the first one is sent at once.
+                        false if unseen.0 == 0 => unseen = UnseenRounds(1),
+                        false => unseen.pause().await?,
+                    }
+                    responses
                 }
-                None if round.state.is_none() || silent == SILENT_ROUNDS_MAX => {
-                    return Err(malformed(Executed::Unknown).into());
-                }
+                None if round.state.is_none() => return Err(malformed(Executed::Unknown).into()),
                 None => {
-                    tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(silent)).await;
-                    silent += 1;
+                    unseen.pause().await?;
                     None
                 }
             };
@@ -99,6 +110,7 @@ impl StatelessCall {
     /// again (UPC-14).
     async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
+        self.has_heard_client = false;
         self.tell_all(asked).await?;
         while !self.questions.is_complete() {
             self.hear_answer().await?;
@@ -124,7 +136,8 @@ impl StatelessCall {
             // The exchange is gone; this future goes with it.
             return std::future::pending().await;
         };
-        let (ask, answer) = *answered;
+        let GivenAnswer { ask, answer, by } = *answered;
+        self.has_heard_client |= by == AnsweredBy::Client;
         let taken = self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted);
         self.note_untaken();
         taken
@@ -132,6 +145,20 @@ impl StatelessCall {
 
     fn note_untaken(&self) {
         self.untaken.store(self.questions.has_untaken(), Ordering::Relaxed);
+    }
+}
+
+/// Counts rounds in a row that no client sees: without questions, or with answers of the gateway alone (U59).
+struct UnseenRounds(u32);
+
+impl UnseenRounds {
+    async fn pause(&mut self) -> Result<(), RequestFailure> {
+        if self.0 == SILENT_ROUNDS_MAX {
+            return Err(malformed(Executed::Unknown));
+        }
+        tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(self.0)).await;
+        self.0 += 1;
+        Ok(())
     }
 }
 
@@ -413,6 +440,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// U59.
+    #[tokio::test(start_paused = true)]
+    async fn rounds_that_no_client_sees_end_after_eight_in_a_row() {
+        let began = Instant::now();
+        let mut unseen = UnseenRounds(0);
+        for _ in 0..SILENT_ROUNDS_MAX {
+            assert!(unseen.pause().await.is_ok());
+        }
+        assert_eq!(began.elapsed(), SILENT_PAUSE * (2_u32.pow(SILENT_ROUNDS_MAX) - 1));
+        assert!(unseen.pause().await.is_err());
+    }
 
     /// Both halves of an upstream are offered a token.
     #[test]

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
 
 use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
@@ -14,12 +16,14 @@ use super::array_answer::{self, ArrayItems};
 use super::headers::{self, Face};
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with};
 use super::intake::{self, PathContext, PathFaces};
+use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
 use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
+use crate::engine::CallsEnd;
 use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::Response;
-use crate::wire::{Message, method};
+use crate::wire::{Message, RequestId, method};
 
 enum Destination {
     Here,
@@ -80,7 +84,11 @@ async fn route_message(faces: &impl PathFaces, owners: &Arc<SessionOwners>, mess
         Face::Session => ForwardReason::Session,
         Face::Stateless => ForwardReason::HeldCall,
     };
-    match (owners.forward(inbound, peer, reason).await, refusable) {
+    let answered = |response| match &**content {
+        Message::Request(request) => ended_with_error(response, &request.id),
+        Message::Notification(_) | Message::Response(_) => response,
+    };
+    match (owners.forward(inbound, peer, reason).await.map(answered), refusable) {
         (Ok(response), Some(refusable)) => refusable.count_miss(served, response),
         (Ok(response), None) => response,
         (Err(fault), _) if is_served_by_the_store(&served.sealer, content, fault.executed) => {
@@ -234,6 +242,48 @@ async fn route_batch(
         }
         OwnerReplica::Here => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
     }
+}
+
+/// A request that another replica answers with a stream.
+struct ReplicaStream(RequestId);
+
+impl AnsweredRequest for ReplicaStream {
+    fn id(&self) -> &RequestId {
+        &self.0
+    }
+
+    fn ended(&self, _: &GatewayFault) {}
+
+    fn cancel(&self, _: Reason) {}
+
+    fn is_resumable(&self) -> bool {
+        true
+    }
+
+    fn calls_end(&self) -> Option<&CallsEnd> {
+        None
+    }
+
+    fn fault_for_client(&self, _: &GatewayFault) -> GatewayFault {
+        GatewayFault::new(Reason::ReplicaUnavailable, Executed::Unknown)
+    }
+
+    fn may_end_unanswered(&self) -> bool {
+        true
+    }
+}
+
+/// Another replica's response. If the replica ends, an event stream that the client cannot resume ends with an error
+/// (F92).
+fn ended_with_error(response: FaceResponse, id: &RequestId) -> FaceResponse {
+    let media = response.headers().get(CONTENT_TYPE);
+    if !media.is_some_and(|media| media.as_bytes().starts_with(b"text/event-stream")) {
+        return response;
+    }
+    response.map(|body| {
+        let request = ReplicaStream(id.clone());
+        PipeBody::new(body, BodyForm::Events, PipeTimeouts::default(), Some(request)).boxed_unsync()
+    })
 }
 
 /// 503 if nothing was done, so that the client sends it again; 202 if a repetition could process it twice.

@@ -71,6 +71,11 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
         true
     }
 
+    /// Whether a stream may end in order without the response: another gateway has decided so.
+    fn may_end_unanswered(&self) -> bool {
+        false
+    }
+
     /// Keeps the request, which continues upstream, until its stream is resumed.
     fn pause(self, _pace: PipeTimeouts, _at: &StreamPause)
     where
@@ -241,6 +246,11 @@ impl<C: AnsweredRequest> PipeBody<C> {
         Err(error)
     }
 
+    /// Whether the last whole event was the response, or came after it.
+    fn has_ended_with_answer(&mut self) -> bool {
+        self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer)
+    }
+
     /// Whether events had ids, here or on the resumed stream.
     fn can_be_taken_up(&self) -> bool {
         let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
@@ -283,7 +293,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// A client without a response that cannot resume would wait forever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
-        let is_open = self.call.is_some() && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
+        let must_answer = self.call.as_ref().is_some_and(|call| !call.may_end_unanswered());
+        let is_open = must_answer && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
             return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
         }
@@ -360,8 +371,8 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
                 return Poll::Ready(Some(Ok(frame)));
             }
             // The client has its response.
-            Poll::Ready(Some(Err(_))) if this.is_settled => {
-                this.is_over = true;
+            Poll::Ready(Some(Err(_))) if this.is_settled || this.has_ended_with_answer() => {
+                this.rest();
                 return Poll::Ready(None);
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),

@@ -218,6 +218,35 @@ async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
     assert_eq!(server.world.count("tools/call"), 1);
 }
 
+/// F92. Its client, which is connected to another replica, is told; with an event's id it may resume instead.
+#[tokio::test]
+async fn f92_a_stream_that_has_begun_ends_with_an_error_when_its_owner_ends() {
+    for (id, answer, expected) in [("", false, Some(1)), ("", true, Some(0)), ("id: 7\n", false, None)] {
+        let (events, stream) = Once::events();
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let mut replicas = Replicas::pair(&server).await;
+        let there = replicas.at(1, &replicas.client().await);
+        events.raw(format!("{id}data: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}}\n\n"));
+        let mut reply = there.post(call(1)).await;
+        reply.until("\n\n").await;
+        if answer {
+            events.message(&json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+            reply.until("\n\n").await;
+        }
+        replicas.kill(0);
+        let rest = reply.try_text().await;
+        let told = rest.as_ref().map(|rest| rest.matches("replica_away").count());
+        assert_eq!(told, expected, "{id:?} {answer}: {rest:?}");
+        if expected == Some(1) {
+            let rest = rest.unwrap();
+            let message = rest.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+            let message: Value = serde_json::from_str(message).unwrap();
+            assert_eq!((&message["id"], fault(&message)), (&json!(1), ("replica_away", "unknown")), "{rest}");
+        }
+        assert_eq!(server.world.count("tools/call"), 1);
+    }
+}
+
 /// A second may pass until the others see that a home drains; what they pass on meanwhile begins nothing.
 #[tokio::test]
 async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {

@@ -86,6 +86,30 @@ fn completed<T>(
     Some(finish(edit.set(META, meta)))
 }
 
+/// Adds what a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
+/// nothing is missing.
+pub fn with_required(method: &str, result: &Object) -> Option<Payload> {
+    let hints = || [("ttlMs", Payload::of(&0)), ("cacheScope", Payload::text("private"))];
+    let required = [("resultType", Payload::text("complete"))].into_iter();
+    let required = required.chain(is_cacheable(method).then(hints).into_iter().flatten());
+    let missing: Vec<_> = required.filter(|(name, _)| !result.contains(name)).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let mut edit = result.edit();
+    for (name, value) in missing {
+        edit = edit.set(name, value);
+    }
+    Some(edit.finish())
+}
+
+/// Whether a message has the names of all members that [`with_required`] adds.
+pub fn names_required(method: &str, message: &[u8]) -> bool {
+    let names: &[&[u8]] =
+        if is_cacheable(method) { &[b"resultType", b"ttlMs", b"cacheScope"] } else { &[b"resultType"] };
+    names.iter().all(|name| memchr::memmem::find(message, name).is_some())
+}
+
 /// The methods with cache hints in their results (MOD-14).
 fn is_cacheable(method: &str) -> bool {
     matches!(
@@ -125,6 +149,28 @@ mod tests {
             r#"{"extensions":{"a/b":{"k":1},"io.modelcontextprotocol/tasks":{"odd":true}}}"#,
             r#"{"extensions":{"a/b":{"k":1},"io.modelcontextprotocol/tasks":{}}}"#,
         );
+    }
+
+    /// MOD-11, MOD-14.
+    #[test]
+    fn results_of_a_stateless_server_gain_only_what_is_missing() {
+        let added = |method: &str, text: &str| {
+            let added = with_required(method, &Object::of(&payload(text)).unwrap());
+            assert_eq!(added.is_none(), names_required(method, text.as_bytes()), "{text}");
+            added.map(|result| result.as_str().to_owned())
+        };
+        for (method, text, expected) in [
+            (method::TOOLS_CALL, r#"{"resultType":"complete"}"#, None),
+            (method::TOOLS_CALL, r#"{"n":1.10}"#, Some(r#"{"n":1.10,"resultType":"complete"}"#)),
+            (method::PROMPTS_LIST, r#"{"ttlMs":1,"resultType":"complete","cacheScope":"public"}"#, None),
+            (
+                method::RESOURCES_READ,
+                r#"{"ttlMs":1}"#,
+                Some(r#"{"ttlMs":1,"resultType":"complete","cacheScope":"private"}"#),
+            ),
+        ] {
+            assert_eq!(added(method, text).as_deref(), expected, "{method} {text}");
+        }
     }
 
     /// MOD-12, MOD-13, MOD-14.

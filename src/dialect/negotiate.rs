@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::OnceLock;
 
 use super::faults::RequestError;
+use super::subscriptions;
 use crate::task::HandleSupport;
 use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, method};
 
 /// Largest capabilities of a stateless request: they are in the keys of sessions and cached lists. A session's must fit in
 /// its id.
@@ -68,7 +69,7 @@ impl StatelessRequest {
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
         )))?;
         let progress_token = match meta.get(PROGRESS_TOKEN) {
-            Some(token) if crate::wire::RequestId::from_payload(&token).is_some() => Some(token.detached()),
+            Some(token) if RequestId::from_payload(&token).is_some() => Some(token.detached()),
             Some(_) => {
                 return Err(RequestError::Params(Cow::Borrowed(
                     "_meta.progressToken must be a string or a whole number",
@@ -134,6 +135,27 @@ impl StatelessRequest {
     /// The `ClientCapabilities` that these questions (`{method, params}`) need and the client lacks (EXT-41, MOD-27).
     pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
         missing(&self.capabilities, questions)
+    }
+
+    /// Whether the stream of this request, which is no subscription, may have a notification: its own progress, log
+    /// messages that it asked for, and unknown ones (MOD-22, MOD-23).
+    pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
+        match name {
+            method::PROGRESS => {
+                let params = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
+                let named = params.and_then(|params| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?));
+                let own = self.progress_token.as_ref().and_then(RequestId::from_payload);
+                own.zip(named).is_some_and(|(own, named)| own.says(&named))
+            }
+            method::LOG_MESSAGE => self.log_level.is_some_and(|wanted| LogLevel::of(params) >= Some(wanted)),
+            _ => !subscriptions::is_reserved(name),
+        }
+    }
+
+    /// Whether it declares extensions beside that of tasks, which may have results of their own types (MOD-11).
+    pub fn declares_other_extensions(&self) -> bool {
+        let extensions = self.capabilities.get_object("extensions");
+        extensions.is_some_and(|all| all.keys().any(|name| name != TASKS_EXTENSION))
     }
 
     pub const fn declared(&self) -> &Object {
@@ -247,6 +269,11 @@ impl LogLevel {
         Self::Alert,
         Self::Emergency,
     ];
+
+    /// The level of a log message, by its params.
+    pub fn of(params: Option<&Object>) -> Option<Self> {
+        params?.get_string("level").as_deref().and_then(Self::parse)
+    }
 
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.as_str() == text)

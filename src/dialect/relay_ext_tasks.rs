@@ -82,6 +82,10 @@ pub struct ExtensionQuestion {
 /// Classifies a result: only a `tools/call` may get a task, and only some methods questions.
 pub fn answered(request: &str, result: &Payload) -> StatelessResult {
     let Some(object) = Object::of(result) else { return StatelessResult::Malformed };
+    // Some readers ignore the case of a name.
+    if object.case_variant(&["resultType"]).is_some() {
+        return StatelessResult::Malformed;
+    }
     if !object.contains("resultType") {
         return StatelessResult::Complete;
     }

@@ -161,6 +161,15 @@ impl SubscriptionFilter {
         ListKind::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
     }
 
+    /// Whether the stream of its request may have a notification: what is wanted, and unknown ones (MOD-24).
+    pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
+        match name {
+            method::LISTEN_ACKNOWLEDGED => true,
+            method::PROGRESS | method::LOG_MESSAGE => false,
+            _ => self.want(name, params) || !is_reserved(name),
+        }
+    }
+
     /// All notifications for when the changes are unknown: one name for each list and each resource, and the resource.
     pub fn everything(&self) -> impl Iterator<Item = (&'static str, Option<&String>)> {
         let lists = self.lists.iter().map(|list| (list.notification(), None));
@@ -180,6 +189,14 @@ impl SubscriptionFilter {
         };
         self.resources.as_ref().is_some_and(|uris| uris.iter().any(is_part))
     }
+}
+
+/// Whether a notification is only for those that subscribed to it, or concerns a request or a task of the gateway's own
+/// (T-67).
+pub(super) fn is_reserved(name: &str) -> bool {
+    [method::RESOURCE_UPDATED, method::LISTEN_ACKNOWLEDGED, method::CANCELLED].contains(&name)
+        || name.starts_with(method::TASKS_CHANGED)
+        || ListKind::ALL.into_iter().any(|list| list.notification() == name)
 }
 
 /// The strings of an array, at most `max`; `None` if the member is missing.

@@ -49,10 +49,9 @@ impl CallNotices {
 
     /// A log message, unless the client set no level, or a higher one (MOD-23).
     pub fn log(&self, log: &Payload) -> Option<Bytes> {
-        let level = || Object::of(log)?.get_string("level").as_deref().and_then(LogLevel::parse);
         let is_wanted = match self.logs {
             LogFilter::None => false,
-            LogFilter::From(wanted) => level().is_some_and(|level| level >= wanted),
+            LogFilter::From(wanted) => LogLevel::of(Object::of(log).as_ref()) >= Some(wanted),
             LogFilter::All => true,
         };
         is_wanted.then(|| envelope::notification(method::LOG_MESSAGE, Some(log)))

@@ -18,6 +18,7 @@ use super::{StatelessFace, StatelessRequestContext};
 use crate::audit::arguments_of;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
@@ -94,6 +95,10 @@ impl StatelessFace {
             call = Some((weighed.policy.deadline, weighed.policy.limits));
         }
         let is_subscription = request.method == method::LISTEN;
+        let wishes = match is_subscription.then(|| SubscriptionFilter::read(request.params)).transpose() {
+            Ok(wishes) => wishes,
+            Err(complaint) => return request.addressee.complaint(&complaint),
+        };
         let permit = match if is_subscription { self.listen_permit(&request) } else { Ok(None) } {
             Ok(permit) => permit,
             Err(fault) => return request.addressee.fault(&fault),
@@ -113,6 +118,7 @@ impl StatelessFace {
                 true => request.metadata.detached(),
                 false => request.metadata.clone(),
             },
+            wishes,
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         });
         let passing = StatelessForward {

@@ -10,6 +10,8 @@ use crate::wire::{Message, MessageText};
 /// Most bytes of an event before its data. Beyond this, comments and unknown fields are dropped.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
 const FIELDS: [&[u8]; 4] = [b"data", b"event", b"id", b"retry"];
+/// The fields by which a client resumes a stream.
+const POSITION: [&[u8]; 2] = [b"id", b"retry"];
 
 /// Largest event that is joined again from its parts.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
@@ -19,6 +21,9 @@ const JOINED_BYTES_MAX: usize = 16 * 1024;
 pub enum PrimerPolicy {
     Pass,
     Withhold,
+    /// Withholds them, and removes ids and retry times before or between an event's data: the stream cannot be resumed
+    /// (MOD-21).
+    Unnumbered,
 }
 
 /// Selects the events that are yielded whole.
@@ -178,6 +183,9 @@ impl EventGate {
             if std::mem::take(&mut self.line) > 0 {
                 if self.state == GateState::Lead {
                     self.decide(&mut out);
+                }
+                self.drop_position();
+                if self.state != GateState::Passing {
                     self.begin_line();
                 }
                 self.look.field = Some(0);
@@ -218,7 +226,7 @@ impl EventGate {
     pub fn judge(&self, event: &StreamEvent) -> Result<EventVerdict, FramingError> {
         let data = &event.event().data;
         if data.trim_ascii().is_empty() {
-            let is_withheld = self.primers == PrimerPolicy::Withhold;
+            let is_withheld = self.primers != PrimerPolicy::Pass;
             return Ok(if is_withheld { EventVerdict::Withheld } else { EventVerdict::Passes });
         }
         let glance = || {
@@ -232,8 +240,7 @@ impl EventGate {
             (HoldPolicy::Messages, None) => true,
             (HoldPolicy::Messages, Some(sniff)) => {
                 let glance = glance();
-                let may_ask = glance.has_requests() || glance.may_be_request();
-                let may_ask = may_ask || glance.shows() == MessageClass::Nothing;
+                let may_ask = glance.may_ask() || glance.shows() == MessageClass::Nothing;
                 data.len() < sniff.bytes_max || may_ask || (sniff.is_of_interest)(data)
             }
         };
@@ -293,8 +300,7 @@ impl EventGate {
         if self.whole == HoldPolicy::Asking && is_passing && self.look.glance.shows() != MessageClass::Harmless {
             return Err(FramingError::TwoMessagesInOne);
         }
-        let asks = self.look.glance.has_requests() || self.look.glance.may_be_request();
-        if self.sniff.is_some() && is_passing && asks {
+        if self.sniff.is_some() && is_passing && self.look.glance.may_ask() {
             return Err(FramingError::AsksTooLate);
         }
         Ok(())
@@ -313,7 +319,7 @@ impl EventGate {
         let sniff =
             self.sniff.filter(|sniff| self.state == GateState::Keeping && self.held.len() >= sniff.bytes_max)?;
         let glance = &self.look.glance;
-        let may_ask = glance.has_requests() || glance.may_be_request() || glance.shows() == MessageClass::Nothing;
+        let may_ask = glance.may_ask() || glance.shows() == MessageClass::Nothing;
         if self.is_of_interest || may_ask || (sniff.is_of_interest)(&self.held) {
             self.is_of_interest = true;
             return None;
@@ -324,7 +330,7 @@ impl EventGate {
 
     fn end_without_data(&mut self, out: &mut Vec<GateOutput>) {
         let event = self.held.split().freeze();
-        self.withheld = self.has_field && self.primers == PrimerPolicy::Withhold;
+        self.withheld = self.has_field && self.primers != PrimerPolicy::Pass;
         if !self.withheld {
             out.push(GateOutput::Through(event));
         }
@@ -346,6 +352,14 @@ impl EventGate {
         match self.held.len() > LEAD_BYTES_MAX / 2 {
             true => Err(FramingError::EventTooLarge { max: LEAD_BYTES_MAX / 2 }),
             false => Ok(()),
+        }
+    }
+
+    /// Drops the last held line if it has a position in a stream without any.
+    fn drop_position(&mut self) {
+        let is_held = self.primers == PrimerPolicy::Unnumbered && self.state != GateState::Passing;
+        if is_held && is_named(&self.held[self.line_start..], &POSITION) {
+            self.held.truncate(self.line_start);
         }
     }
 
@@ -372,9 +386,14 @@ impl EventGate {
 
 /// Whether a line may be a field, as far as it has come.
 fn is_field(line: &[u8]) -> bool {
+    is_named(line, &FIELDS)
+}
+
+/// Whether a line may be one of these fields, as far as it has come.
+fn is_named(line: &[u8], fields: &[&[u8]]) -> bool {
     let end = memchr::memchr3(b':', b'\r', b'\n', line);
-    FIELDS.into_iter().any(|field| match end {
-        Some(end) => field == &line[..end],
+    fields.iter().any(|field| match end {
+        Some(end) => **field == line[..end],
         None => field.starts_with(line),
     })
 }
@@ -484,6 +503,23 @@ mod tests {
         }
         check(pass, HoldPolicy::Asking, "data: {\"result\":1}\n\n", "data: {\"result\":1}\n\n");
         check(pass, HoldPolicy::Messages, ": c\n\nid: 1\ndata: {}\n\n", ": c\n\n<id: 1\ndata: {}\n\n>");
+    }
+
+    /// U57, MOD-21.
+    #[test]
+    fn a_stream_without_positions_has_the_same_events_wherever_they_stood() {
+        let text =
+            "id: 1\nretry: 5\n\n: c\n\nid:2\r\ndata: {}\r\nretry:7\r\ndata:\r\n\r\nid\ndata: x\nidea: y\nid: 3\n\n";
+        let gate = || EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, 1_000);
+        let shown = ": c\n\n<data: {}\r\ndata:\r\n\r\n><data: x\nidea: y\n\n>";
+        assert_eq!(through(text, [0, 0], gate()), shown);
+        for first in 0..=text.len() {
+            for second in [first, text.len().min(first + 1), text.len().min(first + 5)] {
+                let passed = through(text, [first, second], gate()).replace(['<', '>', '\r'], "");
+                let lines: Vec<&str> = passed.lines().filter(|line| !line.is_empty()).collect();
+                assert_eq!(lines, [": c", "data: {}", "data:", "data: x", "idea: y"], "cut at {first} and {second}");
+            }
+        }
     }
 
     #[test]

@@ -16,6 +16,9 @@ const ID_BYTES_MAX: usize = 256;
 const REQUESTS: &[u8] = b"inputRequests";
 /// The member of such a result that the client sends back.
 const STATE: &[u8] = b"requestState";
+/// The member of a result that names its type (2026-07-28), and the type that holds nothing more.
+const TYPE: &[u8] = b"resultType";
+const COMPLETE: &[u8] = b"complete";
 /// A server's methods that ask for the user's input or the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
@@ -61,6 +64,9 @@ pub struct MessageClassifier {
     is_asking: bool,
     has_requests: bool,
     has_state: bool,
+    expects_type: bool,
+    is_complete: bool,
+    has_other_type: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +91,7 @@ enum StringRole {
     Method,
     Id,
     Member,
+    Type,
     Other,
 }
 
@@ -124,6 +131,17 @@ impl MessageClassifier {
         self.has_state
     }
 
+    /// Whether readers may take it for more than a complete result: a request, a result that may hold questions, or one
+    /// of another type.
+    pub const fn may_ask(&self) -> bool {
+        self.has_requests || self.has_other_type || self.may_be_request()
+    }
+
+    /// Whether its result says that it is complete, and nothing else.
+    pub const fn is_complete(&self) -> bool {
+        self.is_complete && !self.has_other_type
+    }
+
     /// Its id, once it was read whole; `None` if it has none that may be echoed.
     pub fn id(&self) -> Option<RequestId> {
         let text = Bytes::copy_from_slice(&self.id);
@@ -159,6 +177,7 @@ impl MessageClassifier {
                         (1, false) if self.expects_method => StringRole::Method,
                         (1, false) if self.expects_id => StringRole::Id,
                         (2, _) if self.in_result && self.expects_member => StringRole::Member,
+                        (2, _) if std::mem::take(&mut self.expects_type) => StringRole::Type,
                         _ => StringRole::Other,
                     };
                     if self.depth == 1 && !self.expects_name {
@@ -167,6 +186,11 @@ impl MessageClassifier {
                     self.keep(text, b"\"");
                     (self.string, self.length, self.is_escaped) = (Some(text), 0, false);
                     return &bytes[at + 1..];
+                }
+                b'{' | b'[' | b',' | b'}' if self.depth == 2 && std::mem::take(&mut self.expects_type) => {
+                    // Its value is no string. The same byte is read again.
+                    self.has_other_type = true;
+                    return &bytes[at..];
                 }
                 b'{' | b'[' => {
                     self.is_asking |= self.depth == 0 && *byte == b'[';
@@ -268,6 +292,13 @@ impl MessageClassifier {
             StringRole::Member => {
                 self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS);
                 self.has_state |= self.is_escaped || name.eq_ignore_ascii_case(STATE);
+                self.expects_type = name == TYPE && !self.is_escaped;
+                // Some readers ignore the case of a name.
+                self.has_other_type |= !self.expects_type && name.eq_ignore_ascii_case(TYPE);
+            }
+            StringRole::Type => {
+                self.has_other_type |= self.is_complete || self.is_escaped || name != COMPLETE;
+                self.is_complete = true;
             }
             // Escapes in a method only serve to hide it.
             StringRole::Method if self.is_escaped => self.is_asking = true,
@@ -310,6 +341,35 @@ mod tests {
             let mut glance = MessageClassifier::default();
             glance.feed(&text.as_bytes()[..cut]);
             assert_eq!(glance.feed(&text.as_bytes()[cut..]), shows, "{text} cut at {cut}");
+        }
+    }
+
+    /// U56.
+    #[test]
+    fn a_result_of_another_type_may_ask_and_a_complete_one_says_so() {
+        for (result, is_complete, may_ask) in [
+            (r#"{"resultType":"complete","a":{"resultType":"task"}}"#, true, false),
+            (r#"{"a":["resultType"],"resultType" : "complete"}"#, true, false),
+            ("{}", false, false),
+            (r#"{"a":"resultType","b":{"resultType":"task"}}"#, false, false),
+            (r#"{"resultType":"task"}"#, false, true),
+            (r#"{"resultType":"completed"}"#, false, true),
+            (r#"{"resultType":"\u0063omplete"}"#, false, true),
+            (r#"{"resultType":7}"#, false, true),
+            (r#"{"resultType":null,"a":"complete"}"#, false, true),
+            (r#"{"resultType":{"a":"complete"}}"#, false, true),
+            (r#"{"resultType":["complete"]}"#, false, true),
+            (r#"{"resultType":"complete","resultType":"complete"}"#, false, true),
+            (r#"{"resulttype":"complete"}"#, false, true),
+            (r#"{"resultType":"complete","\u0061":1}"#, true, true),
+        ] {
+            let text = format!(r#"{{"id":1,"result":{result},"x":{{"resultType":"task"}}}}"#);
+            for cut in 0..=text.len() {
+                let mut look = MessageClassifier::default();
+                look.feed(&text.as_bytes()[..cut]);
+                look.feed(&text.as_bytes()[cut..]);
+                assert_eq!((look.is_complete(), look.may_ask()), (is_complete, may_ask), "{text} cut at {cut}");
+            }
         }
     }
 

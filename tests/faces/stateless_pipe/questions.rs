@@ -123,7 +123,7 @@ async fn mod_18_a_request_of_the_servers_own_does_not_reach_the_client_and_is_co
         r#"data: [{"jsonrpc":"2.0","id":7,"method":"must-not-be-shown"}]"#.to_owned(),
         format!(r#"data: {{"jsonrpc":"2.0","id":7,"params":{{"pad":"{long}"}},"method":"must-not-be-shown"}}"#),
     ];
-    let told = r#"data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}"#;
+    let told = r#"data: {"jsonrpc":"2.0","method":"notifications/x","params":{"progressToken":1,"progress":1}}"#;
     let (said, count) = (strays.join("\n\n"), strays.len());
     let server = server(move |seen: &SeenRequest| {
         let answer = format!(r#"data: {{"jsonrpc":"2.0","id":{},"result":{{"contents":[]}}}}"#, seen.body["id"]);

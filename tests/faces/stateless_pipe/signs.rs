@@ -148,7 +148,7 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
 }
 
 const RESULT: &str = "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"resultType\":\"complete\",\"n\":1.10}}";
-const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"resultType\":\"complete\",\"n\":1.10}}\n\n";
 const ZERO: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":0,\"message\":\"m\"}}\n\n";
 const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
 

@@ -336,6 +336,7 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
         tell("notifications/resources/updated", json!({ "uri": "file:///secret/b" }));
         tell("notifications/resources/updated", json!({ "uri": "file:///secret/b", "pad": "x".repeat(1 << 20) }));
         tell("notifications/resources/updated", json!({ "uri": "file:///public/a" }));
+        tell("notifications/x", json!({}));
         events.stay_open();
         Some(reply)
     });
@@ -343,10 +344,13 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
                  [[auth.rules]]\ntools = [\"quick\"]\nallow = true\n";
     let gate = Gate::behind(server.await, LISTEN, rules, "").await;
     let wanted = json!({ "notifications": { "resourceSubscriptions": ["file:///public/a"] } });
-    for ask in [Ask::new("", "subscriptions/listen", wanted), Ask::call("", "quick", &json!({}))] {
+    for (ask, is_shown) in
+        [(Ask::new("", "subscriptions/listen", wanted), true), (Ask::call("", "quick", &json!({})), false)]
+    {
         let (mut text, mut stream) = gate.begin(&ask).await;
-        until(&mut stream, &mut text, "file:///public/a").await;
+        until(&mut stream, &mut text, "notifications/x").await;
         assert!(!text.contains("secret"), "{text}");
+        assert_eq!(text.contains("file:///public/a"), is_shown, "{text}");
     }
 }
 

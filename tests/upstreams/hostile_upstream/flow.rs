@@ -40,20 +40,21 @@ async fn task(gate: &Gate) -> String {
 
 #[tokio::test]
 async fn u11_an_answer_after_a_cancel_changes_nothing() {
-    let gate = Gate::with(vec![Act::Held(answer())], "1h").await;
-    let id = task(&gate).await;
-    eventually(async || (!gate.server.calls(0).is_empty()).then_some(())).await;
-    let cancel = Ask::modern(
-        0,
-        "tasks/cancel",
-        json!({ "taskId": id }),
-        &json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } }),
-    );
-    assert_eq!(gate.send(&cancel).await.summary(), "200 fine null");
-    assert_eq!(gate.get(0, &id).await["status"], "cancelled");
-    gate.server.release.cancel();
-    eventually(async || (*gate.server.written.lock() == 1).then_some(())).await;
-    assert_eq!(gate.get(0, &id).await["status"], "cancelled", "the late answer came to nothing");
+    for gate in Gate::of_each_era(&[Act::Held(answer())], "1h").await {
+        let id = task(&gate).await;
+        eventually(async || (!gate.server.calls(0).is_empty()).then_some(())).await;
+        let cancel = Ask::modern(
+            0,
+            "tasks/cancel",
+            json!({ "taskId": id }),
+            &json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } }),
+        );
+        assert_eq!(gate.send(&cancel).await.summary(), "200 fine null");
+        assert_eq!(gate.get(0, &id).await["status"], "cancelled");
+        gate.server.release.cancel();
+        eventually(async || (*gate.server.written.lock() == 1).then_some(())).await;
+        assert_eq!(gate.get(0, &id).await["status"], "cancelled", "the late answer came to nothing");
+    }
 }
 
 /// The bytes behind an answer could be read as the next one, so nothing else is asked on that connection.
@@ -87,11 +88,12 @@ async fn u26_words_of_progress_are_cut_and_cleaned() {
     let progress = format!(
         "data: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{{id}},\"progress\":1,\"message\":\"{words}\"}}}}\n\n"
     );
-    let gate = Gate::with(vec![Act::Stays(events(&progress))], "1h").await;
-    let id = task(&gate).await;
-    let shown = eventually(async || gate.get(0, &id).await["statusMessage"].as_str().map(str::to_owned)).await;
-    assert!(shown.starts_with("[31mred") && shown.len() <= 1024, "{} bytes", shown.len());
-    assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}'), "{shown:?}");
+    for gate in Gate::of_each_era(&[Act::Stays(events(&progress))], "1h").await {
+        let id = task(&gate).await;
+        let shown = eventually(async || gate.get(0, &id).await["statusMessage"].as_str().map(str::to_owned)).await;
+        assert!(shown.starts_with("[31mred") && shown.len() <= 1024, "{} bytes", shown.len());
+        assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}'), "{shown:?}");
+    }
 }
 
 fn question(id: usize, method: &str) -> String {

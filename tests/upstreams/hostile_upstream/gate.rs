@@ -29,6 +29,8 @@ struct ServerEra {
 
 const IN_SESSIONS: ServerEra = ServerEra { prefix: "u", version: "2025-11-25", tasks: "always" };
 const STATELESS: ServerEra = ServerEra { prefix: "m", version: "2026-07-28", tasks: "never" };
+/// The gateway makes each call itself: for tasks, and for clients with sessions.
+const STATELESS_TASKS: ServerEra = ServerEra { prefix: "x", version: "2026-07-28", tasks: "always" };
 
 pub(crate) struct Gate {
     pub(crate) server: Server,
@@ -43,6 +45,13 @@ impl Gate {
         Self::set(acts, &format!("deadline = \"{deadline}\"")).await
     }
 
+    /// The same by a server of each era. What happens over time is the same at both.
+    pub(crate) async fn of_each_era(acts: &[Act], deadline: &str) -> [Self; 2] {
+        let keys = format!("deadline = \"{deadline}\"");
+        let stateless = ServerEra { prefix: IN_SESSIONS.prefix, ..STATELESS_TASKS };
+        [Self::open(acts.to_vec(), &keys, &[IN_SESSIONS]).await, Self::open(acts.to_vec(), &keys, &[stateless]).await]
+    }
+
     /// `keys` stand in the section of each upstream.
     pub(crate) async fn set(acts: Vec<Act>, keys: &str) -> Self {
         Self::open(acts, keys, &[IN_SESSIONS]).await
@@ -50,7 +59,7 @@ impl Gate {
 
     /// The same acts by servers without sessions, too.
     pub(crate) async fn of_both_eras(acts: Vec<Act>, deadline: &str) -> Self {
-        Self::open(acts, &format!("deadline = \"{deadline}\""), &[IN_SESSIONS, STATELESS]).await
+        Self::open(acts, &format!("deadline = \"{deadline}\""), &[IN_SESSIONS, STATELESS, STATELESS_TASKS]).await
     }
 
     async fn open(acts: Vec<Act>, keys: &str, eras: &[ServerEra]) -> Self {
@@ -101,6 +110,16 @@ impl Gate {
         self.send(&Ask::modern_at(&upstream, "tools/call", params, &json!({}))).await
     }
 
+    /// What the task of a client comes to at such a server.
+    pub(crate) async fn stateless_task(&self, row: usize) -> String {
+        self.task_at(&format!("{}{row}", STATELESS_TASKS.prefix), WAIT_MAX).await
+    }
+
+    /// What a session client sees of such a server.
+    pub(crate) async fn bridged(&self, row: usize) -> Answer {
+        self.piped_at(&format!("{}{row}", STATELESS_TASKS.prefix)).await
+    }
+
     /// What a session client's task comes to.
     pub(crate) async fn core_task(&self, row: usize) -> Answer {
         let session = match self.session(row).await {
@@ -134,11 +153,16 @@ impl Gate {
     }
 
     pub(crate) async fn task_within(&self, row: usize, patience: Duration) -> String {
-        let handle = self.handle(row).await;
+        self.task_at(&format!("{}{row}", IN_SESSIONS.prefix), patience).await
+    }
+
+    async fn task_at(&self, upstream: &str, patience: Duration) -> String {
+        let ask = |method, params| Ask::modern_at(upstream, method, params, &with_tasks());
+        let handle = self.send(&ask("tools/call", json!({ "name": "t", "arguments": {} }))).await;
         let Some(id) = handle.json()["result"]["taskId"].as_str().map(str::to_owned) else { return handle.summary() };
         let settled = async {
             loop {
-                let task = self.get(row, &id).await;
+                let task = self.send(&ask("tasks/get", json!({ "taskId": id }))).await.json()["result"].take();
                 if task["status"] != "working" {
                     return task;
                 }
@@ -155,21 +179,29 @@ impl Gate {
 
     /// What a session client sees. Its session is its own, and opened for this.
     pub(crate) async fn piped(&self, row: usize) -> Answer {
-        let session = match self.session(row).await {
+        self.piped_at(&format!("{}{row}", IN_SESSIONS.prefix)).await
+    }
+
+    async fn piped_at(&self, upstream: &str) -> Answer {
+        let session = match self.session_at(upstream).await {
             Ok(session) => session,
             Err(answer) => return answer,
         };
         let call =
             json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "t", "arguments": {} } });
-        self.send(&Ask::session(row, Some(&session), &call)).await
+        self.send(&Ask::session_at(upstream, Some(&session), &call)).await
     }
 
     pub(crate) async fn session(&self, row: usize) -> Result<String, Answer> {
+        self.session_at(&format!("{}{row}", IN_SESSIONS.prefix)).await
+    }
+
+    async fn session_at(&self, upstream: &str) -> Result<String, Answer> {
         let params = json!({
             "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
         });
         let initialize = json!({ "jsonrpc": "2.0", "id": 7, "method": "initialize", "params": params });
-        let opened = self.send(&Ask::session(row, None, &initialize)).await;
+        let opened = self.send(&Ask::session_at(upstream, None, &initialize)).await;
         opened.header("mcp-session-id").map(str::to_owned).ok_or(opened)
     }
 }
@@ -210,8 +242,12 @@ impl Ask {
     }
 
     pub(crate) fn session(row: usize, session: Option<&str>, body: &Value) -> Self {
+        Self::session_at(&format!("{}{row}", IN_SESSIONS.prefix), session, body)
+    }
+
+    fn session_at(upstream: &str, session: Option<&str>, body: &Value) -> Self {
         let session: Vec<_> = session.iter().map(|id| ("Mcp-Session-Id", *id)).collect();
-        Self::new(&format!("{}{row}", IN_SESSIONS.prefix), &session, body)
+        Self::new(upstream, &session, body)
     }
 }
 
@@ -248,6 +284,10 @@ impl Answer {
         let text = String::from_utf8_lossy(&self.body);
         let last = text.rsplit("data: ").next().unwrap_or_default();
         serde_json::from_str(last.trim()).unwrap_or_default()
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.header("content-type") == Some("text/event-stream")
     }
 
     /// `200 fine {"a":1}`, `200 -32603 upstream_closed unknown`, `cut`; `as it came` where there is no message in it.

@@ -149,7 +149,11 @@ impl Conversation {
             }),
             Some("tools/list") => json!({ "tools": [{ "name": "t", "inputSchema": { "type": "object" } }] }),
             Some("tools/call") => return self.play(stream, self.turn(act, row), id).await,
-            Some("server/discover") => return bare(stream, "404 Not Found").await,
+            // It speaks both kinds of versions, and each path has one written down.
+            Some("server/discover") => json!({
+                "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {} },
+                "ttlMs": 0, "cacheScope": "private",
+            }),
             _ if verb == "GET" => {
                 let Act::Resumed(_, more) = act else { return bare(stream, "405 Method Not Allowed").await };
                 // The session's own stream names no event.

@@ -1,8 +1,9 @@
-//! The table: what the upstream says to `tools/call`, and what five clients see.
+//! The table: what the upstream says to `tools/call`, and what clients see on seven ways, three of them to a server of
+//! 2026-07-28.
 
 use super::gate::{Answer, Gate, RESULT_BYTES_MAX};
 use super::server::Act;
-use super::verdicts;
+use super::{verdicts, version_rules};
 
 const JSON: &str = "Content-Type: application/json\r\n";
 
@@ -222,6 +223,49 @@ fn streams() -> Vec<Row> {
     ]
 }
 
+/// What 2026-07-28 has no room for, or only for a client that asked: sessions know nothing of it.
+fn other_versions() -> Vec<Row> {
+    let result_of = |kind: &str, more: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{{id}},"result":{{"resultType":{kind}{more},"content":[],"structuredContent":{{"n":1}}}}}}"#
+        )
+    };
+    let typed = |name, kind, more| row(name, json(&result_of(kind, more)), FINE);
+    let told = |name, method: &str, params: &str| {
+        let note = event(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/{method}","params":{{{params}}}}}"#));
+        row(name, Act::Says(events(&(note + &event(&fine())))), FINE)
+    };
+    let position = "retry: 1\nid: 1\n\n: c\nid: 2\n";
+    // The pipe test of U56 has a whole handle: bridged clients get the task's outcome.
+    vec![
+        typed("U56 task without an id", r#""task""#, ""),
+        typed("U56 unknown", r#""later""#, ""),
+        typed("U56 number", "7", ""),
+        row(
+            "U56 twice",
+            json(&result_of(r#""complete","resultType":"task""#, r#","taskId":"theirs""#)),
+            ["200 -32603 upstream_malformed yes", "failed -32603 upstream_malformed yes", FINE[2]],
+        ),
+        typed("U56 another case", r#""complete","ResultType":"task""#, r#","taskId":"theirs""#),
+        typed("U56 asks nothing", r#""input_required""#, ""),
+        typed("U56 complete", r#""complete""#, ""),
+        row("U57 position", Act::Says(events(&(position.to_owned() + &event(&fine())))), FINE),
+        row(
+            "U57 position behind",
+            Act::Says(events(&format!("data: {}\nid: 3\nretry: 2\n\n", fine()))),
+            [FINE[0], FINE[1], "200 as it came"],
+        ),
+        told("U58 log", "message", r#""level":"emergency","data":"x""#),
+        told("U58 progress", "progress", r#""progressToken":"theirs","progress":1"#),
+        told("U58 list", "tools/list_changed", ""),
+        told("U58 resource", "resources/updated", r#""uri":"a:b""#),
+        told("U58 acknowledged", "subscriptions/acknowledged", r#""notifications":{}"#),
+        told("U58 cancelled", "cancelled", r#""requestId":7"#),
+        told("U58 task", "tasks/status", r#""taskId":"theirs","status":"working""#),
+        told("U58 unknown", "x", ""),
+    ]
+}
+
 fn floods() -> Vec<Row> {
     let progress: String = (0..10_000)
         .map(|n| event(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{{id}},"progress":{n}}}}}"#)))
@@ -252,15 +296,28 @@ struct Seen {
     piped: Answer,
     core_task: Answer,
     /// `None` where the act is one of a handshake, which 2026-07-28 has not.
-    stateless_pipe: Option<Answer>,
+    stateless: Option<SeenStateless>,
+}
+
+/// The same of a server of 2026-07-28.
+struct SeenStateless {
+    pipe: Answer,
+    task: String,
+    bridged: Answer,
+}
+
+impl SeenStateless {
+    async fn of(gate: &Gate, row: usize, act: &Act) -> Option<Self> {
+        if matches!(act, Act::AtHandshake(_)) {
+            return None;
+        }
+        let (pipe, task, bridged) = tokio::join!(gate.stateless_pipe(row), gate.stateless_task(row), gate.bridged(row));
+        Some(Self { pipe, task, bridged })
+    }
 }
 
 impl Seen {
     async fn of(gate: &Gate, row: usize, act: &Act) -> Self {
-        let stateless_pipe = async {
-            let has_handshake = matches!(act, Act::AtHandshake(_));
-            if has_handshake { None } else { Some(gate.stateless_pipe(row).await) }
-        };
         // One after the other where the upstream could not tell whose stream is taken up.
         if matches!(act, Act::Resumed(..)) {
             return Self {
@@ -268,12 +325,17 @@ impl Seen {
                 task: gate.task(row).await,
                 piped: gate.piped(row).await,
                 core_task: gate.core_task(row).await,
-                stateless_pipe: stateless_pipe.await,
+                stateless: SeenStateless::of(gate, row, act).await,
             };
         }
-        let (plain, task, piped, core_task, stateless_pipe) =
-            tokio::join!(gate.plain(row), gate.task(row), gate.piped(row), gate.core_task(row), stateless_pipe);
-        Self { plain, task, piped, core_task, stateless_pipe }
+        let (plain, task, piped, core_task, stateless) = tokio::join!(
+            gate.plain(row),
+            gate.task(row),
+            gate.piped(row),
+            gate.core_task(row),
+            SeenStateless::of(gate, row, act)
+        );
+        Self { plain, task, piped, core_task, stateless }
     }
 
     fn summaries(&self) -> Vec<(&'static str, String)> {
@@ -283,8 +345,20 @@ impl Seen {
             (verdicts::SESSION_PIPE, self.piped.summary()),
             ("core task", self.core_task.summary()),
         ];
-        all.extend(self.stateless_pipe.iter().map(|answer| (verdicts::STATELESS_PIPE, answer.summary())));
+        all.extend(self.stateless.iter().flat_map(|seen| {
+            [
+                (verdicts::STATELESS_PIPE, seen.pipe.summary()),
+                (verdicts::STATELESS_TASK, seen.task.clone()),
+                (verdicts::BRIDGE, seen.bridged.summary()),
+            ]
+        }));
         all
+    }
+
+    /// What clients of 2026-07-28 get, whatever the server is.
+    fn to_stateless_clients(&self) -> Vec<(&'static str, &Answer)> {
+        let pipe = self.stateless.iter().map(|seen| (verdicts::STATELESS_PIPE, &seen.pipe));
+        [("plain", &self.plain)].into_iter().chain(pipe).collect()
     }
 
     /// A call that reached the server may have run: it is sent again only where the server says that it does not know the
@@ -300,7 +374,8 @@ impl Seen {
     }
 
     fn check_headers(&self, name: &str) {
-        for answer in [&self.plain, &self.piped, &self.core_task].into_iter().chain(&self.stateless_pipe) {
+        let stateless = self.stateless.iter().flat_map(|seen| [&seen.pipe, &seen.bridged]);
+        for answer in [&self.plain, &self.piped, &self.core_task].into_iter().chain(stateless) {
             for field in
                 ["www-authenticate", "set-cookie", "server", "alt-svc", "access-control-allow-origin", "location"]
             {
@@ -325,6 +400,7 @@ async fn check(rows: Vec<Row>, deadline: &str) {
             }
         }
         wrong.extend(verdicts::differences(name, &summaries));
+        wrong.extend(version_rules::broken(name, &seen.to_stateless_clients()));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -357,6 +433,12 @@ async fn event_streams_that_go_wrong() {
 #[tokio::test]
 async fn event_streams_without_end() {
     check(endless_streams(), "4s").await;
+}
+
+/// U56, U57, U58: what a server of another version says, or one that does not keep to its own.
+#[tokio::test]
+async fn results_and_messages_of_other_versions() {
+    check(other_versions(), "1m").await;
 }
 
 /// U25: more progress than anybody wants.

@@ -1,7 +1,9 @@
-//! Edits responses of a server without sessions: states, tool lists, descriptions and some errors.
+//! Edits responses of a server without sessions: states, tool lists, descriptions, results of other types, some errors.
 //!
 //! Seals states, adds the gateway's changes to tool lists and the server's description, and replaces errors about the
-//! gateway's own request. Everything else is forwarded unchanged.
+//! gateway's own request. Holds the server to its version: results have a type that the client may get, and streams
+//! have no event ids, requests or notifications that the client did not ask for (U56, U57, U58). Everything else is
+//! forwarded unchanged.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -13,8 +15,11 @@ use hyper::body::Body as _;
 use super::about_us;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
+use crate::dialect::lifecycle::{names_required, with_required};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain;
+use crate::dialect::relay_ext_tasks::{StatelessResult, answered};
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, full_body};
@@ -33,7 +38,7 @@ use crate::wire::framing::{
     BodyPart, EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, SseEvent,
 };
 use crate::wire::{
-    Message, MessageText, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
+    Message, MessageText, Notification, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
 };
 
 /// The part of a response that is searched for questions: a response names them early, so one without a sign of them is
@@ -92,6 +97,8 @@ pub(super) struct AnswerEdits {
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metadata: StatelessRequest,
+    /// The notifications that a subscription wants; `None` for other requests.
+    pub(super) wishes: Option<SubscriptionFilter>,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
@@ -125,13 +132,17 @@ impl AnswerEdits {
             EditTarget::ItemList => self.tools.listed_in(&text).unwrap_or(text),
             EditTarget::Other => text,
         };
-        if !may_be_edited(&classifier) {
+        if !may_be_edited(&classifier) && (!classifier.is_answer_alone() || self.has_required(&text, &classifier)) {
             return text;
         }
-        let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
-        if !response.id.as_ref().is_some_and(|named| named.says(&self.id)) {
-            return text;
-        }
+        let response = match envelope::read(&text, ScanLimits::UPSTREAM) {
+            Ok(Message::Response(response)) if response.id.as_ref().is_some_and(|id| id.says(&self.id)) => response,
+            // Readers may differ about it: some may find a question or a handle.
+            Err(_) if classifier.may_ask() && classifier.id().is_none_or(|id| id.says(&self.id)) => {
+                return self.malformed(Executed::Yes);
+            }
+            Ok(_) | Err(_) => return text,
+        };
         if response.result.as_ref().is_some_and(asks) {
             self.server.asked_in_result();
         }
@@ -140,18 +151,48 @@ impl AnswerEdits {
                 Some(about_us) => envelope::error(Some(&self.id), &about_us),
                 None => text,
             },
-            (Ok(_), Some(result)) => match (self.unfit(result), self.sealed(result)) {
-                (Some(instead), _) => {
-                    let upstream = Arc::clone(&self.asker.upstream);
-                    metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
-                    envelope::error(Some(&self.id), &instead)
-                }
-                (None, None) => text,
-                (None, Some(Ok(sealed))) => envelope::result(&self.id, &sealed),
-                (None, Some(Err(fault))) => envelope::error(Some(&self.id), &gateway_error(&fault)),
+            (Ok(_), Some(result)) => match self.result(result) {
+                Ok(None) => text,
+                Ok(Some(edited)) => envelope::result(&self.id, &edited),
+                Err(instead) => envelope::error(Some(&self.id), &instead),
             },
-            (Ok(_), None) => text,
+            (Ok(_), None) => self.malformed(Executed::Yes),
         }
+    }
+
+    fn has_required(&self, text: &[u8], classifier: &MessageClassifier) -> bool {
+        classifier.is_complete() && names_required(&self.asker.method, text)
+    }
+
+    fn malformed(&self, executed: Executed) -> Bytes {
+        envelope::error(Some(&self.id), &malformed(executed))
+    }
+
+    /// The result for the client, if it is another one: as for a call that the gateway makes itself (UPC-09).
+    fn result(&self, result: &Object) -> Result<Option<Payload>, RpcError> {
+        if let Some(instead) = self.unfit(result) {
+            let upstream = Arc::clone(&self.asker.upstream);
+            metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
+            return Err(instead);
+        }
+        match answered(&self.asker.method, result.payload()) {
+            StatelessResult::Complete => Ok(with_required(&self.asker.method, result)),
+            StatelessResult::Round(round) if round.requests.is_some() || round.state.is_some() => {
+                self.sealed(result).transpose().map_err(|fault| gateway_error(&fault))
+            }
+            StatelessResult::Round(_) => Err(malformed(Executed::Unknown)),
+            StatelessResult::Misplaced if self.has_type_of_extension(result) => Ok(None),
+            StatelessResult::Task(_) | StatelessResult::Misplaced | StatelessResult::Malformed => {
+                Err(malformed(Executed::Yes))
+            }
+        }
+    }
+
+    /// Whether the type of a result may be of an extension that the client declared (MOD-11).
+    fn has_type_of_extension(&self, result: &Object) -> bool {
+        let kind = result.get_string("resultType");
+        self.metadata.declares_other_extensions()
+            && kind.is_some_and(|kind| !["task", "input_required"].contains(&kind.as_str()))
     }
 
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
@@ -202,19 +243,28 @@ impl AnswerEdits {
         })
     }
 
-    /// Whether a text may be taken for a server's own request: 2026-07-28 has none (MOD-18). Counts it.
+    /// Whether a message is not for the client: it may be taken for a server's own request, which 2026-07-28 does not
+    /// have (MOD-18), or is a notification that this request gets none of. Counts it.
     pub(super) fn is_stray(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> bool {
         if !classifier.may_be_request() {
             return false;
         }
-        let is_stray = match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Notification(_) | Message::Response(_)) => false,
-            Ok(Message::Request(_)) | Err(_) => true,
+        let reason = match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Response(_)) => return false,
+            Ok(Message::Notification(told)) if self.admits(&told) => return !self.tools.show(text),
+            Ok(Message::Notification(_)) => "stray_notification",
+            Ok(Message::Request(_)) | Err(_) => "stray_request",
         };
-        if is_stray {
-            metric::count_dropped(&self.asker.upstream, "stray_request");
+        metric::count_dropped(&self.asker.upstream, reason);
+        true
+    }
+
+    fn admits(&self, told: &Notification) -> bool {
+        let params = told.params.object();
+        match &self.wishes {
+            Some(wishes) => wishes.admits(&told.method, params),
+            None => self.metadata.admits(&told.method, params),
         }
-        is_stray
     }
 
     /// For a client without batches: of a batch only the response to its request.
@@ -232,11 +282,7 @@ impl AnswerEdits {
     /// Empty if the event is not for the client. Some clients take an event with any name for a message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
         let message = self.alone(ClassifiedMessage::of(Bytes::clone(&event.data)));
-        match event.is_message() {
-            _ if self.is_stray(&message) || !self.tools.show(&message.text) => Vec::new(),
-            true => vec![self.text(message).into()],
-            false => vec![event.data.clone()],
-        }
+        if self.is_stray(&message) { Vec::new() } else { vec![self.text(message).into()] }
     }
 
     fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
@@ -250,7 +296,7 @@ impl AnswerEdits {
 
 impl ResponseEdits for AnswerEdits {
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
-        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
+        let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
             // It yields each notification whole, and so each update of a resource (SEC-48).
@@ -294,8 +340,7 @@ impl ResponseEdits for AnswerEdits {
             // Breaks off if the response asks a question.
             let rest = watched(body, move |bytes| {
                 classifier.feed(bytes);
-                let asks = classifier.has_requests() || classifier.may_be_request();
-                if asks { Err(FramingError::AsksTooLate) } else { Ok(()) }
+                if classifier.may_ask() { Err(FramingError::AsksTooLate) } else { Ok(()) }
             });
             let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
             return Ok(OpenedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
@@ -319,9 +364,14 @@ enum QuestionFitness {
     Unfit,
 }
 
-/// Whether a message is an error, or a result that may have a question or a state.
+/// Whether a message is an error, or a result that may have a question, a state or another type.
 const fn may_be_edited(classifier: &MessageClassifier) -> bool {
-    !matches!(classifier.shows(), MessageClass::Harmless) || classifier.has_requests() || classifier.has_state()
+    let may_be_other = classifier.may_ask() && !classifier.has_method();
+    !matches!(classifier.shows(), MessageClass::Harmless) || classifier.has_state() || may_be_other
+}
+
+fn malformed(executed: Executed) -> RpcError {
+    gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, executed))
 }
 
 fn is_of_interest(text: &[u8]) -> bool {

@@ -1,0 +1,167 @@
+//! What a server of 2026-07-28 sends against its version does not reach its clients, and what they asked for does.
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Reply};
+use super::peers::{body, body_of, client, gate, post, request, server};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer};
+
+/// Asks for progress, and for log messages from `warning` on.
+const WANTS: &str = r#""progressToken":"p\u0041","io.modelcontextprotocol/logLevel":"warning""#;
+
+fn told(method: &str, params: &Value) -> String {
+    let message = json!({ "jsonrpc": "2.0", "method": format!("notifications/{method}"), "params": params });
+    format!("data: {message}\n\n")
+}
+
+/// A server that says this on the stream of each call or subscription, and answers it.
+async fn saying(events: Vec<String>) -> ScriptedServer {
+    server(move |seen: &SeenRequest| {
+        let is_asked = seen.is_call() || seen.rpc() == "subscriptions/listen";
+        is_asked.then(|| said(seen, &events))
+    })
+    .await
+}
+
+fn said(seen: &SeenRequest, messages: &[String]) -> ScriptedReply {
+    let (events, reply) = BodySender::open();
+    messages.iter().for_each(|message| events.raw(message.clone()));
+    events.result(seen, &json!({ "resultType": "complete", "content": [] }));
+    reply
+}
+
+/// The names of the notifications on a stream, with the text that tells them apart.
+fn names(text: &str) -> Vec<String> {
+    let messages = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let read = messages.map(|data| serde_json::from_str::<Value>(data).unwrap());
+    let name = |message: &Value| {
+        let params = &message["params"];
+        let mark = ["level", "uri", "progressToken"].into_iter().find_map(|key| params[key].as_str());
+        Some(format!("{} {}", message["method"].as_str()?.strip_prefix("notifications/")?, mark.unwrap_or_default()))
+    };
+    read.filter_map(|message| name(&message)).collect()
+}
+
+async fn ask(client: &Client, body: &str) -> String {
+    client.send(request(client, body)).await.text().await
+}
+
+/// U58, MOD-22, MOD-23, MOD-24, T-67.
+#[tokio::test]
+async fn u58_only_notifications_that_a_request_asked_for_come_on_its_stream() {
+    let events = vec![
+        told("progress", &json!({ "progressToken": "pA", "progress": 1 })),
+        told("progress", &json!({ "progressToken": "another", "progress": 1 })),
+        told("progress", &json!({ "progress": 1 })),
+        told("message", &json!({ "level": "error", "data": 1 })),
+        told("message", &json!({ "level": "info", "data": 1 })),
+        told("message", &json!({ "level": "loud", "data": 1 })),
+        told("tools/list_changed", &json!({})),
+        told("prompts/list_changed", &json!({})),
+        told("resources/updated", &json!({ "uri": "a:b/c" })),
+        told("resources/updated", &json!({ "uri": "x:y" })),
+        told("subscriptions/acknowledged", &json!({ "notifications": {} })),
+        told("cancelled", &json!({ "requestId": "ab" })),
+        told("tasks", &json!({ "taskId": "theirs", "status": "working" })),
+        told("tasks/status", &json!({ "taskId": "theirs", "status": "working" })),
+        told("x", &json!({})),
+    ];
+    let server = saying(events).await;
+    let gate = gate(&server).await;
+    let client = client(&gate);
+    let call = body("tools/call", r#""name":"t""#);
+    let wanting = call.replacen(r#""x":1.10"#, WANTS, 1);
+    assert_eq!(names(&ask(&client, &call).await), ["x "]);
+    assert_eq!(names(&ask(&client, &wanting).await), ["progress pA", "message error", "x "]);
+    let wanted = r#""notifications":{"toolsListChanged":true,"resourceSubscriptions":["a:b"]}"#;
+    let listen = body("subscriptions/listen", wanted);
+    assert_eq!(
+        names(&ask(&client, &listen).await),
+        ["tools/list_changed ", "resources/updated a:b/c", "subscriptions/acknowledged ", "x "]
+    );
+}
+
+/// U57, MOD-21.
+#[tokio::test]
+async fn u57_a_stream_has_no_positions_wherever_they_stand() {
+    let big = told("x", &json!({ "pad": "x".repeat(300 << 10) }));
+    let events = vec![
+        "retry: 1\nid: 1\n\n".to_owned(),
+        ": c\n\n".to_owned(),
+        format!("id: 2\nevent: message\nretry: 2\n{}", told("x", &json!({}))),
+        told("x", &json!({})).replace("\n\n", "\r\nid:3\r\nid\r\n\r\n"),
+        format!("id: 4\r{big}"),
+    ];
+    let server = saying(events).await;
+    let gate = gate(&server).await;
+    let text = ask(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
+    let fields: Vec<&str> = text.lines().filter_map(|line| line.split(':').next()).collect();
+    assert!(!fields.iter().any(|field| ["id", "retry"].contains(field)), "{fields:?}");
+    assert!(text.contains(": c\n") && text.matches("notifications/x").count() == 3, "{fields:?}");
+}
+
+async fn result_of(server: &ScriptedServer, capabilities: &str, method: &str, params: &str) -> Value {
+    let gate = gate(server).await;
+    let reply: Reply = post(&client(&gate), &body_of(method, capabilities, params)).await;
+    reply.json().await
+}
+
+/// U56, MOD-11, MOD-14, UPC-09, EXT-02.
+#[tokio::test]
+async fn u56_a_result_has_a_type_that_its_client_may_get() {
+    let other = r#"{"extensions":{"a/b":{}}}"#;
+    let tasks = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
+    let handle = json!({ "resultType": "task", "taskId": "theirs", "status": "working" });
+    let large = json!({ "content": [], "pad": "x".repeat(300 << 10), "resultType": "task" });
+    let rows = [
+        ("{}", json!({ "content": [] }), Some("complete")),
+        ("{}", json!({ "resultType": "complete" }), Some("complete")),
+        ("{}", handle.clone(), None),
+        (other, handle.clone(), None),
+        (tasks, handle, None),
+        ("{}", json!({ "resultType": "later" }), None),
+        (other, json!({ "resultType": "later" }), Some("later")),
+        (tasks, json!({ "resultType": "later" }), None),
+        ("{}", json!({ "ResultType": "task" }), None),
+        ("{}", json!({ "resultType": "input_required" }), None),
+    ];
+    for (capabilities, result, expected) in rows {
+        let said = result.clone();
+        let server = server(move |seen| seen.is_call().then(|| answer(seen, &said))).await;
+        let keys = "[upstreams.up.tasks]\nmode = \"never\"";
+        let gate = super::client::TestGateway::with(server.address, keys).await;
+        let answer = post(&client(&gate), &body_of("tools/call", capabilities, r#""name":"t""#)).await.json().await;
+        assert_eq!(answer["result"]["resultType"].as_str(), expected, "{capabilities} {result}: {answer}");
+        let data = &answer["error"]["data"];
+        assert_eq!(data["reason"] == "upstream_malformed", expected.is_none(), "{capabilities} {result}: {answer}");
+    }
+    // What its beginning hid is cut off, unless it came in one piece.
+    let server = server(move |seen| seen.is_call().then(|| answer(seen, &large))).await;
+    let gate = gate(&server).await;
+    let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
+    let shown = reply.try_text().await;
+    assert!(shown.as_ref().is_none_or(|text| text.contains("upstream_malformed")), "{shown:?}");
+}
+
+/// U56, MOD-14: what is cacheable says for how long and for whom, as the server said it or else not at all.
+#[tokio::test]
+async fn u56_a_cacheable_result_has_its_hints() {
+    for (hints, ttl, scope) in [
+        (json!({}), 0, "private"),
+        (json!({ "ttlMs": 5 }), 5, "private"),
+        (json!({ "cacheScope": "public" }), 0, "public"),
+    ] {
+        for method in ["resources/read", "prompts/list", "resources/list", "tools/list"] {
+            let mut result = json!({ "resultType": "complete", "contents": [], "tools": [] });
+            hints.as_object().unwrap().iter().for_each(|(key, value)| result[key] = value.clone());
+            let server = server(move |seen| (seen.rpc() == method).then(|| answer(seen, &result))).await;
+            let params = if method == "resources/read" { r#""uri":"a:b""# } else { "" };
+            let shown = result_of(&server, "{}", method, params).await;
+            assert_eq!(
+                (&shown["result"]["ttlMs"], &shown["result"]["cacheScope"]),
+                (&json!(ttl), &json!(scope)),
+                "{method} {hints}: {shown}"
+            );
+        }
+    }
+}

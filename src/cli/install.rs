@@ -18,7 +18,7 @@ use super::{refuse, say};
 use crate::console;
 use crate::own_command::{IS_RELEASED, OwnCommand};
 use changed_file::{CopyChange, ReadFile};
-use edit::{EditedServers, unwrap, wrap};
+use edit::{EditError, EditedServers, unwrap, wrap};
 use hosts::{HostFolders, KnownHost};
 use shape::{HostShape, ShapeError};
 
@@ -75,7 +75,8 @@ pub(super) fn uninstall(arguments: &InstallArguments) -> ExitCode {
         }
         let mut is_wrapped = false;
         for host in KnownHost::ALL {
-            let change = HostChange::new(host, arguments, &folders);
+            let mut change = HostChange::new(host, arguments, &folders);
+            change.shape = change.shape.of_all_projects();
             for file in host.files(&folders) {
                 match change.is_wrapped(&file) {
                     Ok(false) => (),
@@ -196,8 +197,15 @@ impl<'a> HostChange<'a> {
     fn uninstall(&self, path: &Path) -> Result<(), String> {
         let file = ReadFile::read(path)?;
         let copy = file.copy();
-        let shape = self.shape.of_all_projects();
-        let edited = unwrap(&file.text, &shape, self.servers, copy.as_deref()).map_err(at(path))?;
+        let others = self.wrapped_elsewhere(&file.text);
+        if !others.is_empty() {
+            let folders = others.join(", ");
+            say(format_args!("{}: servers of other projects stay wrapped: {folders}; run this there", path.display()));
+        }
+        let edited = match unwrap(&file.text, &self.shape, self.servers, copy.as_deref()) {
+            Err(EditError::Shape(ShapeError::NoServers(_))) if !others.is_empty() => return Ok(()),
+            edited => edited.map_err(at(path))?,
+        };
         if !self.is_agreed(&file, path, &edited, DIRECT)? {
             return Ok(());
         }
@@ -207,6 +215,16 @@ impl<'a> HostChange<'a> {
         say(format_args!("unwrapped {} in {}{state}", edited.changed.join(", "), path.display()));
         self.say_when();
         Ok(())
+    }
+
+    /// The folders of the projects that this change does not concern and that have wrapped servers.
+    fn wrapped_elsewhere(&self, text: &str) -> Vec<String> {
+        let servers = edit::servers(text, &self.shape.of_all_projects()).unwrap_or_default();
+        let wrapped = servers.into_iter().filter(|server| server.own.is_some());
+        let mut folders: Vec<_> = wrapped.filter_map(|server| server.project).collect();
+        folders.retain(|folder| !self.shape.projects.has(folder));
+        folders.dedup();
+        folders
     }
 
     /// Hosts read their files when they start, and some write them while they run.

@@ -227,6 +227,37 @@ fn servers_of_two_projects_go_back_to_the_first_bytes_from_any_folder() {
     }
 }
 
+#[test]
+fn b216_a_hosts_servers_are_unwrapped_where_install_wrapped_them_and_other_projects_are_named() {
+    let machine = Machine::new();
+    let projects = ["a", "b"].map(|name| machine.path(name));
+    projects.iter().for_each(|project| fs::create_dir(project).unwrap());
+    let projects = projects
+        .map(|project| format!("\"{}\": {{\"mcpServers\": {{\"db\": {{\"command\": \"d\"}}}}}}", project.display()));
+    let first = format!("{{\"projects\": {{{}}}}}", projects.join(", "));
+    let file = machine.put("home/.claude.json", &first);
+    let run = |folder, arguments: &[&str]| {
+        let output = machine.run_in(folder, Path::new(TASKGATE), arguments);
+        assert_eq!(output.status.code(), Some(0), "{folder} {arguments:?}: {}", text(&output.stderr));
+        machine.shown(&output)
+    };
+    run("a", &["install", "claude-code", "db", "--yes"]);
+    run("b", &["install", "claude-code", "db", "--yes"]);
+    let others = |name: &str| format!("servers of other projects stay wrapped: {}", machine.path(name).display());
+    for arguments in [&["uninstall", "claude-code", "db", "--yes"][..], &["uninstall", "claude-code", "--yes"]] {
+        let said = run("a", arguments);
+        assert!(said.contains("unwrapped db in ") && said.contains(&others("b")), "{said}");
+        assert!(run("b", &["install"]).contains("  wrapped db\n"));
+        let said = run("home", arguments);
+        assert!(!said.contains("unwrapped") && said.contains(&others("b")), "{said}");
+        run("a", &["install", "claude-code", "--yes"]);
+    }
+    run("a", &["uninstall", "claude-code", "--yes"]);
+    let said = run("b", &["uninstall", "claude-code", "--yes"]);
+    assert!(said.contains("as it was before") && !said.contains("other projects"), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+}
+
 /// The path that the link leads to is of one version.
 #[test]
 fn the_name_of_the_program_in_path_is_written_and_replaces_an_earlier_path() {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use url::{Host, Url};
 
-use super::shape::{BEARER, HostEntry, HostShape, KEY_VARIABLE, ShapeError, WrappedServer, WrappedTarget};
+use super::shape::{BEARER, HostEntry, HostShape, KEY_VARIABLE, ServerTable, ShapeError, WrappedServer, WrappedTarget};
 use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax};
 use crate::config::{ServerTarget, is_command_line};
 
@@ -158,6 +158,8 @@ pub(super) struct ListedServer {
     pub(super) name: String,
     /// The words that start this program, if the server is wrapped.
     pub(super) own: Option<Vec<String>>,
+    /// The folder of its project, where the file has the servers of several.
+    pub(super) project: Option<String>,
 }
 
 /// # Errors
@@ -166,7 +168,11 @@ pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<ListedServer>
     let root = LocatedNode::parse(body(text), shape.syntax)?;
     let listed = |entry: &HostEntry<'_>| {
         let own = |wrap| entry.words().into_iter().take(wrap).map(str::to_owned).collect();
-        ListedServer { name: entry.name.to_owned(), own: entry.wrapped().map(|wrapped| own(wrapped.wrap)) }
+        let project = match entry.table {
+            ServerTable::Listed(_) => None,
+            ServerTable::Project(folder) => Some(folder.to_owned()),
+        };
+        ListedServer { name: entry.name.to_owned(), own: entry.wrapped().map(|wrapped| own(wrapped.wrap)), project }
     };
     Ok(shape.entries(&root)?.iter().map(listed).collect())
 }

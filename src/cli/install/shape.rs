@@ -102,7 +102,7 @@ impl HostShape {
 }
 
 impl MeantProjects {
-    fn has(&self, folder: &str) -> bool {
+    pub(super) fn has(&self, folder: &str) -> bool {
         match self {
             Self::None => false,
             Self::One(meant) => meant == folder,

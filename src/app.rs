@@ -70,7 +70,7 @@ use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_
 use live_calls::LiveCalls;
 use operators::OperatorsView;
 pub use program::{ServedConfig, serve};
-use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
+use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedUpstream};
 pub use replica::ReplicaSetup;
 use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
@@ -109,6 +109,8 @@ pub struct Gateway {
     /// The configuration of the start, for settings that only a start can change.
     started: Config,
     current: Config,
+    /// The contents of the files that `current` names.
+    files: Fingerprint,
     readiness: Readiness,
     /// Ends the subscription streams of stateless clients.
     ending: CancellationToken,
@@ -190,7 +192,7 @@ impl Gateway {
     ) -> anyhow::Result<Self> {
         let StartParts { config, callers, metrics, scope, readiness, sockets } = parts;
         let OpenedStore { store, clock, shared } = opened;
-        let (started, current) = (config.clone(), config.clone());
+        let (started, current, files) = (config.clone(), config.clone(), reload::fingerprint_of_named(&config));
         let ending = CancellationToken::new();
         let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
         audit::begin(audit, &parts, &started, &readiness);
@@ -254,6 +256,7 @@ impl Gateway {
             gone: Vec::new(),
             started,
             current,
+            files,
             readiness,
             ending,
             drain_max,

@@ -121,9 +121,10 @@ impl StoreSettings {
         }
     }
 
-    /// The configuration key that shows a difference first.
-    const fn key_of_difference(&self) -> &'static str {
+    /// The configuration key that shows a difference from `started` first.
+    const fn key_of_difference(&self, started: &Self) -> &'static str {
         match self {
+            Self::Disk { .. } if matches!(started, Self::Disk { .. }) => "store.ephemeral",
             Self::Memory(_) | Self::Disk { .. } => "store.kind",
             Self::Postgres(_) => "store, replica",
         }
@@ -210,7 +211,7 @@ impl Config {
             ("metrics.address", started.metrics != self.metrics),
             ("store.path", started.folder != self.folder),
             ("audit", started.audit != self.audit),
-            (self.store.key_of_difference(), same_limits(started) != same_limits(self)),
+            (self.store.key_of_difference(&started.store), same_limits(started) != same_limits(self)),
         ]
         .into_iter()
         .filter_map(|(key, differs)| differs.then_some(key))
@@ -273,7 +274,7 @@ fn load_as(
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
-        Ok(text) => parse_as(purpose, &name, text, env, look),
+        Ok(text) => parse_as(purpose, FileName { name: &name, folder: folder_of(path) }, text, env, look),
         // The size first: the cut may split a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
         Err(error) => Err(refused(&name, Some(line_of_byte(&bytes, error.valid_up_to())), "is not UTF-8 text")),
@@ -282,12 +283,23 @@ fn load_as(
 
 /// Reads a configuration from its text. `name` is the file's name; its folder is the base of files of keys and variables.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
-    parse_as(FilePurpose::Listeners, name, text, env, &|_| Findings::default())
+    let file = FileName { name, folder: folder_of(Path::new(name)) };
+    parse_as(FilePurpose::Listeners, file, text, env, &|_| Findings::default())
+}
+
+/// A file's name in messages, and its folder, which need not be UTF-8 text.
+struct FileName<'a> {
+    name: &'a str,
+    folder: &'a Path,
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().unwrap_or_else(|| Path::new(""))
 }
 
 fn parse_as(
     purpose: FilePurpose,
-    name: &str,
+    FileName { name, folder }: FileName<'_>,
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
@@ -296,7 +308,6 @@ fn parse_as(
         return Err(too_large(name));
     }
     let (tree, broken) = DeTable::parse_recoverable(text);
-    let folder = Path::new(name).parent().unwrap_or_else(|| Path::new(""));
     let from_files: OnceCell<BTreeMap<String, String>> = OnceCell::new();
     let env = &|name: &str| from_files.get().and_then(|values| values.get(name).cloned()).or_else(|| env(name));
     let mut source = ConfigSource::new(text, env, MistakeCollector::new(name));

@@ -198,6 +198,8 @@ impl Gateway {
         let config = config.within(&self.started);
         check_reach(self.clients.local_addr(), &config)?;
         check_admin_reach(self.admin.local_addr(), &config)?;
+        // Before the files are read: a later change is another reload's.
+        let files = fingerprint_of_named(&config);
         let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
         let callers = token_keys::succeeding(callers, self.tokens.as_ref());
         let mut fresh = Vec::new();
@@ -251,7 +253,7 @@ impl Gateway {
         self.tokens = token_keys::keep_fresh(&callers, &self.parts.scope, &self.readiness);
         self.clients.replace(&config.listen, callers, routes);
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
-        changes.others = self.adopt(config);
+        changes.others = self.adopt(config, files);
         Ok(changes)
     }
 
@@ -293,10 +295,11 @@ impl Gateway {
         }
     }
 
-    /// Records the other settings in force; returns whether any changed.
-    fn adopt(&mut self, config: Config) -> bool {
+    /// Records the other settings in force; returns whether any, or a file that they name, changed.
+    fn adopt(&mut self, config: Config, files: Fingerprint) -> bool {
         let before = &self.current;
-        let is_new = before.listen != config.listen
+        let is_new = self.files != files
+            || before.listen != config.listen
             || before.auth != config.auth
             || before.admin.tokens != config.admin.tokens
             || before.store.limits() != config.store.limits()
@@ -304,7 +307,7 @@ impl Gateway {
             || before.principals != config.principals
             || before.access != config.access;
         self.drain_max = config.listen.drain_max;
-        self.current = config;
+        (self.current, self.files) = (config, files);
         is_new
     }
 }
@@ -346,7 +349,8 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }
 
-pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
+/// The files that the configuration names.
+fn named_files(config: &Config) -> Vec<&Path> {
     let clients = config.listen.client_certificates.iter().flat_map(|files| [Some(&files.ca), files.crl.as_ref()]);
     let clients = clients.flatten().map(PathBuf::as_path);
     let own = config.listen.tls.iter().flat_map(identity).chain(clients);
@@ -358,18 +362,19 @@ pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     });
     let further = config.further_files.iter().map(PathBuf::as_path);
     let theirs = config.upstreams.iter().flat_map(upstream_files);
-    std::iter::once(file)
-        .chain(own)
-        .chain(further)
-        .chain(keys)
-        .chain(key_sets)
-        .chain(theirs)
-        .map(Path::to_owned)
-        .collect()
+    own.chain(further).chain(keys).chain(key_sets).chain(theirs).collect()
+}
+
+pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
+    std::iter::once(file).chain(named_files(config)).map(Path::to_owned).collect()
 }
 
 pub(super) fn fingerprint(file: &Path, config: &Config) -> Fingerprint {
     fingerprint_all(files(file, config).iter().map(PathBuf::as_path))
+}
+
+pub(super) fn fingerprint_of_named(config: &Config) -> Fingerprint {
+    fingerprint_all(named_files(config).into_iter())
 }
 
 pub(super) fn fingerprint_of(file: &Path) -> Fingerprint {

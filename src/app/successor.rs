@@ -1,5 +1,6 @@
 //! Restarts a gateway in this process after its incarnation on a shared store has ended.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -20,26 +21,46 @@ use crate::task::{Clock as _, SystemClock};
 pub(super) struct Successor {
     started: Config,
     config: Config,
+    addresses: UsedAddresses,
     sockets: Arc<Sockets>,
     former: PriorIncarnation,
 }
 
-impl Successor {
-    pub(super) fn of(gateway: &Gateway, former: PriorIncarnation) -> Self {
-        let mut started = gateway.started.clone();
-        started.listen.address = gateway.address();
-        started.admin.address = gateway.admin_address();
-        started.metrics = gateway.metrics_address();
-        if let (StoreSettings::Postgres(database), Some(address)) = (&mut started.store, gateway.replica_address()) {
+/// The addresses at which the gateway listens. Those of its configuration may have port 0, or differ from passed sockets.
+#[derive(Clone, Copy, Debug)]
+struct UsedAddresses {
+    clients: SocketAddr,
+    admin: SocketAddr,
+    metrics: Option<SocketAddr>,
+    replicas: Option<SocketAddr>,
+}
+
+impl UsedAddresses {
+    fn write_into(self, config: &mut Config) {
+        (config.listen.address, config.admin.address, config.metrics) = (self.clients, self.admin, self.metrics);
+        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, self.replicas) {
             database.replica.address = Some(address);
         }
+    }
+}
+
+impl Successor {
+    pub(super) fn of(gateway: &Gateway, former: PriorIncarnation) -> Self {
+        let started = gateway.started.clone();
+        let addresses = UsedAddresses {
+            clients: gateway.address(),
+            admin: gateway.admin_address(),
+            metrics: gateway.metrics_address(),
+            replicas: gateway.replica_address(),
+        };
         let sockets = Sockets {
             clients: gateway.clients.socket(),
             admin: gateway.admin.socket(),
             metrics: gateway.metrics.as_ref().and_then(RunningListener::socket),
             replicas: gateway.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
         };
-        Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
+        let config = gateway.current.clone().within(&started);
+        Self { config, started, addresses, sockets: Arc::new(sockets), former }
     }
 
     /// Changes its configuration as [`Gateway::reload`] does, or nothing if that fails. The files that only a start
@@ -61,15 +82,20 @@ impl Successor {
         &self,
         metrics: &PrometheusHandle,
     ) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
-        let (config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
-        let former = self.former;
+        let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
+        let (started, current, former) = (self.started.clone(), config.clone(), self.former);
+        self.addresses.write_into(&mut config);
         async move {
             let mut reasons = RetryReasons::default();
             loop {
                 let source = StoreSource::ConfigAgain(former);
                 let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
                 let error = match Box::pin(start).await {
-                    Ok(gateway) => return Ok(gateway),
+                    // A reload compares addresses with those in the file of the first start.
+                    Ok(mut gateway) => {
+                        (gateway.started, gateway.current) = (started, current);
+                        return Ok(gateway);
+                    }
                     Err(error) => error,
                 };
                 let is_final =

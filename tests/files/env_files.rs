@@ -1,6 +1,8 @@
 //! Files of variables: their order of precedence, and each mistake with its file and line, and without a value.
 
+use std::ffi::OsStr;
 use std::fs::{self, Permissions};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -28,10 +30,13 @@ fn load(folder: &Path, env_files: &str, held: [&[u8]; 2], mode: u32) -> Result<L
 fn a_variable_of_a_file_comes_before_one_of_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let held: [&[u8]; 2] = [b"# one\n\nHOST=file\n", b"NAME=\"file\"\n"];
-    let loaded = load(folder.path(), r#"["a.env", "${FOLDER}/b.env"]"#, held, 0o600).unwrap();
-    assert_eq!(loaded.config.listen.allowed_hosts, ["file.one", "file.two", "environment"]);
-    let files = ["a.env", "sub/b.env"].map(|name| folder.path().join(name));
-    assert_eq!(loaded.config.further_files, files, "they are watched");
+    for name in [&b"plain"[..], b"not UTF-8: \xe9"] {
+        let folder = folder.path().join(OsStr::from_bytes(name));
+        let loaded = load(&folder, r#"["a.env", "${FOLDER}/b.env"]"#, held, 0o600).unwrap();
+        assert_eq!(loaded.config.listen.allowed_hosts, ["file.one", "file.two", "environment"]);
+        let files = ["a.env", "sub/b.env"].map(|name| folder.join(name));
+        assert_eq!(loaded.config.further_files, files, "they are watched");
+    }
 }
 
 #[test]

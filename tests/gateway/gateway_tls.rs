@@ -284,7 +284,8 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
 
     other.vouch(|_| ()).write(folder.path(), "server");
     let changes = gateway.reload(config()).unwrap();
-    assert_eq!((changes.kept, changes.opened, changes.retired), (1, 0, 0));
+    assert_eq!((changes.kept, changes.opened, changes.retired, changes.others), (1, 0, 0, true));
+    assert!(gateway.reload(config()).unwrap().is_none(), "nothing changed since");
     let shown = async {
         while !trusts(&gateway, &other).await {
             tokio::task::yield_now().await;

@@ -657,8 +657,12 @@ fn a_reload_takes_up_what_the_reference_says() {
         let started = if needed.is_empty() { &plain } else { &with_ca };
         let config = parse(&format!("{text}\n{needed}{upstream}"));
         assert_ne!(format!("{config:?}"), format!("{started:?}"), "{path} has no effect");
-        let expected = if config.need_restart(started).is_empty() { "reload" } else { "next start" };
+        let named = config.need_restart(started);
+        let expected = if named.is_empty() { "reload" } else { "next start" };
         assert_eq!(row.changes, expected, "{path}");
+        let mut names = named.iter().flat_map(|keys| keys.split(", "));
+        let is_named = names.any(|name| path == name || path.starts_with(&format!("{name}.")));
+        assert!(is_named || named.is_empty(), "{path} is told of as {named:?}");
         let in_force = if expected == "reload" { &config } else { started };
         assert_eq!(format!("{:?}", config.clone().within(started)), format!("{in_force:?}"), "{path}");
     }

@@ -226,3 +226,23 @@ async fn a_call_that_waits_hears_that_the_store_is_lost_and_the_gateway_ends_wit
     assert_eq!((&data["reason"], &data["executed"]), (&"store_lost".into(), &"unknown".into()), "{answer:?}");
     assert_eq!(program.ended().await, Some(74), "{}", program.log());
 }
+
+/// The configuration has port 0; the successor keeps the sockets.
+#[tokio::test]
+async fn b217_a_gateway_that_restarted_in_its_process_finds_no_address_changed_by_a_reload() {
+    let Some(database) = postgres::shared() else { return };
+    let worker = Worker::start().await;
+    let folder = Folder::new();
+    configured(&folder, (&database.url(), "readdressed"), "a", &worker);
+    let program = Program::serve(&folder).await;
+    until_ready_says(&program, "ready").await;
+    database.psql("UPDATE readdressed.tg_replica SET dead = true, died = now()");
+    program.says("restarted beside the other gateways", 1).await;
+    let file = folder.path().join("taskgate.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    folder.write_whole(&format!("{text}tasks.grace = \"7s\"\n"));
+    program.says("the configuration was read again", 1).await;
+    assert!(!program.log().contains("takes effect at the next start"), "{}", program.log());
+    let call = Call::new("tools/list", &json!({})).send(program.clients, "/up/mcp").await;
+    assert_eq!(call.status, 200, "{call:?}");
+}

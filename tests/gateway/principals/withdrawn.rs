@@ -337,7 +337,7 @@ async fn sec_62_a_question_of_a_running_call_is_not_answered_by_who_lost_its_too
 #[tokio::test]
 async fn sec_63_a_question_of_a_tool_whose_name_is_not_kept_is_answered_by_callers_with_all_tools_alone() {
     const ALL_BUT_ASK: &str = "[[auth.rules]]\ntools = [\"ask*\"]\nallow = false\n[[auth.rules]]\nallow = true\n";
-    let world = World::start("[[upstreams.up.tools]]\nmatch = \"ask*\"\nmode = \"never\"\n").await;
+    let mut world = World::start("[[upstreams.up.tools]]\nmatch = \"ask*\"\nmode = \"never\"\n").await;
     let session = asking_session(&world).await;
     let long = format!("ask{}", "k".repeat(1_100));
     for (rules, said) in [(ALL_BUT_ASK, "error"), ("", "result")] {

@@ -1,7 +1,7 @@
 //! Questions, hints and losses on the way of an upstream's own task.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Method;
@@ -283,7 +283,7 @@ async fn questions_of_a_lost_session_are_withdrawn() {
     let script = Script::new().on("tasks/get", [is("working")]);
     let (events, reply) = BodySender::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
-    let gone = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let gone = Arc::new(AtomicBool::new(false));
     let is_gone = Arc::clone(&gone);
     let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (script, reply, is_gone) = (script.clone(), Arc::clone(&reply), Arc::clone(&is_gone));
@@ -292,7 +292,7 @@ async fn questions_of_a_lost_session_are_withdrawn() {
                 return reply.lock().await.take();
             }
             let is_first = seen.header("mcp-session-id") == Some("s-1");
-            if is_first && is_gone.load(std::sync::atomic::Ordering::SeqCst) {
+            if is_first && is_gone.load(Ordering::SeqCst) {
                 return Some(status(404));
             }
             Some(script.polite(&seen, &world).await)
@@ -304,7 +304,7 @@ async fn questions_of_a_lost_session_are_withdrawn() {
     until_seen(&mut exchange, &server.world, 0, "tasks/get").await;
     events.message(&question(1, Some("u-1")));
     assert!(line(&next(&mut exchange).await).starts_with("asked 1"));
-    gone.store(true, std::sync::atomic::Ordering::SeqCst);
+    gone.store(true, Ordering::SeqCst);
     assert_eq!(line(&next(&mut exchange).await), "withdrawn 1");
 }
 

@@ -36,9 +36,7 @@ fn old() -> Value {
 /// T-10, EXT-63, T-65: in the shape that it had in the session, with what every result of the version has.
 #[tokio::test]
 async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_the_next_version() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (_stage, person, task) = ManualSetup::started().await;
     let named = json!({"taskId": task});
     let (status, read) = ask(&person.client, &old(), "tasks/get", &named).await;
     let mut shown = read["result"].clone();

@@ -54,9 +54,7 @@ async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
 /// L25-23, L25-67, T-33: all who wait get the outcome, whichever way they read.
 #[tokio::test]
 async fn l25_23_67_all_who_wait_are_released_by_the_end() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let waiting: Vec<_> = [BOTH, "application/json", "text/event-stream"]
         .into_iter()
@@ -90,9 +88,7 @@ async fn l25_23_67_all_who_wait_are_released_by_the_end() {
 /// L25-37 to L25-40, L25-67, T-06 to T-08.
 #[tokio::test]
 async fn l25_39_a_cancelled_task_is_so_at_once_for_good_and_for_all_who_wait() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let waiting = person.client.connections.spawn(person.result(4, &task));
     while !waiting.is_finished() {
@@ -135,9 +131,7 @@ async fn l25_41_an_unknown_task_is_not_found_by_any_method() {
 /// L25-64, T-27: a client that drops its stream, or all of them, cancels nothing.
 #[tokio::test]
 async fn l25_64_a_dropped_stream_cancels_nothing() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let waiting = person.client.connections.spawn(person.result(4, &task));
     while !waiting.is_finished() {
@@ -154,9 +148,7 @@ async fn l25_64_a_dropped_stream_cancels_nothing() {
 /// L25-55: those who wait for one task are bounded; the others are refused and may poll.
 #[tokio::test]
 async fn l25_55_waiters_of_one_task_are_bounded() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let mut waiting = tokio::task::JoinSet::new();
     for id in 0..65 {
@@ -177,9 +169,7 @@ async fn l25_55_waiters_of_one_task_are_bounded() {
 /// L25-63: polls are answered in JSON.
 #[tokio::test]
 async fn l25_63_a_poll_is_no_stream() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (_stage, person, task) = ManualSetup::started().await;
     let reply = person.request(3, "tasks/get", &json!({"taskId": task})).await;
     assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("application/json")));
 }

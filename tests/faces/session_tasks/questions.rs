@@ -27,9 +27,7 @@ async fn asked(person: &SessionUser, id: u32, task: &Value) -> (SessionMessages,
 /// L25-13 to L25-15, L25-27.
 #[tokio::test]
 async fn l25_13_14_15_a_question_comes_on_the_stream_of_whoever_waits() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     call.ask(&json!(0), ASK, &form());
     person.until(&task, "input_required").await;
@@ -79,9 +77,7 @@ async fn t_32_without_a_waiter_a_question_comes_on_the_sessions_own_stream() {
 /// T-32, T-33: a stream that dies unanswered gives its question to the next, under a new id.
 #[tokio::test]
 async fn t_32_a_question_whose_stream_died_is_put_again_under_a_new_id() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     call.ask(&json!(7), ASK, &form());
     person.until(&task, "input_required").await;
@@ -125,9 +121,7 @@ async fn t_32_a_question_follows_the_session_to_its_next_stream() {
 /// T-33: the newest waiter is asked.
 #[tokio::test]
 async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let log =
         |n: u32| json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": n}});
@@ -160,9 +154,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
 /// GW-17: what the upstream takes back, or a cancel ends, is taken back here.
 #[tokio::test]
 async fn questions_that_nobody_waits_for_are_taken_back() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     call.ask(&json!(0), ASK, &form());
     person.until(&task, "input_required").await;
@@ -182,9 +174,7 @@ async fn questions_that_nobody_waits_for_are_taken_back() {
 /// T-49, T-59: an address has an id; clients are not asked for tasks.
 #[tokio::test]
 async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let params = json!({"mode": "url", "message": "m", "url": "https://a.example/", "task": {"ttl": 1}});
     call.ask(&json!(0), ASK, &params);
@@ -214,9 +204,7 @@ async fn a_client_is_not_asked_what_it_did_not_declare() {
 /// B129: a response that is no answer to its question is taken, and is a refusal.
 #[tokio::test]
 async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let sampled = json!({"role": "assistant", "model": "m", "content": {"type": "text", "text": "t"}});
     let elicited = json!({"action": "accept", "content": {"n": 1}});

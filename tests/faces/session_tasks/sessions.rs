@@ -94,9 +94,7 @@ async fn refusals_of_tasks_and_answers_in_one_session_are_counted_together() {
 /// A question finds the client in whichever of its sessions it looks after the task.
 #[tokio::test]
 async fn a_question_goes_to_the_session_that_asked_last() {
-    let stage = ManualSetup::new().await;
-    let person = stage.person().await;
-    let task = person.start().await["taskId"].clone();
+    let (stage, _person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let other: SessionUser = stage.person().await;
     let mut own = other.listen().await;

@@ -87,6 +87,14 @@ impl ManualSetup {
         Self { gate, server, calls: Mutex::new(calls), gets: Mutex::new(gets) }
     }
 
+    /// A gateway, its client, and the id of a task that the client has started.
+    pub async fn started() -> (Self, SessionUser, Value) {
+        let stage = Self::new().await;
+        let person = stage.person().await;
+        let task = person.start().await["taskId"].clone();
+        (stage, person, task)
+    }
+
     /// The next call at the server.
     pub async fn call(&self) -> ArrivedRequest {
         in_time(async { self.calls.lock().await.recv().await.unwrap() }).await

@@ -107,14 +107,21 @@ fn every_client_is_served_in_front_of_a_server_with_tasks_of_its_own() {
     check(Program::FastMcp4Tasks, None);
 }
 
-// F52: tasks that the gateways make are polled at each in turn.
-support::rows! {
-    #[ignore = "takes minutes: part of `make peers`"]
-    every_client_is_served_by_two_gateways_in_turn: check(Program::FastMcp4, Some(BalancerMode::InTurn));
-    #[ignore = "takes minutes: part of `make peers`"]
-    every_client_is_served_by_two_gateways_in_turn_before_a_server_with_tasks_of_its_own:
-        check(Program::FastMcp4Tasks, Some(BalancerMode::InTurn));
-    #[ignore = "takes minutes: part of `make peers`"]
-    every_client_is_served_by_two_gateways_that_keep_its_connections:
-        check(Program::FastMcp4, Some(BalancerMode::Affine));
+/// F52: tasks that the gateways make are polled at each in turn.
+#[test]
+#[ignore = "takes minutes: part of `make peers`"]
+fn every_client_is_served_by_two_gateways_in_turn() {
+    check(Program::FastMcp4, Some(BalancerMode::InTurn));
+}
+
+#[test]
+#[ignore = "takes minutes: part of `make peers`"]
+fn every_client_is_served_by_two_gateways_in_turn_before_a_server_with_tasks_of_its_own() {
+    check(Program::FastMcp4Tasks, Some(BalancerMode::InTurn));
+}
+
+#[test]
+#[ignore = "takes minutes: part of `make peers`"]
+fn every_client_is_served_by_two_gateways_that_keep_its_connections() {
+    check(Program::FastMcp4, Some(BalancerMode::Affine));
 }

@@ -17,12 +17,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::call::{CallSpec, declared_questions};
 use super::retry_delays::RetryDelays;
-use super::runner::{self, RecoveryDecision, record, task_mode, verdict, without_credential};
+use super::runner::{
+    self, RecoveryAction, RecoveryDecision, RunnerCommands, record, task_mode, verdict, without_credential,
+};
 use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::{Reach, StoreError, StoredTask, WriteRole};
+use crate::store::{Reach, StoreError, StoredTask, WriteRole, needs_holder};
 use crate::task::reference::LoggedTask;
 use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy};
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
@@ -100,7 +102,7 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
     let rows = futures_util::stream::poll_fn(|context| waiting.poll_recv(context));
     let handled = rows.for_each_concurrent(AT_ONCE, |mut found| async move {
         let mut pauses = RETRIES;
-        while let RecoveryProgress::Again(left) = look(engine, origins, found, None).await {
+        while let RecoveryProgress::Again(left) = handle(engine, origins, found).await {
             tokio::time::sleep(pauses.take()).await;
             found = left;
         }
@@ -111,6 +113,7 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
 /// Claims and handles all rows; returns how many there were. Failed rows are retried at growing intervals, and delay no
 /// claim.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) -> usize {
+    let handle = |found| handle_or_queue(engine, origins, found, notices);
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
     let (mut seen, mut is_claim_failure_logged) = (0, false);
@@ -122,7 +125,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) ->
                 // Until each is handled: such a row is not without a runner, but waits for one.
                 engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
-                seen += look_at_all(engine, origins, rows, Some(notices), &mut left.rows).await;
+                seen += for_all(rows, handle, &mut left.rows).await;
                 left.begin_anew();
                 continue;
             }
@@ -142,7 +145,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) ->
         }
         tokio::time::sleep_until(left.due).await;
         let rows = left.take();
-        seen += look_at_all(engine, origins, rows, Some(notices), &mut left.rows).await;
+        seen += for_all(rows, handle, &mut left.rows).await;
     }
 }
 
@@ -152,7 +155,7 @@ async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskK
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
-    look_at_all(engine, origins, rows.into_iter().map(seen).collect(), None, &mut left).await;
+    for_all(rows.into_iter().map(seen).collect(), |found| handle(engine, origins, found), &mut left).await;
     let mut retried = engine.retried.lock();
     for row in left {
         retried.remove(&row.key);
@@ -221,42 +224,23 @@ impl RecoveryCandidate {
         }
     }
 
-    /// Releases the row, to retry it later.
-    fn put_back(mut self, engine: &Engine, error: &(dyn Error + 'static), what: &'static str) -> RecoveryProgress {
-        self.log(error, what);
-        engine.retried.lock().insert(self.key.clone());
-        engine.live.remove(&self.key);
-        RecoveryProgress::Again(self)
-    }
-
-    /// Releases the row for `notify_all`.
-    fn leave_to(self, place: mpsc::Permit<'_, Self>, engine: &Engine) -> RecoveryProgress {
-        engine.retried.lock().insert(self.key.clone());
-        let progress = self.release(engine);
-        place.send(self);
-        progress
-    }
-
-    fn release(&self, engine: &Engine) -> RecoveryProgress {
-        engine.live.remove(&self.key);
-        if self.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
-    }
-
     fn was_notified(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Notify)))
     }
 }
 
 /// Handles rows; returns how many were new and of an earlier process. Rows to retry are added to `left`.
-async fn look_at_all(
-    engine: &Arc<Engine>,
-    origins: &CallTargets,
+async fn for_all<F: Future<Output = RecoveryProgress>>(
     rows: Vec<RecoveryCandidate>,
-    notices: Option<&Notices>,
+    handle: impl Fn(RecoveryCandidate) -> F,
     left: &mut Vec<RecoveryCandidate>,
 ) -> usize {
     let mut looked = futures_util::stream::iter(rows)
-        .map(|found| async move { (found.was_seen, look(engine, origins, found, notices).await) })
+        .map(|found| {
+            let was_seen = found.was_seen;
+            let handled = handle(found);
+            async move { (was_seen, handled.await) }
+        })
         .buffer_unordered(AT_ONCE);
     let mut seen = 0;
     while let Some((was_seen, looked)) = looked.next().await {
@@ -296,101 +280,229 @@ fn decide(
     if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
 }
 
-/// Handles a row, or leaves it to `notices` if its upstream is notified.
-async fn look(
+/// Handles a row, and notifies its upstream.
+async fn handle(engine: &Arc<Engine>, origins: &CallTargets, found: RecoveryCandidate) -> RecoveryProgress {
+    let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
+    loop {
+        let done = match row.judge(origins).await {
+            Ok(work) => row.carry_out(work).await,
+            Err(end) => Err(end),
+        };
+        if let Err(end) = done {
+            return row.end(end);
+        }
+    }
+}
+
+/// Handles a row; one with an upstream to notify waits for that in `notices`, unless they are full.
+async fn handle_or_queue(
     engine: &Arc<Engine>,
     origins: &CallTargets,
-    mut found: RecoveryCandidate,
-    notices: Option<&Notices>,
+    found: RecoveryCandidate,
+    notices: &Notices,
 ) -> RecoveryProgress {
-    // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
-    // registered its call before the row existed.
-    let claim = engine.live.claim(&found.key);
-    engine.retried.lock().remove(&found.key);
-    let Some(commands) = claim else { return RecoveryProgress::NotOurs };
-    let mut commands = Some(commands);
-    for _ in 0..LOOKS_MAX {
-        let now = engine.clock.now();
-        let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
-            Ok(Some(StoredTask { task, .. })) => task,
-            Ok(None) => break,
-            Err(error) => return found.put_back(engine, &error, "a task of an earlier process could not be read"),
+    let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
+    loop {
+        let done = match row.judge(origins).await {
+            Ok(work) => match work.notified().and_then(|_| notices.try_reserve().ok()) {
+                Some(place) => return row.wait_in(place),
+                None => row.carry_out(work).await,
+            },
+            Err(end) => Err(end),
         };
-        match parent_of(engine, &task, now).await {
-            Ok(ParentState::None) => (),
+        if let Err(end) = done {
+            return row.end(end);
+        }
+    }
+}
+
+/// A row that no other runner of this process takes meanwhile.
+struct ClaimedRow<'a> {
+    engine: &'a Arc<Engine>,
+    found: RecoveryCandidate,
+    /// Answers and cancels since the claim, until its runner has them.
+    commands: Option<RunnerCommands>,
+    looks: usize,
+}
+
+/// What a row needs.
+struct RowWork {
+    task: Arc<Task>,
+    step: RowStep,
+    /// The upstream that the step notifies of a cancel.
+    notifies: Option<CallTarget>,
+}
+
+enum RowStep {
+    Run {
+        action: RecoveryAction,
+        target: CallTarget,
+        policy: ToolPolicy,
+        now: Timestamp,
+    },
+    Finish(RecoveryDecision),
+    /// A subtask without parent.
+    Remove,
+}
+
+/// Why nothing more is done for a row now.
+enum RowEnd {
+    /// It needs nothing, or others handle it.
+    Left,
+    HasRunner,
+    Failed(Box<dyn Error + Send + Sync>, &'static str),
+}
+
+impl RowEnd {
+    fn failed(error: impl Error + Send + Sync + 'static, what: &'static str) -> Self {
+        Self::Failed(Box::new(error), what)
+    }
+}
+
+impl RowWork {
+    fn notified(&self) -> Option<(&CallTarget, &Payload)> {
+        notifiable(self.notifies.as_ref(), &self.task)
+    }
+}
+
+impl<'a> ClaimedRow<'a> {
+    /// `None` if the row has a runner.
+    fn of(engine: &'a Arc<Engine>, found: RecoveryCandidate) -> Option<Self> {
+        // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
+        // registered its call before the row existed.
+        let claim = engine.live.claim(&found.key);
+        engine.retried.lock().remove(&found.key);
+        Some(Self { engine, found, commands: Some(claim?), looks: 0 })
+    }
+
+    /// Reads the row, and decides what it needs.
+    async fn judge(&mut self, origins: &CallTargets) -> Result<RowWork, RowEnd> {
+        let (engine, found) = (self.engine, &mut self.found);
+        if self.looks == LOOKS_MAX {
+            return Err(RowEnd::Left);
+        }
+        self.looks += 1;
+        let now = engine.clock.now();
+        let row = engine.store.load(&found.key, now).await;
+        let row = row.map_err(|error| RowEnd::failed(error, "a task of an earlier process could not be read"))?;
+        let task = row.filter(|row| is_ours(engine, row)).ok_or(RowEnd::Left)?.task;
+        let parent = parent_of(engine, &task, now).await;
+        match parent.map_err(|error| RowEnd::failed(error, "the parent of a subtask could not be read"))? {
+            ParentState::None => (),
             // Its parent resumes it.
-            Ok(ParentState::Unsettled) => break,
-            Ok(ParentState::Gone) => return remove_orphan(engine, origins, found, &task, notices).await,
-            Err(error) => return found.put_back(engine, &error, "the parent of a subtask could not be read"),
+            ParentState::Unsettled => return Err(RowEnd::Left),
+            ParentState::Gone => {
+                // A server's subtask continues there, together with its own subtasks. So does an element of a split call
+                // that could not become a task here: its exchange is part of the plain call (GW-33).
+                let notifies = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
+                return Ok(RowWork { task, step: RowStep::Remove, notifies });
+            }
         }
         if !found.was_seen {
             engine.count_in_flight(&task);
         }
-        let reach = origins.of(&task.origin);
-        let reach = reach.as_ref();
+        let target = origins.of(&task.origin);
         // A call that would now reach another tool is treated as a call of a removed upstream.
-        let policy = reach.filter(|reach| !reach.would_send_another(&task));
-        let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
+        let policy = target.as_ref().filter(|target| !target.would_send_another(&task));
+        let policy = policy.map(|target| target.settings.rules.policy_of(&task.origin.tool));
         let now = engine.time_of(&task, now);
-        let verdict = decide(engine, &task, reach, policy.as_ref(), now);
+        let verdict = decide(engine, &task, target.as_ref(), policy.as_ref(), now);
         if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {
             // The decision was stored after all.
             record(&before, &tried);
         }
         if verdict == RecoveryDecision::Leave {
-            break;
+            return Err(RowEnd::Left);
         }
         found.was_seen = true;
-        let notified = reach.filter(|_| !found.was_notified() && notifies(&verdict, &task));
-        if let Some(place) = place_to_notify(notices, notified, &task) {
-            return found.leave_to(place, engine);
-        }
-        failpoint::hit("recovering");
-        if let (RecoveryDecision::Run(action), Some(reach), Some(policy)) = (&verdict, reach, policy) {
-            record(&task, &verdict);
-            let native_task = task_mode(&task, &policy, now);
-            let mut spec = reach.restored_call(&task, policy, native_task);
-            spec.context.share = Some(engine.share_of(&spec));
-            if let Some(commands) = commands.take() {
-                let permit = engine.admission.take_again(&task.key.owner);
-                runner::take_up(engine, spec, task, commands, action.clone(), permit);
+        Ok(match (verdict, target, policy) {
+            (RecoveryDecision::Run(action), Some(target), Some(policy)) => {
+                RowWork { task, step: RowStep::Run { action, target, policy, now }, notifies: None }
             }
-            return RecoveryProgress::Done;
-        }
-        match finish(engine, notified, &task, &verdict).await {
-            Ok(true) => {
-                found.tried = None;
-                record(&task, &verdict);
+            (verdict, target, _) => {
+                let notifies = target.filter(|_| !found.was_notified() && notifies(&verdict, &task));
+                RowWork { task, step: RowStep::Finish(verdict), notifies }
             }
-            // Another writer changed it meanwhile: it is judged again.
-            Ok(false) => (),
-            Err(error) => {
-                found.tried = Some((task, verdict));
-                return found.put_back(engine, &error, "a task of an earlier process could not be settled");
-            }
-        }
+        })
     }
-    found.release(engine)
-}
 
-/// Removes a subtask without parent.
-async fn remove_orphan(
-    engine: &Engine,
-    origins: &CallTargets,
-    found: RecoveryCandidate,
-    task: &Task,
-    notices: Option<&Notices>,
-) -> RecoveryProgress {
-    // Cancels an element of a split call. A server's subtask is not cancelled, nor an element that lost its row in this
-    // process: its exchange still serves the plain call (GW-33).
-    let target = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
-    if let Some(place) = place_to_notify(notices, target.as_ref(), task) {
-        return found.leave_to(place, engine);
+    /// After `Ok` the row is judged again: it was changed here, or by another writer.
+    async fn carry_out(&mut self, work: RowWork) -> Result<(), RowEnd> {
+        let RowWork { task, step, notifies } = work;
+        match step {
+            RowStep::Run { action, target, policy, now } => {
+                failpoint::hit("recovering");
+                self.run(&target, task, policy, action, now);
+                Err(RowEnd::HasRunner)
+            }
+            RowStep::Finish(verdict) => {
+                failpoint::hit("recovering");
+                match finish(self.engine, notifies.as_ref(), &task, &verdict).await {
+                    Ok(true) => {
+                        self.found.tried = None;
+                        record(&task, &verdict);
+                        Ok(())
+                    }
+                    Ok(false) => Ok(()),
+                    Err(error) => {
+                        self.found.tried = Some((task, verdict));
+                        Err(RowEnd::failed(error, "a task of an earlier process could not be settled"))
+                    }
+                }
+            }
+            RowStep::Remove => {
+                notify_upstream(notifies.as_ref(), &task).await;
+                let removed = self.engine.store.remove(&self.found.key).await;
+                removed.map_err(|error| RowEnd::failed(error, "a subtask without parent was not removed"))?;
+                Err(RowEnd::Left)
+            }
+        }
     }
-    notify_upstream(target.as_ref(), task).await;
-    match engine.store.remove(&found.key).await {
-        Ok(()) => found.release(engine),
-        Err(error) => found.put_back(engine, &error, "a subtask without parent was not removed"),
+
+    fn run(
+        &mut self,
+        target: &CallTarget,
+        task: Arc<Task>,
+        policy: ToolPolicy,
+        action: RecoveryAction,
+        now: Timestamp,
+    ) {
+        let engine = self.engine;
+        record(&task, &RecoveryDecision::Run(action.clone()));
+        let native_task = task_mode(&task, &policy, now);
+        let mut spec = target.restored_call(&task, policy, native_task);
+        spec.context.share = Some(engine.share_of(&spec));
+        if let Some(commands) = self.commands.take() {
+            let permit = engine.admission.take_again(&task.key.owner);
+            runner::take_up(engine, spec, task, commands, action, permit);
+        }
+    }
+
+    fn end(mut self, end: RowEnd) -> RecoveryProgress {
+        match end {
+            RowEnd::Left => self.release(),
+            RowEnd::HasRunner => RecoveryProgress::Done,
+            // To be retried later.
+            RowEnd::Failed(error, what) => {
+                self.found.log(&*error, what);
+                self.engine.retried.lock().insert(self.found.key.clone());
+                self.engine.live.remove(&self.found.key);
+                RecoveryProgress::Again(self.found)
+            }
+        }
+    }
+
+    /// Releases the row for `notify_all`.
+    fn wait_in(self, place: mpsc::Permit<'_, RecoveryCandidate>) -> RecoveryProgress {
+        self.engine.retried.lock().insert(self.found.key.clone());
+        let progress = self.release();
+        place.send(self.found);
+        progress
+    }
+
+    fn release(&self) -> RecoveryProgress {
+        self.engine.live.remove(&self.found.key);
+        if self.found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
     }
 }
 
@@ -490,16 +602,6 @@ fn notifiable<'a>(reach: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a 
     Some((reach.filter(|reach| !lets_clients_in(Some(reach), task))?, position))
 }
 
-/// A permit of the `notices` channel, if the row's upstream must be notified and there is room.
-fn place_to_notify<'a>(
-    notices: Option<&'a Notices>,
-    reach: Option<&CallTarget>,
-    task: &Task,
-) -> Option<mpsc::Permit<'a, RecoveryCandidate>> {
-    notifiable(reach, task)?;
-    notices?.try_reserve().ok()
-}
-
 impl CallTarget {
     /// The params to send for a row; `None` where they would reach another tool than the call did.
     fn sendable(&self, task: &Task) -> Option<Payload> {
@@ -536,9 +638,9 @@ impl CallTarget {
     }
 }
 
-/// Resumes unsettled rows of this process that have no runner, until `stop` or a drain. Invariant: an unsettled row
-/// that this process holds has a runner, or its parent has one, or recovery retries it; else the task would be at work
-/// until its `ttl`. A row counts only if two consecutive looks find it, since one may fall between a runner's last
+/// Resumes rows of this process that have no runner, until `stop` or a drain. Invariant: a row that this process holds has a
+/// runner, or its parent has one, or recovery retries it; else the task would be at work until its `ttl`, or its server would
+/// not be notified of a cancel. A row counts only if two consecutive looks find it, since one may fall between a runner's last
 /// write and its end.
 pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
@@ -579,7 +681,7 @@ impl Engine {
         let mut found = BTreeSet::new();
         for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {
             let row = self.store.load(&key, self.clock.now()).await?;
-            let Some(task) = row.map(|row| row.task).filter(|task| !task.is_settled()) else { continue };
+            let Some(task) = row.map(|row| row.task).filter(|task| needs_holder(task)) else { continue };
             let parent = task.parent_key();
             if !parent.is_some_and(|parent| self.is_run(&parent)) && !self.is_run(&key) {
                 found.insert(key);

@@ -80,10 +80,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(super) use live_runners::LiveRunners;
+pub(super) use live_runners::{LiveRunners, RunnerCommands};
 pub(super) use resume::start as take_up;
 pub(super) use tree_sizes::TreeSizes;
-pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_credential};
+pub(super) use verdict::{RecoveryAction, RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, split};

@@ -362,7 +362,7 @@ impl TaskStore for DiskStore {
     }
 
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
-        Ok(self.resident.unsettled().into_iter().filter(|key| !self.earlier.is_left(key)).collect())
+        Ok(self.resident.with_work().into_iter().filter(|key| !self.earlier.is_left(key)).collect())
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

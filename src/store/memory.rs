@@ -261,9 +261,15 @@ impl TaskStore for MemoryStore {
             let shard = shard.lock();
             let is_held =
                 |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(self.holder));
-            keys.extend(shard.live.iter().map(|(_, key)| key).filter(is_held).cloned());
+            let with_work = shard.live.iter().map(|(_, key)| key).chain(&shard.with_effects);
+            keys.extend(with_work.filter(is_held).cloned());
         }
         Ok(keys)
+    }
+
+    async fn revisions(&self, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, StoreError> {
+        let revision = |key: &TaskKey| self.rows.shard(key).lock().rows.get(key).map(|row| row.stored.revision);
+        Ok(keys.iter().map(revision).collect())
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

@@ -438,6 +438,10 @@ impl TaskStore for PostgresStore {
         Ok(held)
     }
 
+    async fn revisions(&self, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, StoreError> {
+        self.lists.reader()?.read_unproven(async |link| lists::revisions(link, keys).await).await
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         hints::stream(self.state.hints.subscribe())
     }

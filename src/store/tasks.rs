@@ -347,7 +347,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// returns the rows that were claimed nevertheless, possibly with rows that this replica already held.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Returns the unsettled rows that this replica holds, without unclaimed ones.
+    /// Returns the rows that this replica holds, without unclaimed ones.
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError>;
 
     /// Hints may be lost, with or without a [`StoreHint::Missed`], so callers must also poll. Without other writers the
@@ -365,6 +365,12 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     /// Returns the tasks with this operator reference: one, rarely more. They may have expired.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+
+    /// Returns the revision of each row, read without its contents and without proof that it is durable. `None` for a missing
+    /// row, and for all rows where only this replica writes.
+    async fn revisions(&self, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, StoreError> {
+        Ok(vec![None; keys.len()])
+    }
 
     /// Returns the holder of each row, for operators of shared stores.
     async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {

@@ -173,8 +173,12 @@ pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpene
     let revision = row(&*store, &rows[0].key).await.revision;
     let cancelled = transition(rows[0].clone(), Event::CancelRequested, START).0;
     store.replace(revision, WriteRole::Command, &cancelled).await.unwrap();
+    assert_eq!(held(&*store).await, unsettled, "its upstream is to be notified");
+    let revision = row(&*store, &cancelled.key).await.revision;
+    let notified = transition(cancelled.clone(), Event::Notified, START).0;
+    store.replace(revision, WriteRole::Holder, &notified).await.unwrap();
     unsettled.remove(&cancelled.key);
-    assert_eq!(held(&*store).await, unsettled, "its upstream is to be notified, and it has settled");
+    assert_eq!(held(&*store).await, unsettled, "nothing is left to do");
     let later = kind.next_incarnation(store).await;
     assert_eq!(held(&*later).await, BTreeSet::new(), "no replica has claimed them");
     let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
@@ -253,11 +257,14 @@ pub(super) async fn incarnations_beside_each_other_see_what_the_other_writes(
     let seen = row(other, &made.key).await;
     assert_eq!((seen.holder, seen.revision), (Some(one.holder()), first));
     assert_eq!(held(other).await, BTreeSet::new());
+    let keys = [task("a", 9).key, made.key.clone()];
+    assert_eq!(other.revisions(&keys).await.unwrap(), [None, Some(first)]);
     assert!(matches!(other.insert(&made).await, Err(StoreError::Exists)));
     let changed = Task { status_message: Some(Arc::from("half")), ..made.clone() };
     let foreign = other.replace(first, WriteRole::Holder, &changed).await;
     assert!(matches!(foreign, Err(StoreError::Fenced)), "{foreign:?}");
     let second = other.replace(first, WriteRole::Command, &changed).await.unwrap();
+    assert_eq!(one.revisions(&keys).await.unwrap(), [None, Some(second)]);
     let stale = one.replace(first, WriteRole::Holder, &made).await;
     assert!(matches!(stale, Err(StoreError::Conflict)), "{stale:?}");
     let seen = row(one, &made.key).await;

@@ -311,8 +311,8 @@ impl ResidentRows {
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
     }
 
-    pub(super) fn unsettled(&self) -> Vec<TaskKey> {
-        self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
+    pub(super) fn with_work(&self) -> Vec<TaskKey> {
+        self.sums.lock().open.iter().cloned().collect()
     }
 
     pub(super) fn is_open(&self, key: &TaskKey) -> bool {

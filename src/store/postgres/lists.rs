@@ -7,7 +7,7 @@ use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
-use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision};
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
@@ -104,12 +104,24 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
 
 /// The holders of rows, in the order of the keys; `None` for a missing row.
 pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, Error> {
-    let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
-        LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
-        ORDER BY w.ord";
+    Ok(column(link, "holder", keys).await?.into_iter().map(|found| found.map(holder)).collect())
+}
+
+/// The revisions of rows, in the same way.
+pub(super) async fn revisions(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, Error> {
+    let revision = |number: i64| Revision(u64::try_from(number).unwrap_or_default());
+    Ok(column(link, "rev", keys).await?.into_iter().map(|found| found.map(revision)).collect())
+}
+
+async fn column(link: &mut ReaderLink, name: &str, keys: &[TaskKey]) -> Result<Vec<Option<i64>>, Error> {
+    let sql = format!(
+        "SELECT t.{name} FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
+        LEFT JOIN LATERAL (SELECT {name} FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
+        ORDER BY w.ord"
+    );
     let (ids, owners) = key_arrays(keys);
-    let rows = link.query(sql, &vec![&ids, &owners]).await?;
-    rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
+    let rows = link.query(&sql, &vec![&ids, &owners]).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 pub(super) async fn settled_bytes(link: &mut ReaderLink, key: &TaskKey) -> Result<Option<usize>, Error> {
@@ -136,9 +148,9 @@ pub(super) async fn referred(
     keys(link, "ref = $1 ORDER BY created LIMIT $2", &vec![&&reference.0[..], &number(limit)]).await
 }
 
-/// The unsettled rows of one incarnation. Uses the index of holders only.
+/// The rows of one incarnation. Uses the index of holders only.
 pub(super) async fn held(link: &mut ReaderLink, incarnation: Incarnation) -> Result<Vec<TaskKey>, Error> {
-    keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(incarnation)]).await
+    keys(link, "holder = $1", &vec![&holder_column(incarnation)]).await
 }
 
 pub(super) async fn overdue(link: &mut ReaderLink, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, Error> {

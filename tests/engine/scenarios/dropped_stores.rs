@@ -75,6 +75,7 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
         Box::pin(async { store.resolve_write(&task().key, NOW).await.map(drop) })
     }),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
+    ("revisions", Holds::Live, Holds::Live, |store| Box::pin(async { store.revisions(&[task().key]).await.map(drop) })),
     ("holders", Holds::Live, Holds::Live, |store| Box::pin(async { store.holders(&[task().key]).await.map(drop) })),
     ("find_reference", Holds::Live, Holds::Live, |store| {
         Box::pin(async { store.find_reference(ShortReference::of(&task().key), 2).await.map(drop) })

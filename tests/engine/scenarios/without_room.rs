@@ -158,6 +158,30 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     timeout(millis(10), looking.join_all()).await.expect("it ends");
 }
 
+/// L9: what is left to do for a settled task needs a runner, too.
+#[tokio::test(start_paused = true)]
+async fn f97_a_server_is_told_of_a_cancel_of_a_task_that_lost_its_runner() {
+    let world = World::with(rules(), Script::returns(seconds(5), "done").resumed(Resumes::Follows));
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(4)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::Refuses, 2);
+    tokio::time::sleep(seconds(2)).await;
+    assert!(world.send(&Ask::task("tasks/cancel", &id)).await.json().await["result"].is_object());
+    assert_eq!((world.get(&id).await["status"].as_str(), world.upstream.cancels()), (Some("cancelled"), 0));
+    assert_eq!(world.engine.rows_without_runner().await.unwrap().len(), 1);
+    let (engine, stop) = (std::sync::Arc::clone(&world.engine), world.ending.clone());
+    let mut looking = JoinSet::new();
+    looking.spawn(recovery::resume_rows_without_runner(engine, world.origins(), stop));
+    tokio::time::sleep(seconds(61)).await;
+    assert_eq!(world.upstream.cancels(), 1);
+    tokio::time::sleep(seconds(100)).await;
+    assert_eq!(world.upstream.cancels(), 1, "once");
+    world.every_row_is_run().await;
+    world.is_idle().await;
+    world.ending.cancel();
+    looking.join_all().await;
+}
+
 /// L9: of the rows that recovery took over, those that it has not looked at yet wait for it.
 #[tokio::test(start_paused = true)]
 async fn l9_rows_that_recovery_has_in_hand_are_not_without_a_runner() {

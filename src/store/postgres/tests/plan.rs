@@ -3,7 +3,7 @@
 use futures_util::future::try_join_all;
 
 use super::*;
-use crate::task::{Attempt, Event, transition};
+use crate::task::{Attempt, Event, TaskKey, transition};
 use crate::wire::Payload;
 
 const BATCH: u128 = 500;
@@ -59,6 +59,7 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     let revision = store.insert(&first).await.unwrap();
     store.replace(revision, WriteRole::Holder, &first).await.unwrap();
     store.load(&first.key, START).await.unwrap().unwrap();
+    store.revisions(std::slice::from_ref(&first.key)).await.unwrap();
     fill(server, &schema, 100_000);
     let tasks: Vec<Task> = (0..BATCH).map(|id| task("a", id)).collect();
     try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
@@ -72,9 +73,12 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     let written = settled_counts(server, &schema, "tg_task", &store).await;
     try_join_all(tasks.iter().map(|task| store.load(&task.key, START))).await.unwrap();
     let loaded = settled_counts(server, &schema, "tg_task", &store).await;
+    let keys: Vec<TaskKey> = tasks.iter().map(|task| task.key.clone()).collect();
+    assert!(store.revisions(&keys).await.unwrap().iter().all(Option::is_some));
+    let looked = settled_counts(server, &schema, "tg_task", &store).await;
     store.close().await;
     let batch = u64::try_from(BATCH).unwrap();
-    for (what, from, to) in [("written", before, written), ("loaded", written, loaded)] {
+    for (what, from, to) in [("written", before, written), ("loaded", written, loaded), ("looked", loaded, looked)] {
         let (index, table) = (to.0 - from.0, to.1 - from.1);
         println!("{what}: {index} rows by indexes, {table} others, {commits} transactions");
         assert!((batch..=3 * batch).contains(&index) && table == 0, "{what}: {index} by indexes, {table} others");

@@ -1,5 +1,6 @@
 //! Settles overdue tasks and removes expired ones, in batches.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,15 +18,44 @@ use crate::task::{Event, TaskKey};
 const BATCH: usize = 1_000;
 /// Tasks settled together, so that the store can merge their commits.
 const AT_ONCE: usize = 64;
+/// Tasks that could not be settled and that the next sweeps skip.
+const STUCK_MAX: usize = 10_000;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stuck = StuckTasks::default();
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        if let Err(error) = sweep(&engine).await {
+        if let Err(error) = sweep_beside(&engine, &mut stuck).await {
             tracing::warn!(error = %CauseChain(&error), "the sweep did not finish");
+        }
+    }
+}
+
+/// Overdue tasks that could not be settled. The oldest come first in each list, so that these would keep later ones out
+/// of it. They are tried again once all others were.
+#[derive(Debug, Default)]
+struct StuckTasks(BTreeSet<TaskKey>);
+
+impl StuckTasks {
+    /// How many overdue tasks must be read to find others.
+    fn limit(&self) -> usize {
+        BATCH + self.0.len()
+    }
+
+    /// The tasks to settle now, of the overdue ones that were read.
+    fn others(&self, mut overdue: Vec<TaskKey>) -> Vec<TaskKey> {
+        overdue.retain(|key| !self.0.contains(key));
+        overdue.truncate(BATCH);
+        overdue
+    }
+
+    /// After `tried` tasks were tried.
+    fn tried(&mut self, tried: usize) {
+        if tried < BATCH || self.0.len() + BATCH > STUCK_MAX {
+            self.0.clear();
         }
     }
 }
@@ -33,18 +63,26 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
 /// Settles overdue tasks as faults and removes expired ones, side by side; a task that cannot be settled delays no
 /// other. If the store fails, completed changes remain.
 pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
+    sweep_beside(engine, &mut StuckTasks::default()).await
+}
+
+async fn sweep_beside(engine: &Arc<Engine>, stuck: &mut StuckTasks) -> Result<(), TaskError> {
     let now = engine.clock.now();
     let (mut is_overdue, mut is_gone, mut failed) = (true, true, None);
     while is_overdue || is_gone {
-        let overdue = if is_overdue { engine.store.overdue(now, BATCH).await? } else { Vec::new() };
+        let overdue = if is_overdue { engine.store.overdue(now, stuck.limit()).await? } else { Vec::new() };
+        let overdue = stuck.others(overdue);
         let found = overdue.len();
         let ended = futures_util::stream::iter(overdue)
-            .map(|key| async move { expire(engine, &key).await })
+            .map(|key| async move { expire(engine, &key).await.map_err(|error| (key, error)) })
             .buffer_unordered(AT_ONCE)
             .fold((0, None), |(done, failed), one| {
                 std::future::ready(match one {
                     Ok(()) => (done + 1, failed),
-                    Err(error) => (done, failed.or(Some(error))),
+                    Err((key, error)) => {
+                        stuck.0.insert(key);
+                        (done, failed.or(Some(error)))
+                    }
                 })
             });
         crate::failpoint::hit("sweeping");
@@ -56,6 +94,9 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
         metrics::gauge!(metric::STORE_BYTES).set(usage.bytes as f64);
         metrics::gauge!(metric::STORE_BYTES_ABOVE).set(usage.bytes.saturating_sub(engine.store.bytes_max()) as f64);
         failed = failed.or(why);
+        if is_overdue {
+            stuck.tried(found);
+        }
         // Without progress, the next sweep tries again. The store decides how many rows it removes at a time.
         (is_overdue, is_gone) = (found >= BATCH && done > 0, freed > 0);
         tokio::task::yield_now().await;
@@ -70,6 +111,32 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         Err(error) => {
             tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an overdue task could not be settled");
             Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Principal, TaskId};
+
+    /// F98: each sweep reads the oldest ones first.
+    #[test]
+    fn f98_tasks_that_cannot_be_settled_keep_no_later_one_from_it() {
+        let key = |number: usize| TaskKey { owner: Principal::local(), id: TaskId::from_bits(number as u128) };
+        for later in [0, 1, BATCH - 1, BATCH, 3 * BATCH, STUCK_MAX - 2 * BATCH] {
+            let (mut stuck, mut tries) = (StuckTasks::default(), vec![0; later + 1]);
+            for _ in 0..4 * STUCK_MAX / BATCH {
+                let overdue = stuck.others((0..=later).map(key).take(stuck.limit()).collect());
+                for found in &overdue {
+                    tries[usize::try_from(found.id.bits()).unwrap()] += 1;
+                }
+                let tried = overdue.len();
+                stuck.0.extend(overdue);
+                stuck.tried(tried);
+                assert!(stuck.0.len() <= STUCK_MAX);
+            }
+            assert!(tries.iter().all(|tries| *tries > 1), "{later} before one: {tries:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Follows other replicas' writes to tasks that run here or have subscribers here.
 //!
-//! A hint names a changed row, and may be lost; so each second all these rows are read, too. The replica that made a
+//! A hint names a changed row, and may be lost; so each second the revisions of all these rows are read, too. The replica that made a
 //! change performs its effects; only local effects of the row's state are performed here.
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,9 +17,11 @@ use crate::store::{Reach, Revision, StoreHint, StoredTask};
 use crate::task::TaskKey;
 use crate::task::reference::LoggedTask;
 
-/// Interval at which all watched and running tasks are read, in addition to hints.
+/// Interval at which the revisions of all watched and running tasks are read, in addition to hints.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 64;
+/// Revisions of one query.
+const REVISIONS_MAX: usize = 512;
 
 /// Follows other replicas' writes until `stop`; returns at once in a store that is not shared.
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
@@ -50,7 +52,7 @@ async fn follow(engine: &Engine) {
     }
 }
 
-/// The revision of each row at the last read of all rows.
+/// The revision of each row at its last read.
 #[derive(Debug, Default)]
 struct SeenRevisions(HashMap<TaskKey, Revision>);
 
@@ -65,14 +67,28 @@ impl Engine {
         self.live.keys().into_iter().chain(self.watchers.keys()).collect()
     }
 
+    /// Reads the revisions of all rows, and the rows whose revision is new.
     async fn look_at_all(&self, keys: BTreeSet<TaskKey>, seen: &SeenRevisions) -> SeenRevisions {
-        let mut looks = stream::iter(keys)
+        let keys: Vec<TaskKey> = keys.into_iter().collect();
+        let (mut changed, mut found) = (Vec::new(), HashMap::new());
+        for keys in keys.chunks(REVISIONS_MAX) {
+            let revisions = self.store.revisions(keys).await.unwrap_or_else(|error| {
+                tracing::debug!(error = %CauseChain(&error), "revisions of tasks that others may have changed could not be read");
+                keys.iter().map(|key| seen.0.get(key).copied()).collect()
+            });
+            for (key, revision) in keys.iter().zip(revisions) {
+                match revision.filter(|revision| seen.0.get(key) == Some(revision)) {
+                    Some(unchanged) => drop(found.insert(key.clone(), unchanged)),
+                    None => changed.push(key.clone()),
+                }
+            }
+        }
+        let mut looks = stream::iter(changed)
             .map(|key| async move {
                 let revision = self.look_elsewhere(&key, seen).await;
                 (key, revision)
             })
             .buffer_unordered(AT_ONCE);
-        let mut found = HashMap::new();
         while let Some((key, revision)) = looks.next().await {
             found.extend(revision.map(|revision| (key, revision)));
         }

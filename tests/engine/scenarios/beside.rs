@@ -94,6 +94,21 @@ async fn f84_a_cancel_at_one_gateway_ends_the_wait_of_a_call_at_another() {
     }
 }
 
+/// F99: the look of each second reads revisions; what a record holds, such as stored arguments, is read after a change alone.
+#[tokio::test(start_paused = true)]
+async fn f99_a_running_task_is_read_again_only_after_a_change() {
+    let (one, other, id) = pair(Script::silent(), true).await;
+    tokio::time::sleep(seconds(5)).await;
+    let loaded = || [&one, &other].map(|world| world.store.loaded());
+    let before = loaded();
+    tokio::time::sleep(seconds(100)).await;
+    assert_eq!(loaded(), before);
+    assert!(other.send(&Ask::task("tasks/cancel", &id)).await.json().await["result"].is_object());
+    timeout(seconds(5), one.upstream.sees(&Saw::Cancel(0))).await.expect("it is told");
+    assert!(loaded()[0] > before[0]);
+    one.is_idle().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
     for is_deaf in [false, true] {

@@ -143,6 +143,7 @@ store_while_living! {
         limit: usize, now: Timestamp) -> SummaryPage;
     living resolve_write(key: &TaskKey, now: Timestamp) -> Option<StoredTask>;
     living claim(limit: usize, upstreams: &[Arc<str>]) -> Vec<TaskKey>;
+    living revisions(keys: &[TaskKey]) -> Vec<Option<Revision>>;
     living held() -> Vec<TaskKey>;
     living find_idempotent(owner: &Principal, key: &Digest, now: Timestamp) -> Option<StoredTask>;
     living survey(after: Option<NewestCursor>, limit: usize, now: Timestamp) -> SummaryPage<NewestCursor>;

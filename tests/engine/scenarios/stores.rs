@@ -51,6 +51,7 @@ pub(crate) struct GatedStore {
     pub(crate) stuck: Mutex<Option<TaskKey>>,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
+    loaded: AtomicUsize,
 }
 
 /// Of a row that nobody has written since it was inserted.
@@ -88,6 +89,7 @@ impl GatedStore {
             stuck: Mutex::default(),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
+            loaded: AtomicUsize::new(0),
         })
     }
 
@@ -179,6 +181,11 @@ impl GatedStore {
     pub(crate) fn replaced(&self) -> usize {
         self.replaced.load(Ordering::Relaxed)
     }
+
+    /// Whole rows that were read.
+    pub(crate) fn loaded(&self) -> usize {
+        self.loaded.load(Ordering::Relaxed)
+    }
 }
 
 #[async_trait]
@@ -196,7 +203,12 @@ impl TaskStore for GatedStore {
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        self.loaded.fetch_add(1, Ordering::Relaxed);
         self.with(Method::Load, self.inner().load(key, now)).await
+    }
+
+    async fn revisions(&self, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, StoreError> {
+        self.with(Method::Page, self.inner().revisions(keys)).await
     }
 
     async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError> {

@@ -59,6 +59,7 @@ pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
 pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
 pub const AUDIT_RECORDS: &str = "taskgate_audit_records_total";
 pub const AUDIT_LOST: &str = "taskgate_audit_lost_total";
+pub const LOG_LINES_LOST: &str = "taskgate_log_lines_lost_total";
 pub const LISTENERS: &str = "taskgate_listen_streams";
 pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";

@@ -3,6 +3,7 @@
 mod escaped_output;
 mod families;
 mod json_lines;
+mod line_queue;
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -10,12 +11,14 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
+use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
 use crate::{console, metric};
 use escaped_output::EscapedOutput;
 use json_lines::JsonLines;
+use line_queue::LineQueue;
 
 /// The environment variable with the log filter, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
@@ -47,7 +50,8 @@ pub enum TelemetryError {
 
 /// Installs the log, always to standard error, and a panic hook that writes to it. Lines are text on a terminal and JSON objects elsewhere;
 /// in the latter, a peer's text stays inside its string, line ends included (B160). `filter` holds unless the environment has another.
-pub fn install_logs(filter: &str) -> Result<(), TelemetryError> {
+/// The process keeps the guard to its end: lines that wait are written when it is dropped.
+pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
     let directives = std::env::var(LOG_FILTER).unwrap_or_default();
@@ -55,7 +59,8 @@ pub fn install_logs(filter: &str) -> Result<(), TelemetryError> {
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
-    let output = || EscapedOutput(io::stderr());
+    let (lines, guard) = LineQueue::start(io::stderr());
+    let output = move || EscapedOutput(lines.clone());
     // The subscriber reports a failed write with eprintln!, which panics if standard error cannot be written.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
     let log = log.with_env_filter(filter).with_writer(output).with_ansi(has_colours);
@@ -69,7 +74,7 @@ pub fn install_logs(filter: &str) -> Result<(), TelemetryError> {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(place, "panic");
     }));
-    Ok(())
+    Ok(guard)
 }
 
 /// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.

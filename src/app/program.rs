@@ -69,7 +69,7 @@ impl ServedConfig {
 /// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
 /// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(served.log_filter())?;
+    let _log = telemetry::install_logs(served.log_filter())?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());

@@ -48,7 +48,7 @@ const PAGE: usize = 100;
 /// a store is printed and ends with the exit code of [`super::serve`]; a missing program ends with
 /// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(telemetry::INFORMATION)?;
+    let _log = telemetry::install_logs(telemetry::INFORMATION)?;
     let read = PreparedConfig::new(loaded);
     let missing = files::missing_programs(&read.config).count();
     if missing == read.config.upstreams.len()

@@ -51,7 +51,7 @@ const fn histogram(name: &'static str, unit: Unit, text: &'static str, first: Fi
 }
 
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] follow.
-pub(super) const FAMILIES: [MetricFamily; 54] = [
+pub(super) const FAMILIES: [MetricFamily; 55] = [
     gauge(metric::BUILD_INFO, Unit::Count, "Always 1, by version of the program", Elsewhere),
     counter(metric::HTTP_REQUESTS, "Responses sent, by listener and status", Elsewhere),
     counter(
@@ -148,6 +148,7 @@ pub(super) const FAMILIES: [MetricFamily; 54] = [
     counter(metric::ENDPOINT_ABSENCES, "Responses of a combined endpoint that lacked an upstream", Upstream(&[])),
     counter(metric::AUDIT_RECORDS, "Lines written to the audit file", Process(&[])),
     counter(metric::AUDIT_LOST, "Audit records dropped because the file did not take them", Process(&[])),
+    counter(metric::LOG_LINES_LOST, "Log lines dropped because standard error was not read", Process(&[])),
     gauge(metric::LISTENERS, Unit::Count, "Open subscriptions/listen streams, by upstream", Upstream(&[])),
     counter(metric::LISTENERS_REFUSED, "subscriptions/listen refused because too many are open", Upstream(&[])),
     gauge(metric::SSE_STREAMS, Unit::Count, "Open streams of HTTP+SSE towards clients, by upstream", Upstream(&[])),

@@ -92,9 +92,9 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
     if let Err(why) = check_variables(&env) {
         return Ok(refuse(why));
     }
-    if std::env::var_os(telemetry::LOG_FILTER).is_some() {
-        telemetry::install_logs(telemetry::INFORMATION).context("cannot log")?;
-    }
+    let is_logged = std::env::var_os(telemetry::LOG_FILTER).is_some();
+    let log = is_logged.then(|| telemetry::install_logs(telemetry::INFORMATION));
+    let _log = log.transpose().context("cannot log")?;
     let probe = ProbeCommand { target, call, env, timeout, ca, authorization, headers };
     match probed(&probe).await {
         Ok(report) => {

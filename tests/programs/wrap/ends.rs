@@ -1,9 +1,11 @@
 //! How it ends, and what is left.
 
 use std::fs;
+use std::io::{self, PipeWriter};
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
@@ -171,7 +173,7 @@ async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
     let error = host.answer(1).await["error"].take();
     assert_eq!((&error["data"]["exitStatus"], &error["data"]["executed"]), (&json!(127), &json!("no")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("127"), "{error}");
-    assert!(host.log().contains(&format!("{script} cannot be started")), "{}", host.log());
+    host.until_it_says(&format!("{script} cannot be started")).await;
     host.leave();
     assert!(host.ended().await.0.success(), "the host hears of it from its calls");
     // One that ends by itself before it has said anything.
@@ -180,6 +182,30 @@ async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
         json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "h", "version": "1" } });
     host.ask(1, "initialize", params).await;
     assert_eq!(host.answer(1).await["error"]["data"]["exitStatus"], 3);
+}
+
+/// The ends of tasks are logged, more than a pipe holds, and nobody reads it, as in a host that shows no log.
+#[tokio::test]
+async fn f96_a_host_that_does_not_read_the_log_gets_its_answers_and_its_end() {
+    let (_unread, log) = io::pipe().unwrap();
+    let mut host = Host::tracing_to(&["--mode", "always"], log.try_clone().unwrap().into());
+    let mut after_it_is_full = 0;
+    for id in 1.. {
+        let result = host.result(id, "tools/call", alone(greet(), true)).await;
+        assert!(result["taskId"].is_string(), "{result}");
+        after_it_is_full += usize::from(is_full(&log));
+        if after_it_is_full == 100 {
+            break;
+        }
+    }
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0));
+    host.until_nothing_is_left().await;
+}
+
+fn is_full(pipe: &PipeWriter) -> bool {
+    let mut ends = [PollFd::new(pipe, PollFlags::OUT)];
+    rustix::event::poll(&mut ends, Some(&Timespec::default())).unwrap() == 0
 }
 
 #[tokio::test]

@@ -130,9 +130,9 @@ async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
         let answer = host.answer(id).await;
         let words = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(words.contains(&format!("The server {name} is not available")) && words.contains(why), "{answer}");
-        assert!(host.log().contains(why), "{}", host.log());
+        host.until_it_says(why).await;
     }
-    assert!(host.log().contains("key `upstreams.secret.auth.authorization`"), "{}", host.log());
+    host.until_it_says("key `upstreams.secret.auth.authorization`").await;
     host.leave();
     assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
 }
@@ -257,7 +257,7 @@ async fn a_host_is_told_of_what_it_is_not_served() {
     let file = HostFile::new(&configuration);
     let mut host = file.host();
     host.initialize().await;
-    assert!(host.log().contains("key `upstreams.two`: is in no endpoint"), "{}", host.log());
+    host.until_it_says("key `upstreams.two`: is in no endpoint").await;
     host.leave();
     assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
 }

@@ -48,10 +48,19 @@ impl Host {
 
     pub(crate) fn with(options: &[&str], wrapped: &[String], env: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let log = fs::File::create(dir.path().join("log")).unwrap();
+        Self::launch(options, wrapped, env, dir, log.into())
+    }
+
+    /// One that writes all log lines to this output, and not into its folder.
+    pub(crate) fn tracing_to(options: &[&str], log: Stdio) -> Self {
+        Self::launch(options, &demo(), &[("TASKGATE_LOG", "trace")], tempfile::tempdir().unwrap(), log)
+    }
+
+    fn launch(options: &[&str], wrapped: &[String], env: &[(&str, &str)], dir: TempDir, log: Stdio) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
         command.env_remove("TASKGATE_LOG").envs(env.iter().copied()).env("MARK", dir.path());
         command.arg("wrap").args(options).args(wrapped);
-        let log = fs::File::create(dir.path().join("log")).unwrap();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let (to, from) = (child.stdin.take(), child.stdout.take().map(BufReader::new));

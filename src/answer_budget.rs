@@ -189,8 +189,9 @@ pub struct AnswerPermit {
     bytes: usize,
     excess: Excess,
     request: Option<AnswerRequest>,
-    /// The length of the message when it last grew by [`FREE_BYTES`], and when that was.
-    grown: Option<(usize, Instant)>,
+    /// The length of the message in [`FREE_BYTES`], and when it last changed.
+    length: u32,
+    grown: Option<Instant>,
 }
 
 impl Default for AnswerBudget {
@@ -366,7 +367,8 @@ impl AnswerShare {
         }
         // Boxed: few responses wait, and all have this future.
         Box::pin(self.wait(held, missing(held, bytes))).await?;
-        held.grown = Some((bytes, Instant::now()));
+        held.grown = None;
+        held.note_growth(bytes);
         Ok(())
     }
 
@@ -400,8 +402,8 @@ impl AnswerShare {
     pub fn grow_now(&self, held: &mut AnswerPermit, bytes: usize) -> bool {
         let more = missing(held, bytes);
         let is_granted = more == 0 || self.take_now(held, more).is_ok();
-        if is_granted && held.bytes > 0 && held.grown.is_none_or(|(before, _)| bytes.abs_diff(before) >= FREE_BYTES) {
-            held.grown = Some((bytes, Instant::now()));
+        if is_granted {
+            held.note_growth(bytes);
         }
         is_granted
     }
@@ -490,12 +492,19 @@ const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
 impl AnswerPermit {
     fn new(budget: &AnswerBudget, owner: &Principal, bytes: usize, excess: Excess, request: AnswerRequest) -> Self {
         let held = Some((budget.clone(), owner.clone()));
-        Self { held, bytes, excess, request: Some(request), grown: None }
+        Self { held, bytes, excess, request: Some(request), length: 0, grown: None }
+    }
+
+    fn note_growth(&mut self, bytes: usize) {
+        let length = u32::try_from(bytes / FREE_BYTES).unwrap_or(u32::MAX);
+        if self.bytes > 0 && (self.grown.is_none() || self.length != length) {
+            (self.length, self.grown) = (length, Some(Instant::now()));
+        }
     }
 
     /// When more of an incomplete message must have come, if no deadline limits its reading; `None` without bytes.
     pub fn more_by(&self) -> Option<Instant> {
-        self.grown.map(|(_, at)| at + INCOMPLETE_MAX)
+        self.grown.map(|grown| grown + INCOMPLETE_MAX)
     }
 
     fn merge(&mut self, mut other: Self) {

@@ -250,11 +250,6 @@ fn other_versions() -> Vec<Row> {
         typed("U56 asks nothing", r#""input_required""#, ""),
         typed("U56 complete", r#""complete""#, ""),
         row("U57 position", Act::Says(events(&(position.to_owned() + &event(&fine())))), FINE),
-        row(
-            "U57 position behind",
-            Act::Says(events(&format!("data: {}\nid: 3\nretry: 2\n\n", fine()))),
-            [FINE[0], FINE[1], "200 as it came"],
-        ),
         told("U58 log", "message", r#""level":"emergency","data":"x""#),
         told("U58 progress", "progress", r#""progressToken":"theirs","progress":1"#),
         told("U58 list", "tools/list_changed", ""),

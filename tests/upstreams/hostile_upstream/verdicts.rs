@@ -33,7 +33,7 @@ const ERA_DIFFERENCES: [EraDifference; 8] = [
     EraDifference { row: "U56 asks nothing", stateless: NO_MCP, reason: TYPED },
 ];
 
-const DIFFERENCES: [Difference; 19] = [
+const DIFFERENCES: [Difference; 18] = [
     Difference::new("U07 truncated", RAW, RAW, VALUE),
     Difference::new("U07 no JSON", RAW, RAW, VALUE),
     Difference::new("U08 neither", RAW, RAW, VALUE),
@@ -50,7 +50,6 @@ const DIFFERENCES: [Difference; 19] = [
     Difference::new("U22 cut", CUT, CUT, BEGUN),
     Difference::new("U22, U23 resumed", RAW, CLOSED, RESUMED),
     Difference::new("U56 twice", ANSWER, NO_MCP, VALUE),
-    Difference::new("U57 position behind", RAW, ANSWER, EVENTS),
     Difference::new("U04", "upstream_session_lost", "upstream_http_status", SESSION),
     Difference::new("U04 nobody's error", "upstream_session_lost", "error", SESSION),
 ];

@@ -337,9 +337,14 @@ async fn sec_62_a_question_of_a_running_call_is_not_answered_by_who_lost_its_too
 #[tokio::test]
 async fn sec_63_a_question_of_a_tool_whose_name_is_not_kept_is_answered_by_callers_with_all_tools_alone() {
     const ALL_BUT_ASK: &str = "[[auth.rules]]\ntools = [\"ask*\"]\nallow = false\n[[auth.rules]]\nallow = true\n";
-    let mut world = World::start("[[upstreams.up.tools]]\nmatch = \"ask*\"\nmode = \"never\"\n").await;
-    let session = asking_session(&world).await;
     let long = format!("ask{}", "k".repeat(1_100));
+    let tools = json!({ "tools": [{ "name": long, "inputSchema": {} }] });
+    let server = ScriptedServer::slow(move |seen: SeenRequest, world: Arc<ScriptedState>| {
+        let listed = (seen.rpc() == "tools/list").then(|| answer(&seen, &tools));
+        async move { if listed.is_some() { listed } else { Some(act(&seen, &world).await) } }
+    });
+    let mut world = World::before(server.await, "[[upstreams.up.tools]]\nmatch = \"ask*\"\nmode = \"never\"\n").await;
+    let session = asking_session(&world).await;
     for (rules, said) in [(ALL_BUT_ASK, "error"), ("", "result")] {
         world.gate.reload_with(|config| config.access = access(RULES)).unwrap();
         let (question, _stream) = asked(&world, &session, &long).await;

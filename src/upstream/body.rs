@@ -8,7 +8,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Buf as _;
+use bytes::{Buf as _, Bytes};
 use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep_until};
@@ -53,6 +53,9 @@ fn edited(
     }
 }
 
+/// Stands for a part that its client does not get: the server has shown that it lives.
+const LEFT_OUT: BodyPart = BodyPart::Bytes(Bytes::new());
+
 struct EditedBody<E> {
     parts: GatedBody<RawBody>,
     edit: E,
@@ -73,6 +76,9 @@ impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E>
                 Some(Ok(GatedPart::Through(part))) => return Poll::Ready(Some(Ok(Frame::data(part)))),
                 Some(Ok(GatedPart::Event(event))) => {
                     this.ready.extend(edited(event, this.parts.share.as_ref(), &this.edit));
+                    if this.ready.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(LEFT_OUT))));
+                    }
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
@@ -167,7 +173,11 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     fn take(&mut self, part: BodyPart) -> Result<(), FramingError> {
         match part {
             BodyPart::Bytes(bytes) => {
-                for output in self.gate.feed(&bytes)? {
+                let outputs = self.gate.feed(&bytes)?;
+                if outputs.is_empty() && self.gate.held() == 0 {
+                    self.ready.push_back(GatedPart::Through(LEFT_OUT));
+                }
+                for output in outputs {
                     self.ready.push_back(match output {
                         GateOutput::Through(bytes) => GatedPart::Through(BodyPart::Bytes(bytes)),
                         GateOutput::Event(bytes) => {
@@ -179,7 +189,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
             BodyPart::Event(event) => match self.gate.judge(&event)? {
                 EventVerdict::Passes => self.ready.push_back(GatedPart::Through(BodyPart::Event(event))),
                 EventVerdict::Held => self.ready.push_back(GatedPart::Event(BodyPart::Event(event))),
-                EventVerdict::Withheld => (),
+                EventVerdict::Withheld => self.ready.push_back(GatedPart::Through(LEFT_OUT)),
             },
         }
         if self.gate.held() <= FREE_BYTES {

@@ -236,7 +236,10 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     fn broke(&mut self, error: io::Error) -> Result<Frame<BodyPart>, io::Error> {
-        if self.events.is_some() && !self.can_be_taken_up() {
+        // Behind a response that is too large to be recognised, an error would be a second response.
+        let may_be_answered = self.call.as_ref().is_some_and(AnsweredRequest::may_end_unanswered)
+            && self.tail.as_ref().is_some_and(|tail| tail.is_lost);
+        if self.events.is_some() && !self.can_be_taken_up() && !may_be_answered {
             return self.end_with(&fault_in(&error));
         }
         if let Some(call) = self.call.as_ref().filter(|_| self.events.is_none()) {
@@ -302,6 +305,19 @@ impl<C: AnsweredRequest> PipeBody<C> {
         None
     }
 
+    /// The next part of the response. Each part counts as activity, also one that was left out and is therefore empty.
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        loop {
+            let polled = Pin::new(&mut self.source).poll_frame(cx);
+            let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
+            self.last_frame = Instant::now();
+            self.call.iter().for_each(C::record_activity);
+            if frame.data_ref().is_none_or(|part| part.len() > 0) {
+                return polled;
+            }
+        }
+    }
+
     /// Notes the end of a JSON body, which may not be polled again.
     fn note_last_frame(&self) {
         if let Some(call) = self.call.as_ref().filter(|_| self.events.is_none() && self.source.is_end_stream()) {
@@ -362,10 +378,8 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
         if this.is_over {
             return Poll::Ready(None);
         }
-        match Pin::new(&mut this.source).poll_frame(cx) {
+        match this.poll_part(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                this.last_frame = Instant::now();
-                this.call.iter().for_each(C::record_activity);
                 let frame = this.watched(frame);
                 this.note_last_frame();
                 return Poll::Ready(Some(Ok(frame)));

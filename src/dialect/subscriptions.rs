@@ -161,11 +161,13 @@ impl SubscriptionFilter {
         ListKind::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
     }
 
-    /// Whether the stream of its request may have a notification: what is wanted, and unknown ones (MOD-24).
+    /// Whether a subscription's stream may carry this notification: one of a requested kind, or one that the gateway does not
+    /// know (MOD-24). Servers may spell a resource in another way than their client, or name a part of it.
     pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
         match name {
             method::LISTEN_ACKNOWLEDGED => true,
             method::PROGRESS | method::LOG_MESSAGE => false,
+            method::RESOURCE_UPDATED => self.resources.as_ref().is_some_and(|uris| !uris.is_empty()),
             _ => self.want(name, params) || !is_reserved(name),
         }
     }

@@ -25,6 +25,11 @@ pub struct Object {
 }
 
 impl Object {
+    pub fn empty() -> Self {
+        let located = LocatedMembers { base: 0, place: ObjectPlace::Root, members: Arc::default() };
+        Self { text: Payload::empty_object(), located }
+    }
+
     /// Locates the members of a payload; `None` if it is no object. One walk, unless the message's scan located them.
     pub fn of(payload: &Payload) -> Option<Self> {
         let located = match payload.members() {

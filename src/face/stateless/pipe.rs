@@ -42,8 +42,6 @@ use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcE
 
 /// A client's time to answer a question.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
-/// A larger request is freed once it is sent: what is kept of it is copied.
-const KEPT_BODY_BYTES_MAX: usize = 16 << 10;
 
 /// Methods that are not of 2026-07-28, or not a server's: no upstream is asked.
 const GONE: [&str; 7] = [
@@ -68,7 +66,11 @@ impl StatelessFace {
             upstream: Arc::clone(self.served.upstream.name()),
             principal: request.caller.principal.clone(),
             method: request.message.method.clone(),
-            params: request.params.clone(),
+            // Other methods have no state to bind, and their streams may be long.
+            params: match method::may_ask(request.method) {
+                true => request.params.clone(),
+                false => Object::empty(),
+            },
         };
         let state = match returned_state(&self.served, &request, &asker) {
             Ok(state) => state,
@@ -114,10 +116,8 @@ impl StatelessFace {
             server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
-            metadata: match is_subscription || request.body.len() > KEPT_BODY_BYTES_MAX {
-                true => request.metadata.detached(),
-                false => request.metadata.clone(),
-            },
+            // A subscription's stream keeps no part of the request's body.
+            metadata: if is_subscription { request.metadata.detached() } else { request.metadata.clone() },
             wishes,
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         });

@@ -87,7 +87,13 @@ async fn u58_a_subscription_has_the_notifications_that_it_wants() {
     let wanted = r#""notifications":{"toolsListChanged":true,"resourceSubscriptions":["a:b"]}"#;
     assert_eq!(
         names(&ask(&client(&gate), &body("subscriptions/listen", wanted)).await),
-        ["tools/list_changed ", "resources/updated a:b/c", "subscriptions/acknowledged ", "x "]
+        [
+            "tools/list_changed ",
+            "resources/updated a:b/c",
+            "resources/updated x:y",
+            "subscriptions/acknowledged ",
+            "x "
+        ]
     );
 }
 

@@ -54,7 +54,7 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// After this time an introduction decides about no request any more: a server may have been replaced by a newer one.
+/// How long an introduction proves to a client without a session that a server lacks a capability: it may be replaced.
 const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -100,9 +100,10 @@ impl KnownMember {
         self.summary.read().as_ref().map(|(summary, _)| Arc::clone(summary))
     }
 
-    /// Whether its server surely does not declare `tools`, `prompts` or `resources`.
-    fn lacks(&self, capability: &str) -> bool {
-        self.fresh_summary().is_some_and(|summary| !summary.has(capability))
+    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps what it began with.
+    fn lacks(&self, capability: &str, client: &EndpointClient) -> bool {
+        let summary = if client.session.is_some() { self.last_summary() } else { self.fresh_summary() };
+        summary.is_some_and(|summary| !summary.has(capability))
     }
 
     fn fresh_summary(&self) -> Option<Arc<ServerSummary>> {

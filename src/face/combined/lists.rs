@@ -234,7 +234,7 @@ impl CombinedUpstreams {
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
         // Some servers have tools without declaring a capability.
-        if list != MergedList::Tools && self.members[at].lacks(capability(list)) {
+        if list != MergedList::Tools && self.members[at].lacks(capability(list), client) {
             return Ok(Vec::new());
         }
         match self.in_time(at, ANSWER_MAX, self.pages_of(client, list, at)).await {

@@ -180,7 +180,7 @@ impl CombinedUpstreams {
         if let Some(at) = self.template_owner(client, uri).await {
             return RequestTarget::Member(at, None);
         }
-        let may_have = |at: &usize| !self.members[*at].lacks("resources");
+        let may_have = |at: &usize| !self.members[*at].lacks("resources", client);
         match self.members_for(client.caller()).filter(may_have).collect::<Vec<_>>() {
             none if none.is_empty() => RequestTarget::Member(self.any_open(client), None),
             some => RequestTarget::Unlisted(some),

@@ -236,14 +236,16 @@ impl HttpCall {
 
     pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
         let session = self.home.renew(lost, &self.forwarded).await?;
-        let current = self.session();
-        if !Arc::ptr_eq(&current, lost) {
-            // Another request of the call was first: its questions are of the new session.
-            return Ok(current);
+        {
+            let mut current = self.session.lock();
+            if !Arc::ptr_eq(&current, lost) {
+                // Another request of the call was first: its questions are of the new session.
+                return Ok(Arc::clone(&current));
+            }
+            current.calls.leave(&self.call);
+            session.calls.enter(&self.call);
+            *current = Arc::clone(&session);
         }
-        self.leave();
-        session.calls.enter(&self.call);
-        *self.session.lock() = Arc::clone(&session);
         for ask in self.call.forget_questions() {
             self.call.tell(ExchangeEvent::Withdrawn { ask }).await;
         }

@@ -8,6 +8,7 @@ mod lease;
 mod memory;
 mod stream;
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -323,7 +324,7 @@ impl OwnSessions {
         let (allowed, postponed) = subscriptions.into_iter().partition(|uri| access.has_resource(uri));
         self.remembered(session).postpone(postponed);
         let telling = self.tell_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
-        // The request that renews the session is behind this.
+        // The request that found the session lost waits for this.
         match tokio::time::timeout(END_MAX, telling).await {
             Ok(Ok(Some(told))) => told.map(|()| binding),
             Ok(Ok(None) | Err(_)) | Err(_) => Ok(binding),
@@ -335,8 +336,8 @@ impl OwnSessions {
         if *binding == session.opened.binding {
             return;
         }
-        let access = || self.access.tools_of(&session.caller, self.channel.name());
-        let due = self.memory(session).map(|memory| memory.take_postponed(|uri| access().has_resource(uri)));
+        let access = LazyCell::new(|| self.access.tools_of(&session.caller, self.channel.name()));
+        let due = self.memory(session).map(|memory| memory.take_postponed(|uri| access.has_resource(uri)));
         if let Some(subscriptions) = due.filter(|due| !due.is_empty()) {
             drop(self.tell_preferences(session, binding, SessionPreferences { level: None, subscriptions }));
         }

@@ -117,9 +117,12 @@ impl SessionMemory {
         self.facts.lock().postponed = subscriptions;
     }
 
-    /// Takes the postponed subscriptions that fit.
+    /// Takes the postponed subscriptions that fit. None during a renewal: the session that they are for is not known yet.
     pub(super) fn take_postponed(&self, fits: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let mut facts = self.facts.lock();
+        if facts.renewal.is_some() || facts.postponed.is_empty() {
+            return BTreeSet::new();
+        }
         let (taken, left) = std::mem::take(&mut facts.postponed).into_iter().partition(|uri| fits(uri));
         facts.postponed = left;
         taken
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
     use crate::task::{Executed, Reason};
 
-    /// The server refused it while nobody waited; the next request is another try.
+    /// A renewal fails after its waiters have left; the next request tries again.
     #[tokio::test]
     async fn u68_a_renewal_that_failed_without_waiters_is_not_the_next_requests() {
         let (memory, tracker) = (Arc::new(SessionMemory::default()), TaskTracker::new());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -33,7 +33,8 @@ pub(super) struct ReaderPool {
     idle: Mutex<Vec<Connection>>,
     points: Arc<Semaphore>,
     lists: Arc<Semaphore>,
-    /// Locked by the only direct read, so a disk that hangs holds up one thread of the runtime. The others take its tasks over.
+    /// Locked by the only direct read, so a disk that hangs holds up one thread of the runtime, and one task more at most. The
+    /// other threads take its other tasks over.
     direct: Mutex<DirectReads>,
 }
 
@@ -52,11 +53,11 @@ impl ReaderPool {
     pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        F: Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        match self.read_directly(read) {
-            Ok(found) => found,
-            Err(read) => self.read_in(&self.points, read).await,
+        match self.read_directly(&read) {
+            Some(found) => found,
+            None => self.read_in(&self.points, read).await,
         }
     }
 
@@ -68,24 +69,25 @@ impl ReaderPool {
         self.read_in(&self.lists, read).await
     }
 
-    /// Returns `read` if it may not run on this thread.
-    fn read_directly<T, F>(&self, read: F) -> Result<Result<T, StoreError>, F>
-    where
-        F: FnOnce(&Connection) -> rusqlite::Result<T>,
-    {
-        let Some(mut direct) = self.direct.try_lock() else { return Err(read) };
+    /// `None` if the read may not run on this thread, or would have to wait for a lock of the file.
+    fn read_directly<T>(&self, read: impl Fn(&Connection) -> rusqlite::Result<T>) -> Option<Result<T, StoreError>> {
+        let mut direct = self.direct.try_lock()?;
         let begun = Instant::now();
         if !direct.may_begin(begun) {
-            return Err(read);
+            return None;
         }
-        let Some(conn) = self.idle.lock().pop() else { return Err(read) };
-        let found = read(&conn).map_err(failed);
+        let conn = self.idle.lock().pop()?;
+        let found = without_waiting(&conn, read);
         direct.ended(begun, Instant::now());
         drop(direct);
-        if found.is_ok() {
-            self.give_back(conn);
+        match found {
+            Ok(found) => {
+                self.give_back(conn);
+                Some(Ok(found))
+            }
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
+            Err(error) => Some(Err(failed(error))),
         }
-        Ok(found)
     }
 
     async fn read_in<T, F>(self: &Arc<Self>, permits: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
@@ -119,6 +121,13 @@ impl ReaderPool {
         self.lists.close();
         self.idle.lock().clear();
     }
+}
+
+fn without_waiting<T>(conn: &Connection, read: impl Fn(&Connection) -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    conn.busy_timeout(Duration::ZERO)?;
+    let found = read(conn)?;
+    conn.busy_timeout(schema::BUSY_MAX)?;
+    Ok(found)
 }
 
 /// Whether the next read of a single task runs on the thread of its request.
@@ -186,12 +195,12 @@ mod tests {
         pool.direct.lock().paused_until = None;
         let here = thread::current().id();
         let found = pool.read_directly(|_| Ok(thread::current().id()));
-        assert!(matches!(found, Ok(Ok(thread)) if thread == here));
+        assert!(matches!(found, Some(Ok(thread)) if thread == here));
         pool.direct.lock().paused_until = Some(Instant::now() + Duration::from_secs(600));
         assert_ne!(thread_of_read(&pool).await, thread::current().id());
         pool.direct.lock().paused_until = None;
         let direct = pool.direct.lock();
-        assert!(pool.read_directly(|_| Ok(())).is_err(), "a second direct read at once");
+        assert!(pool.read_directly(|_| Ok(())).is_none(), "a second direct read at once");
         drop(direct);
         pool.close();
         assert!(pool.read(|_| Ok(())).await.is_err(), "a read of a closed store");
@@ -212,7 +221,23 @@ mod tests {
         let pool = pool(&folder);
         pool.idle.lock().push(schema::open_reader(&pool.path).unwrap());
         let failing = pool.read_directly(|conn| conn.execute_batch("SELECT missing"));
-        assert!(matches!(failing, Ok(Err(_))));
+        assert!(matches!(failing, Some(Err(_))));
         assert!(pool.idle.lock().is_empty());
+    }
+
+    /// Another connection holds the file's lock: a request's thread does not wait for it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_locked_file_is_read_on_another_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = pool(&folder);
+        let owner = Connection::open(&pool.path).unwrap();
+        owner.execute_batch("CREATE TABLE t (n)").unwrap();
+        let count = |conn: &Connection| conn.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0));
+        pool.idle.lock().push(schema::open_reader(&pool.path).unwrap());
+        owner.execute_batch("BEGIN EXCLUSIVE").unwrap();
+        assert!(pool.read_directly(count).is_none());
+        let ending = async { owner.execute_batch("COMMIT").unwrap() };
+        let (read, ()) = tokio::join!(pool.read(count), ending);
+        assert_eq!(read.unwrap(), 0);
     }
 }

@@ -24,7 +24,7 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
 
 /// Other connections of this process hold locks only briefly.
-const BUSY_MAX: Duration = Duration::from_secs(5);
+pub(super) const BUSY_MAX: Duration = Duration::from_secs(5);
 /// In pages of 4 KiB: 16 MiB of log between two checkpoints.
 const CHECKPOINT_PAGES: i32 = 4_096;
 /// The size to which a checkpoint truncates the log.

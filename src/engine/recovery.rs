@@ -325,7 +325,7 @@ struct ClaimedRow<'a> {
     looks: usize,
 }
 
-/// What a row needs.
+/// The next step of a claimed row.
 struct RowWork {
     task: Arc<Task>,
     step: RowStep,
@@ -345,7 +345,7 @@ enum RowStep {
     Remove,
 }
 
-/// Why nothing more is done for a row now.
+/// Why the handling of a row ends.
 enum RowEnd {
     /// It needs nothing, or others handle it.
     Left,

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 
@@ -14,7 +13,7 @@ use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
 use super::array_answer::{self, ArrayItems};
 use super::headers::{self, Face};
-use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with, is_event_stream};
 use super::intake::{self, PathContext, PathFaces};
 use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
@@ -276,8 +275,7 @@ impl AnsweredRequest for ReplicaStream {
 /// Another replica's response. If the replica ends, an event stream that the client cannot resume ends with an error
 /// (F92).
 fn ended_with_error(response: FaceResponse, id: &RequestId) -> FaceResponse {
-    let media = response.headers().get(CONTENT_TYPE);
-    if !media.is_some_and(|media| media.as_bytes().starts_with(b"text/event-stream")) {
+    if !is_event_stream(&response) {
         return response;
     }
     response.map(|body| {

@@ -98,7 +98,7 @@ struct StatelessRequestContext<'a> {
 }
 
 impl StatelessRequestContext<'_> {
-    /// The response to a call whose upstream was silent before it.
+    /// The response if the upstream did not answer the handshake or `tools/list` in time.
     fn not_introduced(&self) -> FaceResponse {
         self.addressee.fault_in_words(&NOT_INTRODUCED, &not_introduced(&NOT_INTRODUCED))
     }

@@ -19,7 +19,7 @@ thread_local! {
     static WITHHELD: Cell<Option<Arc<ConnectionTask>>> = const { Cell::new(None) };
 }
 
-/// Polls the body of a request or response. Its connection is woken only if the body has more pieces.
+/// Polls a request's body. Wakes its HTTP/1.1 connection only if more of the body is to come.
 pub(super) fn poll_piece(
     mut body: Pin<&mut Incoming>,
     context: &mut Context<'_>,

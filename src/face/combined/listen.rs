@@ -35,7 +35,8 @@ use crate::wire::{Message, Object, ScanLimits, method};
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A stream that ends sooner without a notification was none: the client is not told of it, and the pause grows.
+/// A reopened stream that ends sooner, without a notification, counts as failed: the client is not notified, and the pause
+/// doubles.
 const OPEN_MIN: Duration = Duration::from_secs(2);
 
 struct MemberListen {
@@ -62,7 +63,7 @@ enum ListenNews {
     },
 }
 
-/// Kept as long as its stream, for streams that end.
+/// The client's request, kept to reopen streams of upstreams that end.
 #[derive(Clone)]
 struct ListenRequest {
     upstreams: Arc<CombinedUpstreams>,

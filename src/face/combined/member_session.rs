@@ -287,7 +287,7 @@ impl CombinedUpstreams {
                 shared.learn(at, summary);
             }
             session.note(&upstream, &opened);
-            // After it is noted: the end of the client's session, or this, finds it.
+            // Checked after `note`: either the session's end sees the open member, or this check sees the end.
             if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
                 ending.method = Method::DELETE;
                 ending.headers.insert(headers::SESSION_ID, opened.id.clone());

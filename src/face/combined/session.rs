@@ -76,7 +76,7 @@ impl SearchRefusals {
     }
 }
 
-/// A session that its client has no id of. Dropped, it ends with its sessions at the upstreams.
+/// A session before its client gets the id. Dropping it ends it and its sessions at the upstreams.
 struct UnansweredSession<'a> {
     upstreams: &'a Arc<CombinedUpstreams>,
     nonce: u128,

@@ -7,6 +7,7 @@ use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
+use crate::store::integers::revision;
 use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision};
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
@@ -109,7 +110,6 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
 
 /// The revisions of rows, in the same way.
 pub(super) async fn revisions(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, Error> {
-    let revision = |number: i64| Revision(u64::try_from(number).unwrap_or_default());
     Ok(column(link, "rev", keys).await?.into_iter().map(|found| found.map(revision)).collect())
 }
 

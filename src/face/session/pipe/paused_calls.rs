@@ -147,7 +147,7 @@ impl PausedCalls {
         }
     }
 
-    /// Not of a call with a very long name: its client gets a stream without a response.
+    /// Keeps nothing for a tool's name above `NAME_BYTES_MAX`: a client that resumes then gets a stream without a response.
     fn keep_end(&self, key: PauseKey, call: &SessionPipeEra, fault: GatewayFault) {
         if call.request.tool.as_ref().is_some_and(|tool| tool.len() > NAME_BYTES_MAX) {
             return;

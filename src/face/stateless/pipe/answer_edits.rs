@@ -168,7 +168,8 @@ impl AnswerEdits {
         envelope::error(Some(&self.id), &malformed(executed))
     }
 
-    /// The result for the client, if it is another one: as for a call that the gateway makes itself (UPC-09).
+    /// The result that replaces the server's; `None` if it is unchanged. Checked like the result of the gateway's own call
+    /// (UPC-09).
     fn result(&self, result: &Object) -> Result<Option<Payload>, RpcError> {
         if let Some(instead) = self.unfit(result) {
             let upstream = Arc::clone(&self.asker.upstream);

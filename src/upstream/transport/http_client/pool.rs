@@ -315,8 +315,8 @@ impl Shared {
         }
     }
 
-    /// Makes a connection in its own tokio task until it is made or nobody awaits it: a request that is not polled keeps
-    /// the turn from no other.
+    /// Makes a connection in its own tokio task, which ends if the request is dropped. So a request that is not polled does not
+    /// keep the turn.
     fn making(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
         let ((mut waiting, made), shared) = (oneshot::channel(), Arc::clone(self));
         TokioExecutor::new().execute(async move {

@@ -512,3 +512,6 @@ impl StreamTail {
         (!self.is_answered()).then_some(StreamPause { event, retry: self.retry })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,11 @@ const PASSED_ON: [(&str, &str, &str); 18] = [
     ("no version", ANSWER, ENVELOPE),
     ("an error without a code", ERROR, ENVELOPE),
 ];
+/// The rows that the pipe of 2026-07-28 refuses although sessions' pass them on, and why.
+const REFUSED_WITHOUT_SESSIONS: [(&str, &str); 1] = [(
+    "half a pair in a key",
+    "a result of 2026-07-28 may be a question or a handle, and readers differ about such keys",
+)];
 const RAW: &str = "as it came";
 const VALUE: &str = "a result goes through piece by piece; to judge its value the pipe would hold it whole";
 const ENVELOPE: &str = "one connection carries one request, so the client alone goes by what stands around the result";
@@ -237,7 +242,12 @@ async fn each_answer_has_one_verdict_by_every_way_and_the_pipes_differ_by_a_list
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let listed =
-        PASSED_ON.iter().flat_map(|(name, found, _)| stage.pipes().map(|way| format!("{}: {name}: {found}", way.name)));
+    let is_refused = |way: &str, name: &str| {
+        way.starts_with("2026-07-28") && REFUSED_WITHOUT_SESSIONS.iter().any(|(refused, _)| *refused == name)
+    };
+    let listed = PASSED_ON.iter().flat_map(|(name, found, _)| {
+        let ways = stage.pipes().into_iter().filter(move |way| !is_refused(way.name, name));
+        ways.map(move |way| format!("{}: {name}: {found}", way.name))
+    });
     assert_eq!(passed_on, listed.collect());
 }

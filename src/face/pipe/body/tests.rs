@@ -1,0 +1,68 @@
+//! Checks which parts of a response show that its server lives.
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http_body_util::{BodyExt as _, StreamBody};
+use memchr::memmem;
+use tokio::time::sleep;
+
+use super::*;
+use crate::upstream::body::edited_events;
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
+
+const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+
+struct TestRequest(RequestId);
+
+impl AnsweredRequest for TestRequest {
+    fn id(&self) -> &RequestId {
+        &self.0
+    }
+
+    fn ended(&self, _: &GatewayFault) {}
+
+    fn cancel(&self, _: Reason) {}
+
+    fn is_resumable(&self) -> bool {
+        false
+    }
+
+    fn calls_end(&self) -> Option<&CallsEnd> {
+        None
+    }
+}
+
+/// The text that a client gets of a response whose parts come at an interval.
+async fn received(parts: &'static [&'static str], interval: Duration) -> String {
+    let frames = stream::iter(parts).then(move |part| async move {
+        sleep(interval).await;
+        Ok(Frame::data(BodyPart::from(Bytes::from_static(part.as_bytes()))))
+    });
+    let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, 1 << 20);
+    let source = edited_events(StreamBody::new(frames).boxed_unsync(), gate, None, |event| {
+        if memmem::find(&event.data, b"result").is_some() { vec![event.data.clone()] } else { Vec::new() }
+    });
+    let pace = PipeTimeouts { idle: Some(Duration::from_secs(120)), deadline: None };
+    let request = TestRequest(RequestId::number(1));
+    let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(request));
+    let mut text = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let part = frame.unwrap().into_data().unwrap();
+        assert!(part.len() > 0, "a client gets no empty part");
+        text.extend_from_slice(&part.into_bytes());
+    }
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_that_a_client_does_not_get_show_that_the_server_lives() {
+    const TOLD: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}\n\n";
+    const PRIMER: &str = "id: 5\n\n";
+    let (often, rarely) = (Duration::from_secs(50), Duration::from_secs(130));
+    for parts in [&[TOLD, TOLD, TOLD, TOLD, ANSWER][..], &[PRIMER, PRIMER, PRIMER, PRIMER, ANSWER]] {
+        let text = received(parts, often).await;
+        assert!(text.contains("\"result\"") && !text.contains("notifications"), "{text}");
+        let text = received(parts, rarely).await;
+        assert!(text.contains("upstream_timeout") && !text.contains("\"result\""), "{text}");
+    }
+}

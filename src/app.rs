@@ -229,15 +229,12 @@ impl Gateway {
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
         // After the listener: a client that polls a task meanwhile reads its stored state.
-        parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));
-        parts.scope.tracker.spawn(recovery::resume_rows_without_runner(
-            Arc::clone(&parts.engine),
-            targets.clone(),
-            parts.scope.stop.clone(),
-        ));
-        parts.scope.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.scope.stop.clone()));
+        let (tracker, engine, stop) = (&parts.scope.tracker, || Arc::clone(&parts.engine), || parts.scope.stop.clone());
+        tracker.spawn(recovery::run(engine(), targets.clone(), stop()));
+        tracker.spawn(recovery::resume_rows_without_runner(engine(), targets.clone(), stop()));
+        tracker.spawn(changes_elsewhere::run(engine(), stop()));
         if let Some(follower) = follower {
-            parts.scope.tracker.spawn(parts.scope.stop.clone().run_until_cancelled_owned(follower.run()));
+            tracker.spawn(stop().run_until_cancelled_owned(follower.run()));
         }
         Ok(Self {
             clients,

@@ -337,7 +337,7 @@ enum RowStep {
     Run {
         action: RecoveryAction,
         target: CallTarget,
-        policy: ToolPolicy,
+        policy: Box<ToolPolicy>,
         now: Timestamp,
     },
     Finish(RecoveryDecision),
@@ -417,7 +417,7 @@ impl<'a> ClaimedRow<'a> {
         found.was_seen = true;
         Ok(match (verdict, target, policy) {
             (RecoveryDecision::Run(action), Some(target), Some(policy)) => {
-                RowWork { task, step: RowStep::Run { action, target, policy, now }, notifies: None }
+                RowWork { task, step: RowStep::Run { action, target, policy: Box::new(policy), now }, notifies: None }
             }
             (verdict, target, _) => {
                 let notifies = target.filter(|_| !found.was_notified() && notifies(&verdict, &task));
@@ -432,7 +432,7 @@ impl<'a> ClaimedRow<'a> {
         match step {
             RowStep::Run { action, target, policy, now } => {
                 failpoint::hit("recovering");
-                self.run(&target, task, policy, action, now);
+                self.run(&target, task, *policy, action, now);
                 Err(RowEnd::HasRunner)
             }
             RowStep::Finish(verdict) => {

@@ -94,5 +94,5 @@ debug_members!(CallMaker, |maker| kind: maker.kind);
 
 /// A client's request as a server receives it: without the fields that only the gateway's clients use.
 pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
-    UpstreamRequest { method: Arc::from(method), params: params.map(|params| plain::encode_params(params)) }
+    UpstreamRequest { method: Arc::from(method), params: params.map(plain::encode_params) }
 }

@@ -1,7 +1,7 @@
 //! Takes a request to a server and returns the head of its response.
 //!
 //! The layers above use streamable HTTP: POST for a message, GET for a stream, DELETE for a session's end. A
-//! [`TransportAdapter`] gives a server with another transport the same interface, so that sessions, exchanges and the
+//! `TransportAdapter` gives a server with another transport the same interface, so that sessions, exchanges and the
 //! pipe need not differ.
 
 pub mod adapter;

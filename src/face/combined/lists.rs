@@ -352,7 +352,7 @@ mod tests {
     }
 
     fn known(names: impl Iterator<Item = String>) -> Arc<KnownOwners> {
-        let owned = names.map(|name| Arc::from(name)).map(|name: Arc<str>| (Arc::clone(&name), (0, name)));
+        let owned = names.map(Arc::from).map(|name: Arc<str>| (Arc::clone(&name), (0, name)));
         KnownOwners::of(owned.collect())
     }
 

@@ -312,7 +312,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
             self.last_frame = Instant::now();
             self.call.iter().for_each(C::record_activity);
-            if frame.data_ref().is_none_or(|part| part.len() > 0) {
+            if frame.data_ref().is_none_or(|part| !part.is_empty()) {
                 return polled;
             }
         }

@@ -16,32 +16,32 @@ const QUESTIONS_MAX: usize = 16_384;
 #[derive(Clone, Debug)]
 pub(super) enum ForwardedQuestion {
     /// Of another request than a call, or on the session's own stream.
-    OfNoCall,
-    OfCall {
+    OtherRequest,
+    Call {
         tool: Box<str>,
         /// The call's own name of its tool, which exists as long as the call.
         call: Weak<str>,
     },
     /// The name of the call's tool is too long to be kept.
-    OfUnnamedCall,
+    UnnamedCall,
 }
 
 impl ForwardedQuestion {
     fn of_call(tool: Option<&Arc<str>>) -> Self {
         match tool {
             Some(tool) if tool.len() <= NAME_BYTES_MAX => {
-                Self::OfCall { tool: (**tool).into(), call: Arc::downgrade(tool) }
+                Self::Call { tool: (**tool).into(), call: Arc::downgrade(tool) }
             }
-            Some(_) => Self::OfUnnamedCall,
-            None => Self::OfNoCall,
+            Some(_) => Self::UnnamedCall,
+            None => Self::OtherRequest,
         }
     }
 
     pub(super) fn asking_tool(&self) -> Option<AskingTool<'_>> {
         match self {
-            Self::OfNoCall => None,
-            Self::OfCall { tool, .. } => Some(AskingTool::Named(tool)),
-            Self::OfUnnamedCall => Some(AskingTool::Unnamed),
+            Self::OtherRequest => None,
+            Self::Call { tool, .. } => Some(AskingTool::Named(tool)),
+            Self::UnnamedCall => Some(AskingTool::Unnamed),
         }
     }
 }
@@ -49,8 +49,8 @@ impl ForwardedQuestion {
 impl RecentValue for ForwardedQuestion {
     fn is_in_use(&self) -> bool {
         match self {
-            Self::OfCall { call, .. } => call.strong_count() > 0,
-            Self::OfNoCall | Self::OfUnnamedCall => false,
+            Self::Call { call, .. } => call.strong_count() > 0,
+            Self::OtherRequest | Self::UnnamedCall => false,
         }
     }
 }

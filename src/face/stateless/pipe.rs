@@ -62,16 +62,7 @@ pub(super) fn is_passed_on(name: &str) -> bool {
 impl StatelessFace {
     /// Forwards a request, or gives it to the engine if it may become a task.
     pub(super) async fn pass(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
-        let asker = StateBinding {
-            upstream: Arc::clone(self.served.upstream.name()),
-            principal: request.caller.principal.clone(),
-            method: request.message.method.clone(),
-            // Other methods have no state to bind, and their streams may be long.
-            params: match method::may_ask(request.method) {
-                true => request.params.clone(),
-                false => Object::empty(),
-            },
-        };
+        let asker = self.asker(&request);
         let state = match returned_state(&self.served, &request, &asker) {
             Ok(state) => state,
             Err(complaint) => return request.addressee.complaint(&complaint),
@@ -138,6 +129,19 @@ impl StatelessFace {
         match permit {
             Some(permit) => response.map(|body| permit.keep(body)),
             None => response,
+        }
+    }
+
+    fn asker(&self, request: &StatelessRequestContext<'_>) -> StateBinding {
+        StateBinding {
+            upstream: Arc::clone(self.served.upstream.name()),
+            principal: request.caller.principal.clone(),
+            method: request.message.method.clone(),
+            // Other methods have no state to bind, and their streams may be long.
+            params: match method::may_ask(request.method) {
+                true => request.params.clone(),
+                false => Object::empty(),
+            },
         }
     }
 

@@ -28,10 +28,11 @@ fn incomplete(piece: usize, interval: Duration) -> RawBody {
 
 /// Why the reading of a message failed.
 type Reading = BoxFuture<'static, Option<Reason>>;
+type Reader = fn(RawBody, AnswerShare) -> Reading;
 
 /// All readers of a server's messages that count bytes and belong to no call of the engine. The fourth one reads connections:
 /// `u76_a_message_that_stays_incomplete_is_dropped_and_its_connection_goes_on`.
-const READERS: [(&str, fn(RawBody, AnswerShare) -> Reading); 3] = [
+const READERS: [(&str, Reader); 3] = [
     ("event stream", |body, share| {
         async move {
             let mut events = EventStream::new(body, ReadLimits::within(BYTES_MAX, share));

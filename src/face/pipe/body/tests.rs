@@ -48,7 +48,7 @@ async fn received(parts: &'static [&'static str], interval: Duration) -> String 
     let mut text = Vec::new();
     while let Some(frame) = body.frame().await {
         let part = frame.unwrap().into_data().unwrap();
-        assert!(part.len() > 0, "a client gets no empty part");
+        assert!(!part.is_empty(), "a client gets no empty part");
         text.extend_from_slice(&part.into_bytes());
     }
     String::from_utf8(text).unwrap()

@@ -60,10 +60,27 @@ pub(crate) fn text_of(tool: &str) -> String {
 type Frames = BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 type Answer = Either<Full<Bytes>, StreamBody<Frames>>;
 
-struct Upstream {
+/// The results of the tools.
+struct Contents {
     small: Bytes,
     large: Bytes,
     huge: Bytes,
+}
+
+impl Contents {
+    /// With the members of `more` behind the content.
+    fn new(more: &str) -> Self {
+        let content = |tool| {
+            let text = text_of(tool);
+            format!(r#"{{"content":[{{"type":"text","text":"{text}"}}]{more}}}"#).into()
+        };
+        Self { small: content(SMALL), large: content(LARGE), huge: content(HUGE) }
+    }
+}
+
+struct Upstream {
+    contents: Contents,
+    stateless_contents: Contents,
     tools: Bytes,
     stateless_tools: Bytes,
     wide_tools: Bytes,
@@ -93,9 +110,8 @@ pub(crate) async fn serve(folder: &Path) -> anyhow::Result<()> {
     let tools =
         [SMALL, LARGE, HUGE, EVENTS, HALF, HOLD].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
     let upstream = Arc::new(Upstream {
-        small: content(SMALL),
-        large: content(LARGE),
-        huge: content(HUGE),
+        contents: Contents::new(""),
+        stateless_contents: Contents::new(r#","resultType":"complete""#),
         tools: json!({"tools": tools}).to_string().into(),
         stateless_tools: json!({"tools": tools, "resultType": "complete", "ttlMs": 60_000, "cacheScope": "public"})
             .to_string()
@@ -133,10 +149,6 @@ fn wide_tools() -> Vec<serde_json::Value> {
     called.into_iter().chain(others).collect()
 }
 
-fn content(tool: &str) -> Bytes {
-    json!({"content": [{"type": "text", "text": text_of(tool)}]}).to_string().into()
-}
-
 impl Upstream {
     async fn answer(&self, request: Request<Incoming>) -> anyhow::Result<Response<Answer>> {
         if request.method() == Method::GET && request.uri().path() == HELD_PATH {
@@ -161,23 +173,26 @@ impl Upstream {
             "tools/list" if is_stateless => Ok(json(result(id, &self.stateless_tools)).map(Either::Left)),
             "tools/list" if is_wide => Ok(json(result(id, &self.wide_tools)).map(Either::Left)),
             "tools/list" => Ok(json(result(id, &self.tools)).map(Either::Left)),
-            "tools/call" => self.call(id, message.params.name.context("a tool has a name")?).await,
+            "tools/call" => {
+                let contents = if is_stateless { &self.stateless_contents } else { &self.contents };
+                self.call(id, message.params.name.context("a tool has a name")?, contents).await
+            }
             _ => Ok(json(error(id)).map(Either::Left)),
         }
     }
 
-    async fn call(&self, id: &str, tool: &str) -> anyhow::Result<Response<Answer>> {
+    async fn call(&self, id: &str, tool: &str, contents: &Contents) -> anyhow::Result<Response<Answer>> {
         let text = match tool {
             HOLD => {
                 let _counted = Held::new(&self.held);
                 std::future::pending().await
             }
             EVENTS => {
-                let event = [b"event: message\ndata: ", result(id, &self.small).as_ref(), b"\n\n"].concat();
+                let event = [b"event: message\ndata: ", result(id, &contents.small).as_ref(), b"\n\n"].concat();
                 return Ok(stream("text/event-stream", stream::iter([Bytes::from(event)]).boxed()));
             }
             HALF => {
-                let whole = result(id, &self.huge);
+                let whole = result(id, &contents.huge);
                 let held = Held::new(&self.held);
                 let rest = stream::once(async move {
                     let _counted = held;
@@ -186,9 +201,9 @@ impl Upstream {
                 let pieces = stream::iter([whole.slice(..whole.len() / 2)]).chain(rest).boxed();
                 return Ok(stream("application/json", pieces));
             }
-            HUGE => &self.huge,
-            LARGE => &self.large,
-            _ => &self.small,
+            HUGE => &contents.huge,
+            LARGE => &contents.large,
+            _ => &contents.small,
         };
         Ok(json(result(id, text)).map(Either::Left))
     }

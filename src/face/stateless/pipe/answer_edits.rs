@@ -15,7 +15,7 @@ use hyper::body::Body as _;
 use super::about_us;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::lifecycle::{names_required, with_required};
+use crate::dialect::lifecycle::{names_hints, with_required};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain;
 use crate::dialect::relay_ext_tasks::{StatelessResult, answered};
@@ -161,7 +161,7 @@ impl AnswerEdits {
     }
 
     fn has_required(&self, text: &[u8], classifier: &MessageClassifier) -> bool {
-        classifier.is_complete() && names_required(&self.asker.method, text)
+        classifier.is_complete() && names_hints(&self.asker.method, text)
     }
 
     fn malformed(&self, executed: Executed) -> Bytes {

@@ -104,7 +104,7 @@ impl ReloadTrigger {
         Ok(reloads)
     }
 
-    /// Watches the folders of all files, and no longer those of former files.
+    /// Watches the folders of the configuration's files, and stops watching other folders.
     fn watch_only(&mut self, files: &[PathBuf]) {
         let folders = self.watch(files);
         let Some(watcher) = &mut self.watcher else { return };

@@ -26,7 +26,7 @@ pub(super) struct Successor {
     former: PriorIncarnation,
 }
 
-/// The addresses at which the gateway listens. Those of its configuration may have port 0, or differ from passed sockets.
+/// The addresses at which the gateway listens. Configured addresses may have port 0, or differ from passed sockets.
 #[derive(Clone, Copy, Debug)]
 struct UsedAddresses {
     clients: SocketAddr,

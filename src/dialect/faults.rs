@@ -222,7 +222,7 @@ pub fn session_failure_error(failure: &Failure) -> RpcError {
     }
 }
 
-/// The error for a call whose upstream did not answer the gateway's own requests before it in time.
+/// The error for a call if the upstream did not answer the gateway's own requests in time, which precede the call.
 pub fn not_introduced(fault: &GatewayFault) -> RpcError {
     let message = "The upstream server did not answer the handshake or `tools/list`, which come before the call, within the \
                    call's deadline (`deadline`) and 60 s";

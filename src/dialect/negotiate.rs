@@ -137,8 +137,8 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
-    /// Whether the stream of this request, which is no subscription, may have a notification: its own progress, log
-    /// messages that it asked for, and unknown ones (MOD-22, MOD-23).
+    /// Whether the stream of this request, which is no subscription, may have a notification: its own progress, requested log
+    /// messages, and notifications that the gateway does not know (MOD-22, MOD-23).
     pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
         match name {
             method::PROGRESS => {

@@ -24,7 +24,7 @@ pub struct CanonicalResult {
 pub enum QuestionRefusal {
     Undeclared,
     Unanswered,
-    /// The upstream asks more than one call may (U29).
+    /// The upstream asks more questions than a call may have (U29).
     TooMany,
 }
 

@@ -294,7 +294,7 @@ async fn handle(engine: &Arc<Engine>, origins: &CallTargets, found: RecoveryCand
     }
 }
 
-/// Handles a row; one with an upstream to notify waits for that in `notices`, unless they are full.
+/// Handles a row. If its upstream must be notified, the row goes to the channel `notices`, unless that is full.
 async fn handle_or_queue(
     engine: &Arc<Engine>,
     origins: &CallTargets,
@@ -392,8 +392,8 @@ impl<'a> ClaimedRow<'a> {
             // Its parent resumes it.
             ParentState::Unsettled => return Err(RowEnd::Left),
             ParentState::Gone => {
-                // A server's subtask continues there, together with its own subtasks. So does an element of a split call
-                // that could not become a task here: its exchange is part of the plain call (GW-33).
+                // Cancels an element of a split call. A server's subtask is not cancelled, nor an element that lost its row in
+                // this process: its exchange still serves the plain call (GW-33).
                 let notifies = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
                 return Ok(RowWork { task, step: RowStep::Remove, notifies });
             }

@@ -34,8 +34,8 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     }
 }
 
-/// Overdue tasks that could not be settled. The oldest come first in each list, so that these would keep later ones out
-/// of it. They are tried again once all others were.
+/// Overdue tasks that could not be settled. Lists of overdue tasks begin with the oldest, so these tasks would fill each list.
+/// They are tried again once all other tasks were tried.
 #[derive(Debug, Default)]
 struct StuckTasks(BTreeSet<TaskKey>);
 

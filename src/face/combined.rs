@@ -54,7 +54,7 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How long an introduction proves to a client without a session that a server lacks a capability: it may be replaced.
+/// How long an introduction proves to a client without a session that a server lacks a capability: the server may be replaced.
 const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

@@ -57,24 +57,27 @@ async fn sessions_at_upstreams_are_opened_when_something_is_asked_of_them() {
     assert_eq!(sent.header("mcp-session-id"), Some("s-2"));
 }
 
-/// Nobody has the call yet who could be told.
+/// A server that answers a handshake for each permit.
+async fn opening_by(opened: &Arc<Semaphore>) -> ScriptedServer {
+    let opened = Arc::clone(opened);
+    ScriptedServer::slow(move |seen, _| {
+        let opened = Arc::clone(&opened);
+        async move {
+            if is_handshake(&seen) {
+                opened.acquire().await.unwrap().forget();
+            }
+            None
+        }
+    })
+    .await
+}
+
+/// No server has the call yet, so none is told of the cancel.
 #[tokio::test]
 async fn a_call_that_is_cancelled_while_a_session_is_opened_for_it_is_not_made() {
     let (one, _) = servers().await;
     let opened = Arc::new(Semaphore::new(1));
-    let two = ScriptedServer::slow({
-        let opened = Arc::clone(&opened);
-        move |seen, _| {
-            let opened = Arc::clone(&opened);
-            async move {
-                if is_handshake(&seen) {
-                    opened.acquire().await.unwrap().forget();
-                }
-                None
-            }
-        }
-    })
-    .await;
+    let two = opening_by(&opened).await;
     let gate = combined(&one, &two, "").await;
     gate.client().await;
     let client = gate.client().await;
@@ -223,19 +226,7 @@ async fn a_session_ends_with_those_at_the_upstreams() {
 async fn u63_sessions_at_the_upstreams_end_if_their_client_leaves_before_it_has_a_session() {
     let (one, _) = servers().await;
     let opened = Arc::new(Semaphore::new(0));
-    let two = ScriptedServer::slow({
-        let opened = Arc::clone(&opened);
-        move |seen, _| {
-            let opened = Arc::clone(&opened);
-            async move {
-                if is_handshake(&seen) {
-                    opened.acquire().await.unwrap().forget();
-                }
-                None
-            }
-        }
-    })
-    .await;
+    let two = opening_by(&opened).await;
     let gate = combined(&one, &two, "").await;
     let client = gate.stranger();
     let asking = client.connections.spawn({

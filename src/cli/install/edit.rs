@@ -92,6 +92,11 @@ pub(super) fn wrap(
         if let Some(wrapped) = entry.wrapped() {
             return Ok(writer.other_path(entry, wrapped, own));
         }
+        if entry.has_shared_values() {
+            return Err(
+                "shares values with other entries of the file (an anchor, an alias or `<<`); write them out".to_owned()
+            );
+        }
         let splices = match (entry.command(), entry.url()) {
             (Some(_), Some(_)) => Err("names both a command and an address; remove one of them".to_owned()),
             (Some(command), None) => writer.wrap_program(entry, command, own),
@@ -573,7 +578,7 @@ impl SpliceWriter<'_> {
         let raw = &self.text[value.range.clone()];
         match &value.kind {
             NodeKind::Text(text) if !text.is_empty() && !raw.contains('\n') => Ok(raw.to_owned()),
-            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Other => {
+            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => {
                 Err(format!("has a `{key}` that is no text on one line; write it so"))
             }
         }

@@ -1,6 +1,6 @@
 //! Describes how a host's file names its servers, and finds them in it.
 
-use super::syntax::{LocatedMember, LocatedNode, Syntax, SyntaxError};
+use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax, SyntaxError};
 
 /// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
 pub(super) const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
@@ -112,6 +112,13 @@ impl MeantProjects {
 }
 
 impl<'n> HostEntry<'n> {
+    /// Whether it, or a value in it, has an anchor of YAML or is an alias.
+    pub(super) fn has_shared_values(&self) -> bool {
+        let is_shared = |node: &LocatedNode| matches!(node.kind, NodeKind::Shared);
+        let members = self.node.members().unwrap_or_default();
+        is_shared(self.node) || members.iter().any(|member| is_shared(&member.value))
+    }
+
     pub(super) fn command(&self) -> Option<&'n LocatedMember> {
         self.node.member(self.shape.command_key)
     }

@@ -31,7 +31,9 @@ pub(super) enum NodeKind {
     Text(String),
     List(Vec<LocatedNode>),
     Table(Vec<LocatedMember>),
-    /// A number, a boolean, a null, a date or an alias.
+    /// A YAML value with an anchor, or an alias of one: a change would change other values, or lose the link to them.
+    Shared,
+    /// A number, a boolean, a null or a date.
     Other,
 }
 
@@ -75,21 +77,21 @@ impl LocatedNode {
     pub(super) fn members(&self) -> Option<&[LocatedMember]> {
         match &self.kind {
             NodeKind::Table(members) => Some(members),
-            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Other => None,
+            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Shared | NodeKind::Other => None,
         }
     }
 
     pub(super) fn items(&self) -> Option<&[Self]> {
         match &self.kind {
             NodeKind::List(items) => Some(items),
-            NodeKind::Text(_) | NodeKind::Table(_) | NodeKind::Other => None,
+            NodeKind::Text(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => None,
         }
     }
 
     pub(super) fn as_text(&self) -> Option<&str> {
         match &self.kind {
             NodeKind::Text(text) => Some(text),
-            NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Other => None,
+            NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => None,
         }
     }
 

@@ -89,8 +89,8 @@ impl<'t> EventReader<'t> {
                 }
                 (NodeKind::Table(members), anchor)
             }
-            Event::Alias(_)
-            | Event::Nothing
+            Event::Alias(_) => (NodeKind::Shared, 0),
+            Event::Nothing
             | Event::StreamStart
             | Event::StreamEnd
             | Event::DocumentStart(_)
@@ -98,8 +98,7 @@ impl<'t> EventReader<'t> {
             | Event::SequenceEnd
             | Event::MappingEnd => (NodeKind::Other, 0),
         };
-        // Other places of the file have the same value by an alias.
-        let kind = if anchor == 0 { kind } else { NodeKind::Other };
+        let kind = if anchor == 0 { kind } else { NodeKind::Shared };
         Ok(LocatedNode { range, kind })
     }
 

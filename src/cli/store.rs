@@ -43,13 +43,29 @@ pub(super) fn run(order: &StoreCommand) -> ExitCode {
         Ok(found) => {
             // A closed stdout cannot be reported.
             let _ = writeln!(console::stdout(), "{}", report(shown, &found));
-            if found.damaged == 0 && found.fault.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let is_key_whole = check_key(shown);
+            if found.is_whole() && is_key_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             say(CauseChain(&error));
             ExitCode::from(EXIT_IO)
         }
     }
+}
+
+/// Says if the sealing key is missing, and if it is damaged; returns `false` for the latter.
+fn check_key(folder: &Path) -> bool {
+    let read = sealing_key::read(folder);
+    match &read {
+        Ok(Some(_)) => (),
+        Ok(None) => say(format_args!(
+            "warning: {}: there is no {}: a gateway that starts here ends all client sessions and open questions",
+            folder.display(),
+            sealing_key::FILE_NAME
+        )),
+        Err(error) => say(CauseChain(error)),
+    }
+    read.is_ok()
 }
 
 fn report(folder: &Path, found: &CheckedStore) -> String {
@@ -64,7 +80,7 @@ fn report(folder: &Path, found: &CheckedStore) -> String {
             text.push_str(" ...");
         }
     }
-    if found.damaged == 0 && found.fault.is_none() {
+    if found.is_whole() {
         text.push_str("; all can be read");
     }
     text

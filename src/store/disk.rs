@@ -83,8 +83,13 @@ debug_members!(DiskStore, |store| usage: store.usage(), health: store.health());
 /// Why a store cannot be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]
+    #[error("{}: {source}; name a folder that the gateway may write to", .path.display())]
     Folder { path: PathBuf, source: io::Error },
+    #[error("{}: there is no store; name the folder of one, which `store.path` of its gateway names", .path.display())]
+    NoStore { path: PathBuf },
+    /// A copy would overwrite a file; `remedy` says how to avoid that.
+    #[error("{}: there is a file already; {remedy}", .path.display())]
+    FileExists { path: PathBuf, remedy: &'static str },
     #[error(
         "{}: is {medium}, which does not keep files reliably; name a folder on a local disk, or write `ephemeral = true` in \
          [store] if tasks may be lost", .path.display()
@@ -107,8 +112,8 @@ pub enum OpenError {
     )]
     Older { path: PathBuf, found: i32, known: i32 },
     #[error(
-        "{}: is damaged ({what}); move it away together with the files beside it and keep them. A new one is made in \
-         its place, without the tasks", .path.display()
+        "{}: is damaged ({what}); restore a copy, or move it away together with the files beside it and keep them: the \
+         gateway makes a new one in its place, without the tasks", .path.display()
     )]
     Corrupt { path: PathBuf, what: String },
     #[error("{}: cannot be opened: {what}", .path.display())]

@@ -58,7 +58,7 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
              tasks, then move it away together with the files beside it, and a new one is made in its place. The file is left as it is",
         ),
         ("text", "text/tasks.db: is not a database; move it away, and a new one is made in its place"),
-        ("file", "file: not a directory; `store.path` names a folder that the gateway may write to"),
+        ("file", "file: not a directory; name a folder that the gateway may write to"),
     ] {
         for arguments in [CHECK, SERVE] {
             let output = run(home.path(), arguments, folder, ANYWHERE);

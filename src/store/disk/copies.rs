@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::columns::key;
 use super::folder;
@@ -18,7 +18,7 @@ use crate::task::ShortReference;
 
 /// References of damaged rows that a report names.
 const NAMED_MAX: usize = 20;
-const TAKEN: &str = "there is a file already; name another folder";
+const OTHER_FOLDER: &str = "name another folder";
 
 /// The contents of a store's file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,6 +30,12 @@ pub struct CheckedStore {
     pub named: Vec<ShortReference>,
     /// The first fault that SQLite found in the file.
     pub fault: Option<String>,
+}
+
+impl CheckedStore {
+    pub fn is_whole(&self) -> bool {
+        self.damaged == 0 && self.fault.is_none()
+    }
 }
 
 /// Reads the whole file and every record in it, and changes nothing.
@@ -56,17 +62,14 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
     let unfinished = to.join("tasks.db.unfinished");
     let mut made = MadeFiles::default();
     // Before the other files are looked for: another copy may be about to make them.
-    made.create(
-        &unfinished,
-        "another copy is made here, or was interrupted; remove this file, or name another folder",
-    )?;
+    made.create(&unfinished, "another copy is made here, or was interrupted: remove the file, or name another folder")?;
     let beside = ["db-wal", "db-shm", "db-journal"].map(|ending| target.with_extension(ending));
     let others = also.iter().map(|name| to.join(name));
     let mut names = std::iter::once(target.clone()).chain(beside).chain(others);
     if let Some(taken) = names.find(|path| path.exists()) {
-        return Err(folder_error(&taken)(io::Error::new(io::ErrorKind::AlreadyExists, TAKEN)));
+        return Err(OpenError::FileExists { path: taken, remedy: OTHER_FOLDER });
     }
-    let found = copy_checked(&source, &unfinished)?;
+    let found = copy_checked((&path, &source), &unfinished)?;
     also.iter().try_for_each(|name| made.copy(&folder.join(name), &to.join(name)))?;
     fs::rename(&unfinished, &target).map_err(folder_error(&target))?;
     made.0.clear();
@@ -79,12 +82,12 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
 struct MadeFiles(Vec<PathBuf>);
 
 impl MadeFiles {
-    /// Creates a file for its owner alone; `taken` is the error if there is one.
-    fn create(&mut self, path: &Path, taken: &'static str) -> Result<File, OpenError> {
+    /// Creates a file for its owner alone; `remedy` is told if there is one.
+    fn create(&mut self, path: &Path, remedy: &'static str) -> Result<File, OpenError> {
         let created = File::options().write(true).create_new(true).owners_alone().open(path);
-        let file = created.map_err(|error| {
-            let is_taken = error.kind() == io::ErrorKind::AlreadyExists;
-            folder_error(path)(if is_taken { io::Error::new(error.kind(), taken) } else { error })
+        let file = created.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => OpenError::FileExists { path: path.to_owned(), remedy },
+            _ => folder_error(path)(error),
         })?;
         self.0.push(path.to_owned());
         Ok(file)
@@ -97,7 +100,7 @@ impl MadeFiles {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(folder_error(from)(error)),
         };
-        self.create(to, TAKEN)?.write_all(&bytes).map_err(folder_error(to))?;
+        self.create(to, OTHER_FOLDER)?.write_all(&bytes).map_err(folder_error(to))?;
         sync(to)
     }
 }
@@ -111,9 +114,12 @@ impl Drop for MadeFiles {
     }
 }
 
-/// Copies the database, and reads the copy.
-fn copy_checked(source: &Connection, to: &Path) -> Result<CheckedStore, OpenError> {
-    copy(source, to).map_err(|error| schema::open_error(to, error))?;
+/// Copies the database, and reads the copy. A copy that is damaged has the damage of the source.
+fn copy_checked((path, source): (&Path, &Connection), to: &Path) -> Result<CheckedStore, OpenError> {
+    copy(source, to).map_err(|error| {
+        let at = if is_damage(&error) { path } else { to };
+        schema::open_error(at, error)
+    })?;
     let copied = open(to)?;
     let found = contents(&copied).map_err(|error| schema::open_error(to, error))?;
     sync(to)?;
@@ -146,7 +152,10 @@ fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
 fn existing_file(folder: &Path) -> Result<PathBuf, OpenError> {
     folder::examine_for_reading(folder)?;
     let path = schema::file_in(folder);
-    fs::metadata(&path).map_err(folder_error(&path))?;
+    fs::metadata(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => OpenError::NoStore { path: folder.to_owned() },
+        _ => folder_error(&path)(error),
+    })?;
     schema::examine(&path)?;
     Ok(path)
 }
@@ -163,8 +172,21 @@ fn open(path: &Path) -> Result<Connection, OpenError> {
     opened().map_err(|error| schema::open_error(path, error))
 }
 
+/// What can be read of a damaged file.
 fn contents(conn: &Connection) -> rusqlite::Result<CheckedStore> {
     let mut found = CheckedStore::default();
+    match read_all(conn, &mut found) {
+        Err(error) if is_damage(&error) => found.fault = Some(found.fault.unwrap_or_else(|| error.to_string())),
+        read => read?,
+    }
+    Ok(found)
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt)
+}
+
+fn read_all(conn: &Connection, found: &mut CheckedStore) -> rusqlite::Result<()> {
     let verdict: String = conn.query_row("PRAGMA integrity_check(1)", (), |row| row.get(0))?;
     found.fault = (verdict != "ok").then_some(verdict);
     let mut statement = conn.prepare("SELECT owner, id, settled FROM tasks")?;
@@ -188,5 +210,5 @@ fn contents(conn: &Connection) -> rusqlite::Result<CheckedStore> {
             }
         }
     }
-    Ok(found)
+    Ok(())
 }

@@ -78,6 +78,46 @@ async fn a_check_names_damaged_tasks_and_changes_nothing() {
     assert_eq!(std::fs::read(data.join("tasks.db")).unwrap(), bytes);
 }
 
+/// The rows' pages are damaged, so SQLite cannot read them. The report is about the store, and no file of the copy is blamed.
+#[tokio::test]
+async fn a_check_and_a_copy_of_a_damaged_file_report_it_and_end_with_1() {
+    let server = server().await;
+    let (folder, program, _) = gateway_with_a_task(&server).await;
+    drop(program);
+    let (data, copy) = (folder.path().join("data"), folder.path().join("copy"));
+    let database = Connection::open(data.join("tasks.db")).unwrap();
+    let page: usize = database
+        .query_row("SELECT rootpage FROM sqlite_schema WHERE name = 'tasks'", (), |row| row.get::<_, i64>(0))
+        .map(|page| usize::try_from(page).unwrap())
+        .unwrap();
+    database.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    drop(database);
+    let mut bytes = std::fs::read(data.join("tasks.db")).unwrap();
+    bytes[(page - 1) * 4096..page * 4096].fill(0xa5);
+    std::fs::write(data.join("tasks.db"), bytes).unwrap();
+    for arguments in [vec![Path::new("check"), &data], vec![Path::new("backup"), &data, &copy]] {
+        let (code, text) = said(&store(&arguments));
+        assert_eq!((code, text.contains("the file is damaged: ")), (Some(1), true), "{text}");
+        assert!(!text.contains("unfinished:\n") && !text.contains("tasks.db.unfinished"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_sealing_key_is_told_and_a_damaged_one_is_a_failure() {
+    let server = server().await;
+    let (folder, program, _) = gateway_with_a_task(&server).await;
+    drop(program);
+    let (data, copy) = (folder.path().join("data"), folder.path().join("copy"));
+    std::fs::write(data.join("seal.key"), "junk\n").unwrap();
+    let (code, text) = said(&store(&[Path::new("check"), &data]));
+    assert_eq!((code, text.contains("data/seal.key: ")), (Some(1), true), "{text}");
+    std::fs::remove_file(data.join("seal.key")).unwrap();
+    for arguments in [vec![Path::new("check"), &data], vec![Path::new("backup"), &data, &copy]] {
+        let (code, text) = said(&store(&arguments));
+        assert_eq!((code, text.contains("there is no seal.key: ")), (Some(0), true), "{text}");
+    }
+}
+
 #[test]
 fn a_store_that_cannot_be_read_ends_with_74_and_its_reason() {
     let folder = tempfile::tempdir().unwrap();
@@ -87,11 +127,12 @@ fn a_store_that_cannot_be_read_ends_with_74_and_its_reason() {
     std::fs::write(text.join("tasks.db"), "words").unwrap();
     let nowhere = folder.path().join("nowhere");
     for (from, reason) in
-        [(&empty, "No such file or directory"), (&nowhere, "No such file or directory"), (&text, "is not a database")]
+        [(&empty, "empty: there is no store"), (&nowhere, "nowhere: there is no store"), (&text, "is not a database")]
     {
         for arguments in [vec![Path::new("check"), from], vec![Path::new("backup"), from, Path::new("/proc/nowhere")]] {
             let (code, words) = said(&store(&arguments));
             assert_eq!((code, words.contains(reason)), (Some(74), true), "{words}");
+            assert!(!words.contains("that the gateway may write to"), "no key is at fault: {words}");
         }
     }
 }
@@ -101,7 +142,8 @@ async fn a_copy_writes_over_no_file_and_leaves_none_behind_that_is_not_whole() {
     let server = server().await;
     let (folder, _program, _) = gateway_with_a_task(&server).await;
     let data = folder.path().join("data");
-    let (ready, begun) = ("there is a file already", "another copy is made here, or was interrupted");
+    let (ready, begun) =
+        ("there is a file already", "there is a file already; another copy is made here, or was interrupted");
     for (name, why) in [
         ("tasks.db", ready),
         ("tasks.db-wal", ready),

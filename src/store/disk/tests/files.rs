@@ -191,7 +191,7 @@ async fn a_folder_that_cannot_be_one_is_named() {
     let file = folder.path().join("data");
     fs::write(&file, "").unwrap();
     let refused = DiskStore::open_with(settings(&folder), roomy()).await.unwrap_err();
-    let advice = "`store.path` names a folder that the gateway may write to";
+    let advice = "name a folder that the gateway may write to";
     assert_eq!(refused.to_string(), format!("{}: not a directory; {advice}", file.display()));
     let below = DiskSettings { folder: file.join("deeper"), ..settings(&folder) };
     assert!(matches!(DiskStore::open(below).await, Err(OpenError::Folder { .. })));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess};
+use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess, WithheldBy};
 
 /// Requests are judged by the newest configuration, which may lack the credential that admitted them: here, or at the
 /// replica that forwarded them.
@@ -38,6 +38,14 @@ impl SharedAccess {
 
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
         self.0.borrow().has_upstream(caller, upstream)
+    }
+
+    pub fn upstream_withheld_by(&self, caller: &Caller, upstream: &str) -> Option<WithheldBy> {
+        let access = self.0.borrow();
+        match access.callers.have(&caller.principal) {
+            true => access.table.upstream_withheld_by(caller, upstream),
+            false => Some(WithheldBy::Lists),
+        }
     }
 
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {

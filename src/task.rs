@@ -50,7 +50,7 @@ pub use policy::{
 };
 pub use principal::{OperatorRight, Principal};
 pub use principal_access::{
-    AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes,
+    AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes, WithheldBy,
 };
 pub use principal_counts::{OwnerCounts, PrincipalCounts};
 pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};

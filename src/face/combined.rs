@@ -41,7 +41,7 @@ use super::served::Served;
 use super::session as session_face;
 use crate::line_budget::LogLimit;
 use crate::metric;
-use crate::task::{Caller, Principal};
+use crate::task::{Caller, Principal, WithheldBy};
 use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
@@ -199,7 +199,7 @@ impl CombinedUpstreams {
     }
 
     fn is_for(&self, at: usize, caller: &Caller) -> bool {
-        self.members[at].endpoint.is_for(caller)
+        self.members[at].endpoint.withheld_by(caller).is_none()
     }
 
     fn members_for(&self, caller: &Caller) -> impl Iterator<Item = usize> {
@@ -285,8 +285,11 @@ impl Endpoint for CombinedEndpoint {
         ending_with(response, || self.withheld_from(&holder))
     }
 
-    fn is_for(&self, caller: &Caller) -> bool {
-        self.0.members.iter().any(|member| member.endpoint.is_for(caller))
+    /// If no member is for the caller, the reason of the first one.
+    fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
+        let mut reasons = self.0.members.iter().map(|member| member.endpoint.withheld_by(caller));
+        let first = reasons.next()??;
+        reasons.all(|reason| reason.is_some()).then_some(first)
     }
 
     /// Once it may use no upstream any more: the streams of each upstream end by themselves.

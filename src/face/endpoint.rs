@@ -24,7 +24,7 @@ use super::stateless::{MessageContext, StatelessFace};
 use super::{affinity, headers};
 use crate::audit::{AuditAct, AuditEvent};
 use crate::metric;
-use crate::task::{Caller, Executed, GatewayFault, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason, WithheldBy};
 use crate::wire::envelope::{self, Request, Response};
 use crate::wire::{Message, RequestId, ScanLimits, method};
 
@@ -87,7 +87,7 @@ impl UpstreamEndpoint {
 
     async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream.
-        if !self.is_for(&inbound.caller) {
+        if self.withheld_by(&inbound.caller).is_some() {
             if let Some(audit) = self.served.engine.audit() {
                 let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
                 audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
@@ -131,8 +131,8 @@ impl Endpoint for UpstreamEndpoint {
         }
     }
 
-    fn is_for(&self, caller: &Caller) -> bool {
-        self.served.engine.access().has_upstream(caller, self.served.upstream.name())
+    fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
+        self.served.engine.access().upstream_withheld_by(caller, self.served.upstream.name())
     }
 
     fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
@@ -237,8 +237,8 @@ impl Endpoint for ClosingEndpoint {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 
-    fn is_for(&self, caller: &Caller) -> bool {
-        self.0.is_for(caller)
+    fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
+        self.0.withheld_by(caller)
     }
 
     fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {

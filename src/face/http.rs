@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::array_tools::ArrayTools;
 use super::arrival::Arrival;
-use crate::task::{Caller, Principal};
+use crate::task::{Caller, Principal, WithheldBy};
 use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
@@ -182,9 +182,9 @@ pub trait Endpoint: Send + Sync {
         false
     }
 
-    /// Whether a caller may use the path; others see an unknown path.
-    fn is_for(&self, _caller: &Caller) -> bool {
-        true
+    /// Why a caller may not use the path, which it sees as an unknown one.
+    fn withheld_by(&self, _caller: &Caller) -> Option<WithheldBy> {
+        None
     }
 
     /// The upstreams that the path serves: a token for the path is for these.

@@ -29,7 +29,7 @@ use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::replica::OwnerReplica;
 use crate::shared_limits::SharedLimits;
-use crate::task::{Caller, Executed, GatewayFault, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason, WithheldBy};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 pub use streams::STREAMS_MAX;
@@ -184,8 +184,8 @@ impl Endpoint for SseEndpoint {
         }
     }
 
-    fn is_for(&self, caller: &Caller) -> bool {
-        self.endpoint.is_for(caller)
+    fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
+        self.endpoint.withheld_by(caller)
     }
 
     fn upstreams(&self) -> Arc<Vec<Arc<str>>> {

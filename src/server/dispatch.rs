@@ -246,8 +246,8 @@ impl DispatchState {
         let unknown = || Refusal::PathUnknown(self.routes.paths_for(&caller.principal));
         let route = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
         let endpoint = route.endpoint;
-        if !endpoint.is_for(caller) {
-            return Err(Refusal::PathWithheld);
+        if let Some(by) = endpoint.withheld_by(caller) {
+            return Err(Refusal::PathWithheld(by));
         }
         let (method, headers) = (request.method(), request.headers());
         if !endpoint.takes(method) {

@@ -138,7 +138,7 @@ impl AuditedRefusals {
         let act = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
             _ if shows_credential => AuditAct::LoginRefused,
-            _ if *refusal == Refusal::PathWithheld => AuditAct::RuleDenied,
+            _ if matches!(refusal, Refusal::PathWithheld(_)) => AuditAct::RuleDenied,
             _ => return,
         };
         let second = if caller.is_known() { &self.named } else { &self.anonymous };
@@ -178,6 +178,7 @@ impl fmt::Display for LoggedText<'_> {
 mod tests {
     use super::*;
     use crate::audit::AuditSettings;
+    use crate::task::WithheldBy;
 
     /// 10,000 refusals of strangers, one of a known client, and none afterwards.
     #[tokio::test]
@@ -201,8 +202,8 @@ mod tests {
         refuse(&Refusal::TokenInQuery, None);
         refuse(&Refusal::CredentialsUnclear, None);
         (0..FLOOD).for_each(|_| refuse(&Refusal::Unauthorized, None));
-        refuse(&Refusal::PathWithheld, Some(&Principal::anonymous()));
-        refuse(&Refusal::PathWithheld, Some(&Principal::holding("ada")));
+        refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::anonymous()));
+        refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::holding("ada")));
         refuse(&Refusal::BodyEmpty, Some(&Principal::holding("ada")));
         log.close().await;
         let text = std::fs::read_to_string(path).unwrap();

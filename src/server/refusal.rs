@@ -14,7 +14,7 @@ use super::tokens::dpop::ProofError;
 use crate::face::answer::{insufficient_scope, refused, retry_after};
 use crate::face::http::FaceResponse;
 use crate::metric;
-use crate::task::Principal;
+use crate::task::{Principal, WithheldBy};
 use crate::wire::rpc_error;
 
 /// In seconds. An issuer's keys are fetched at most this often for tokens with unknown keys; proofs are forgotten each minute.
@@ -58,7 +58,7 @@ pub(super) enum Refusal {
     /// Carries the paths of servers, for a client that may know them; else it is empty.
     PathUnknown(String),
     /// The path exists but is withheld from this client, which gets the response for an unknown path.
-    PathWithheld,
+    PathWithheld(WithheldBy),
     /// Carries the path's methods.
     MethodUnknown(HeaderValue),
     MediaType,
@@ -173,7 +173,7 @@ impl Refusal {
             Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
             Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
-            Self::PathWithheld => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
+            Self::PathWithheld(_) => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
             Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
             Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
@@ -242,7 +242,7 @@ impl Refusal {
                 "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later"
             }
             Self::NoMetadata => "Not found: this gateway has no OAuth metadata and no client registration",
-            Self::PathUnknown(_) | Self::PathWithheld => {
+            Self::PathUnknown(_) | Self::PathWithheld(_) => {
                 "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
             }
             Self::MethodUnknown(_) => "Method not allowed: use one that the Allow header lists",
@@ -304,10 +304,15 @@ impl Refusal {
                 ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")
             }
             Self::PathUnknown(_) => ("upstreams.NAME.path", HeadPart::Path, "no upstream has the requested path"),
-            Self::PathWithheld => (
+            Self::PathWithheld(WithheldBy::Lists) => (
                 "auth.api_keys.upstreams",
                 HeadPart::Path,
                 "the API key may not use this upstream; add the upstream to this key if it should",
+            ),
+            Self::PathWithheld(WithheldBy::Rules) => (
+                "auth.rules",
+                HeadPart::Path,
+                "no rule allows the caller anything at this upstream; add a rule for it if it should",
             ),
             Self::Tunnel
             | Self::HeadTooLarge

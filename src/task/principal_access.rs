@@ -90,6 +90,14 @@ impl DecidedBy {
     }
 }
 
+/// The configuration's part that withholds an upstream from a caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithheldBy {
+    /// The lists beside the caller's credential, which may be gone.
+    Lists,
+    Rules,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessDecision {
     pub verdict: AccessVerdict,
@@ -146,7 +154,13 @@ impl PrincipalAccessTable {
     }
 
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
-        self.upstream(caller, upstream).verdict == AccessVerdict::Allowed
+        self.upstream_withheld_by(caller, upstream).is_none()
+    }
+
+    pub fn upstream_withheld_by(&self, caller: &Caller, upstream: &str) -> Option<WithheldBy> {
+        let AccessDecision { verdict, by } = self.upstream(caller, upstream);
+        let by = if matches!(by, DecidedBy::Key(_)) { WithheldBy::Lists } else { WithheldBy::Rules };
+        (verdict != AccessVerdict::Allowed).then_some(by)
     }
 
     /// Decides whether a caller may use anything at an upstream.

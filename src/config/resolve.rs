@@ -196,7 +196,7 @@ fn check_proxy(raw: &RawUpstream, report: &mut MistakeCollector) {
 
 fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
     let key = &raw.location.key;
-    let unknown = report.has_mistake(&format!("{key}.url")) || report.has_mistake(&format!("{key}.command"));
+    let unknown = report.has_mistake(&format!("{key}.url")) || report.has_mistake_in(&format!("{key}.command"));
     match (&raw.own.url, &raw.own.command) {
         (Some(_), Some(_)) => report.mistake(&raw.location, "has both `url` and `command`; write one of them"),
         (None, None) if !unknown => {

@@ -42,6 +42,10 @@ pub(crate) fn terminations() -> io::Result<SignalStream> {
     ctrl_break().map(SignalStream::CtrlBreak)
 }
 
+pub(crate) const fn outlive_file_size_limit() -> io::Result<()> {
+    Ok(())
+}
+
 pub(crate) const fn hangups() -> io::Result<SignalStream> {
     Ok(SignalStream::Never)
 }

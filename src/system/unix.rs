@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Access, FallocateFlags, access, fallocate, statvfs};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 pub(crate) use tokio::signal::unix::Signal as SignalStream;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -32,6 +32,13 @@ pub(crate) fn terminations() -> io::Result<SignalStream> {
 
 pub(crate) fn hangups() -> io::Result<SignalStream> {
     signal(SignalKind::hangup())
+}
+
+/// From now on a write beyond the limit of a file's size (`RLIMIT_FSIZE`) fails, and does not end the process. Programs that it
+/// starts have the default again.
+pub(crate) fn outlive_file_size_limit() -> io::Result<()> {
+    // The handler stays when the stream is dropped.
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
 /// Whether this process was started with SIGHUP ignored, as by nohup. Called before [`hangups`].

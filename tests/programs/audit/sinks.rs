@@ -3,6 +3,8 @@
 use std::io::Read as _;
 use std::sync::Mutex;
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
 use super::*;
 
 const REFUSED: &str = "audit_unavailable";
@@ -69,6 +71,25 @@ async fn sec_34_a_sink_that_is_full_or_blocked_stops_no_request_unless_records_a
         );
         assert_eq!(program.get("/tasks").await.status, 200);
     }
+}
+
+/// SEC-34 at a limit of the file's size, of which a signal tells first.
+#[tokio::test]
+async fn sec_34_a_limit_of_the_files_size_stops_no_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    let server = echo().await;
+    let folder = Folder::with(&with_path(&path, ""));
+    folder.write(&block("up", &server));
+    let mut program = Program::serve(&folder).await;
+    let limit = Rlimit { current: Some(16 << 10), maximum: Some(16 << 10) };
+    let process = Pid::from_raw(program.id().try_into().unwrap());
+    prlimit(process, Resource::Fsize, limit).unwrap();
+    assert_eq!(load(&program, 200).await, 200);
+    is_ready(&program, 200, "audit failing").await;
+    assert!(fs::metadata(&path).unwrap().len() <= 16 << 10);
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0), "it ends nevertheless");
 }
 
 /// SEC-34 in a session: the refusal has status 200, as its client would drop its connection at 503. With a task, and without one.

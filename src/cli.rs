@@ -267,6 +267,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    // Without the handler only a file at its limit ends the program, as before.
+    let _ = system::outlive_file_size_limit();
     let ended = match command.unwrap_or_else(|| CliCommand::Serve(ServeArguments::default())) {
         CliCommand::Serve(arguments) => match arguments.served() {
             Ok(served) => Box::pin(app::serve(served)).await,
@@ -365,15 +367,19 @@ fn in_short(config: &config::Config) -> String {
             format!(", {} at {}", count(paths.len(), "endpoint"), paths.join(" "))
         }
     };
-    let rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
+    let tool_rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
+    let caller_rules = match config.access.rules().rules.len() {
+        0 => String::new(),
+        rules => format!(", {} for callers", count(rules, "rule")),
+    };
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let public = config.listen.public_url.as_ref().map(|url| format!(" as {url}")).unwrap_or_default();
     let metrics = config.metrics.map(|address| format!(", for metrics on http://{address}")).unwrap_or_default();
     format!(
-        "{} at {}{endpoints}, {}; would listen on {scheme}://{}{public}{metrics}, and for operators on http://{}",
+        "{} at {}{endpoints}, {} for tools{caller_rules}; would listen on {scheme}://{}{public}{metrics}, and for operators on http://{}",
         count(config.upstreams.len(), "upstream"),
         paths.join(" "),
-        count(rules, "rule"),
+        count(tool_rules, "rule"),
         config.listen.address,
         config.admin.address,
     )

@@ -52,7 +52,7 @@ pub use raw::store::is_replica_name;
 pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
-pub use value::{check_principal_id, is_credential_header};
+pub use value::{check_caller_id, check_principal_id, is_credential_header};
 pub use variables::is_variable_name;
 use wrapped::FilePurpose;
 

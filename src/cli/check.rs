@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 
-use crate::config::Config;
+use crate::config::{Config, check_caller_id};
 use crate::server::client_certificates::block_of;
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
@@ -100,7 +100,12 @@ impl CheckArguments {
 
 impl AccessQuestion {
     fn caller(&self, config: &Config) -> Result<Caller, String> {
-        let principal = Principal::new(self.caller.as_deref().unwrap_or_default());
+        let id = self.caller.as_deref().unwrap_or_default();
+        check_caller_id(id).map_err(|wanted| format!("--as: {id:?} is not {wanted}"))?;
+        let principal = Principal::new(id);
+        if principal.has_token() && config.auth.tokens().is_none() {
+            return Err("--as: callers have no tokens: `auth.mode` lacks \"tokens\"".to_owned());
+        }
         let mut claims = Claims::default();
         if principal.key_id().is_some() {
             let key = config.auth.keys().iter().find(|key| key.caller.principal == principal);

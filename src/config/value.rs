@@ -11,8 +11,8 @@ use bytesize::ByteSize;
 use toml::value::{Datetime, Offset};
 
 pub(super) use self::addresses::*;
-pub use self::names::check_principal_id;
 pub(super) use self::names::*;
+pub use self::names::{check_caller_id, check_principal_id};
 pub use self::secrets::is_credential_header;
 pub(super) use self::secrets::*;
 use crate::task::time::millis;

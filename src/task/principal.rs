@@ -107,8 +107,18 @@ impl Principal {
         }
     }
 
+    /// Whether a text is the id of a principal that a client may be: one with a known scheme, or without a credential.
+    pub fn is_id(text: &str) -> bool {
+        let has_name = |scheme| text.strip_prefix(scheme).is_some_and(|name: &str| !name.is_empty());
+        [KEY, TOKEN, CERTIFICATE, UNCHECKED].into_iter().any(has_name) || matches!(text, "local" | ANONYMOUS)
+    }
+
     pub fn key_id(&self) -> Option<&str> {
         self.0.strip_prefix(KEY)
+    }
+
+    pub fn has_token(&self) -> bool {
+        self.0.starts_with(TOKEN)
     }
 
     pub fn certificate_name(&self) -> Option<&str> {

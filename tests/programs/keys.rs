@@ -66,7 +66,10 @@ fn a_check_prints_the_paths_of_upstreams_and_of_endpoints() {
     fs::write(folder.path().join("taskgate.toml"), toml).unwrap();
     let checked = taskgate(&folder, &["check", "taskgate.toml"]);
     let said = String::from_utf8(checked.stdout).unwrap();
-    assert!(said.starts_with("1 upstream at /up/mcp, 1 endpoint at /all, 0 rules; would listen on "), "{said}");
+    assert!(
+        said.starts_with("1 upstream at /up/mcp, 1 endpoint at /all, 0 rules for tools; would listen on "),
+        "{said}"
+    );
 }
 
 #[test]

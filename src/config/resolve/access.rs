@@ -178,6 +178,9 @@ impl KnownNames<'_> {
             report.mistake(&id.location, message);
             return None;
         }
+        if principal.has_token() && !self.has_tokens {
+            report.warning(&id.location, "never fits: callers have no tokens");
+        }
         Some(principal)
     }
 

@@ -2,7 +2,7 @@
 
 use super::{StringFormat, ValueError, not_empty};
 use crate::server::client_certificates::CertificatePattern;
-use crate::task::NamePattern;
+use crate::task::{NamePattern, Principal};
 
 pub(in crate::config) const UPSTREAM_NAME: StringFormat<String> =
     StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
@@ -29,7 +29,7 @@ pub(in crate::config) const GROUP: StringFormat<String> =
     StringFormat { wanted: "a group such as \"analysts\"", read: group };
 pub(in crate::config) const GROUP_MEMBER: StringFormat<String> = StringFormat {
     wanted: "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens",
-    read: caller_id,
+    read: group_member,
 };
 pub(in crate::config) const CALLER_ID: StringFormat<String> =
     StringFormat { wanted: "a principal such as \"key:ada\"", read: caller_id };
@@ -99,15 +99,30 @@ fn group(text: &str) -> Result<String, ValueError> {
 }
 
 fn caller_id(text: &str) -> Result<String, ValueError> {
-    let is_known = text.split_once(':').is_some_and(|(scheme, name)| !scheme.is_empty() && !name.is_empty());
-    if is_known || matches!(text, "local" | "anon") { group(text) } else { Err(ValueError::Form) }
+    if Principal::is_id(text) { group(text) } else { Err(ValueError::Form) }
+}
+
+fn group_member(text: &str) -> Result<String, ValueError> {
+    match text.strip_prefix("group:") {
+        Some(name) => group(name).map(|_| text.to_owned()),
+        None => caller_id(text),
+    }
+}
+
+/// Checks the form of a principal, as in `who.ids`. Fails with the wanted form.
+pub fn check_caller_id(text: &str) -> Result<(), &'static str> {
+    check(&CALLER_ID, text)
 }
 
 pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
-    match principal_id(text) {
+    check(&PRINCIPAL_ID, text)
+}
+
+fn check(format: &StringFormat<String>, text: &str) -> Result<(), &'static str> {
+    match (format.read)(text) {
         Ok(_) => Ok(()),
         Err(ValueError::Because(why)) => Err(why),
-        Err(ValueError::Form) => Err(PRINCIPAL_ID.wanted),
+        Err(ValueError::Form) => Err(format.wanted),
     }
 }
 

@@ -245,7 +245,7 @@ impl CalledServer {
         NoResultError(if is(Reason::UpstreamUnreachable) || is(Reason::UpstreamTls) {
             format!("the server cannot be reached{cause}")
         } else if let Some(status) = status {
-            format!("the server answered {status}{}", advice(status))
+            format!("the server answered {status}{}", advice(status, self.address.authorization.is_some()))
         } else if is(Reason::UpstreamClosed) {
             "the connection broke before the answer was complete".to_owned()
         } else if is(Reason::UpstreamTimeout) {
@@ -260,8 +260,9 @@ impl CalledServer {
     }
 }
 
-fn advice(status: StatusCode) -> &'static str {
+fn advice(status: StatusCode, has_key: bool) -> &'static str {
     match status {
+        StatusCode::UNAUTHORIZED if has_key => "; it refuses the key in TASKGATE_KEY",
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
         StatusCode::FORBIDDEN => "; the key in TASKGATE_KEY, or the Host, is not for this",
         StatusCode::PAYLOAD_TOO_LARGE => "; the arguments are larger than it takes",

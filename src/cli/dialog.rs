@@ -29,6 +29,8 @@ pub(super) struct CallDialog<'a> {
     interrupts: &'a mut mpsc::Receiver<()>,
     until: Option<Instant>,
     pub(super) declined: bool,
+    /// Whether the call has an idempotency key, so that its end on this side does not cancel it at a gateway.
+    pub(super) has_key: bool,
     /// Whether a part of the result was not printed, or not written to the file that was asked for.
     is_unwritten: bool,
 }
@@ -44,7 +46,7 @@ impl<'a> CallDialog<'a> {
     pub(super) fn new(policy: &'a FollowPolicy, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
         // A limit beyond any time means none.
         let until = policy.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Self { policy, ui, interrupts, until, declined: false, is_unwritten: false }
+        Self { policy, ui, interrupts, until, declined: false, has_key: false, is_unwritten: false }
     }
 
     pub(super) fn note(&mut self, text: &str) {
@@ -64,13 +66,16 @@ impl<'a> CallDialog<'a> {
     }
 
     pub(super) fn given_up(&mut self, why: Interrupted) -> CallExit {
-        match why {
-            Interrupted::ByUser => self.cancelled("cancelled"),
-            Interrupted::Late => {
-                self.ui.note(&format!("{}; cancelled", self.late()));
-                CallExit::Unfinished
-            }
+        if why == Interrupted::ByUser && !self.has_key {
+            return self.cancelled("cancelled");
         }
+        let begin = if why == Interrupted::Late { self.late() } else { "left".to_owned() };
+        let end = match self.has_key {
+            true => "the call may go on under its idempotency key; repeat the command to get its result",
+            false => "cancelled",
+        };
+        self.ui.note(&format!("{begin}; {end}"));
+        CallExit::Unfinished
     }
 
     pub(super) fn ended(&mut self, ended: Result<CallExit, NoResultError>) -> CallExit {

@@ -59,6 +59,7 @@ async fn in_best_flavour(
     };
     talk.calling();
     let key = call.idempotency_key.as_deref();
+    talk.has_key = key.is_some();
     match talk.or_interrupt(server.begin(way, &call.tool, &arguments, key)).await {
         Ok(begun) => follow::call(server, way, begun?, talk).await,
         Err(why) => Ok(talk.given_up(why)),

@@ -165,7 +165,10 @@ async fn a_handle_is_of_no_use_with_another_key_or_at_another_gateway() {
             }
         }
     }
-    Ended::of(&mut keyed(&["task", "get", place.url(), &id], None)).await.is(69, "", "TASKGATE_KEY");
+    Ended::of(&mut keyed(&["task", "get", place.url(), &id], None)).await.is(69, "", "put one into TASKGATE_KEY");
+    let wrong = format!("{ADA}0");
+    let refused = Ended::of(&mut keyed(&["task", "get", place.url(), &id], Some(&wrong))).await;
+    refused.is(69, "", "it refuses the key in TASKGATE_KEY");
     let theirs = Ended::of(&mut keyed(&["task", "list", place.url()], Some(BOB))).await;
     assert!(theirs.code == Some(0) && !theirs.stdout.contains(&id), "{}", theirs.stdout);
     Ended::of(&mut keyed(&["task", "cancel", place.url(), &id], Some(ADA))).await.is(0, "cancelled", "");
@@ -247,6 +250,12 @@ async fn a_time_that_is_over_cancels_a_call_and_leaves_a_task() {
     let call = ["call", server.url.as_str(), "greet", "--timeout", "2s", "--flavour"];
     Ended::with(&[&call[..], &["extension"]].concat()).await.is(5, "", "no result within 2s; cancelled");
     bounded(server.left.notified()).await;
+    let server = Server::start(vec![Step::Hang], mpsc::channel(1).0).await;
+    let call =
+        ["call", server.url.as_str(), "greet", "--timeout", "2s", "--flavour", "extension", "--idempotency-key", "k"];
+    let said =
+        "no result within 2s; the call may go on under its idempotency key; repeat the command to get its result";
+    Ended::with(&call).await.is(5, "", said);
     let server = Server::start(vec![handle()], mpsc::channel(1).0).await;
     let call = ["call", server.url.as_str(), "greet", "--timeout", "2s", "--flavour", "extension"];
     let command = format!("taskgate task wait {} t1 --flavour extension", server.url);

@@ -26,8 +26,8 @@ pub enum TasksCommand {
         /// Only tasks of this principal: the id of its API key, or the digest that lists and the log show.
         #[arg(long, value_name = "NAME")]
         principal: Option<String>,
-        /// Only tasks in this state: queued, working, input_required, completed, failed or cancelled.
-        #[arg(long)]
+        /// Only tasks in this state.
+        #[arg(long, value_parser = ["queued", "working", "input_required", "completed", "failed", "cancelled"])]
         state: Option<String>,
         /// Only tasks that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
         #[arg(long)]

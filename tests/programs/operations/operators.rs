@@ -124,6 +124,8 @@ async fn a_cancelled_task_is_settled_and_its_upstream_is_told() {
     assert_eq!((code, why.trim()), (Some(1), "taskgate: the task has ended: it is cancelled"));
     let (code, _, why) = operate(&program, &["show", "000000000000"]).await;
     assert_eq!((code, why.trim()), (Some(1), "taskgate: no task has this reference"));
+    let (code, _, said) = operate(&program, &["list", "--state", "Working"]).await;
+    assert!(code == Some(64) && said.contains("[possible values: queued, working, "), "{code:?} {said}");
     let (code, table, _) = operate(&program, &["list", "--state", "working"]).await;
     assert_eq!((code, table.lines().count()), (Some(0), 1));
 }

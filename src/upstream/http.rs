@@ -348,6 +348,8 @@ impl Upstream for SessionUpstream {
 
     async fn restart(&self) {
         self.link.transport.restart().await;
+        // A handshake with the program that has just ended fails.
+        self.pool.forget_handshakes();
     }
 
     async fn close(&self) {

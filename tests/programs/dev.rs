@@ -146,6 +146,17 @@ fn a_changed_file_starts_the_program_anew_and_the_next_call_reaches_it() {
     }
 }
 
+/// A handshake that waits for the program does not outlive it.
+#[test]
+fn a_change_while_the_program_is_starting_starts_it_anew() {
+    let silent = "import sys, time\nprint('begun', file=sys.stderr, flush=True)\ntime.sleep(600)\n";
+    let mut started = Started::with(&["dev", "--port", "0", "--", "python3", "server.py"], &[("server.py", silent)]);
+    started.wait("stderr  begun");
+    started.write(SERVER);
+    started.wait("ready: developed 1.2");
+    assert!(!started.has("not ready"), "{:#?}", started.seen);
+}
+
 #[test]
 fn a_folder_that_the_program_makes_at_each_start_restarts_nothing() {
     let server = format!("import os\nos.mkdir('cache-%d' % os.getpid())\n{SERVER}");

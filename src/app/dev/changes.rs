@@ -33,17 +33,29 @@ const IGNORED_FOLDERS: &str =
 /// never end.
 const SOURCES: &str = "bash c cc cjs clj cpp cs cts dart ex exs fs go h hpp java jl js jsx kt lua mjs mts php pl py pyi rb rs scala sh sql swift toml ts tsx yaml yml";
 
-/// The folder of the first argument that is a file, and the program itself if it is a path; else the working directory.
+/// The folder of the first argument that is a file, and the program itself if it is a path. Without such an argument the
+/// working directory, unless the program alone or a program in that directory is the server; others are interpreters.
 pub(super) fn watched_by(command: &[String]) -> Vec<PathBuf> {
     let mut words = command.iter().map(Path::new);
     let program = words.next().filter(|program| program.components().count() > 1 && program.is_file());
     let script = words.find(|word| word.is_file());
-    let folder = script.map(|script| match script.parent() {
-        Some(folder) if folder != Path::new("") => folder.to_owned(),
-        Some(_) | None => PathBuf::from("."),
-    });
-    let own: Vec<_> = program.map(Path::to_owned).into_iter().chain(folder).collect();
-    if own.is_empty() { vec![PathBuf::from(".")] } else { own }
+    let folder = match script.map(|script| script.parent()) {
+        Some(Some(folder)) if folder != Path::new("") => Some(folder.to_owned()),
+        Some(_) => Some(PathBuf::from(".")),
+        None => {
+            let is_server = program.is_some_and(|program| command.len() == 1 || is_in_working_directory(program));
+            (!is_server).then(|| PathBuf::from("."))
+        }
+    };
+    program.map(Path::to_owned).into_iter().chain(folder).collect()
+}
+
+/// Follows links: a virtual environment's interpreter is elsewhere.
+fn is_in_working_directory(program: &Path) -> bool {
+    match (program.canonicalize(), Path::new(".").canonicalize()) {
+        (Ok(program), Ok(folder)) => program.starts_with(folder),
+        _ => false,
+    }
 }
 
 /// The files of one moment.
@@ -305,5 +317,11 @@ mod tests {
         assert_eq!(words(&["python3", "-u", &text("server.py"), "/"]), [folder.path()]);
         assert_eq!(words(&[&text("server.py")]), [folder.path().join("server.py")]);
         assert_eq!(words(&["python3", "-m", "server"]), [Path::new(".")]);
+        // As the interpreter of a virtual environment.
+        let interpreter = text("python");
+        std::os::unix::fs::symlink("/bin/sh", &interpreter).unwrap();
+        assert_eq!(words(&[&interpreter, "-m", "server"]), [Path::new(&interpreter), Path::new(".")]);
+        // Built by the author: `cargo test` runs in the package's folder.
+        assert_eq!(words(&["./Cargo.toml", "--port", "1"]), [Path::new("./Cargo.toml")]);
     }
 }

@@ -224,6 +224,11 @@ impl SessionPool {
         }
     }
 
+    /// Forgets handshakes that have not succeeded: the next request begins another, and does not get their errors.
+    pub(crate) fn forget_handshakes(&self) {
+        self.places.lock().retain(|_, place| place.session().is_some());
+    }
+
     /// Ends a session in the background; one that the upstream has forgotten needs no end.
     fn end(&self, place: &PooledSession) {
         if let Some(session) = place.session().filter(|session| !session.over.is_cancelled()).cloned() {

@@ -11,6 +11,9 @@ use crate::task::digest::hex;
 /// The most lines of an anchor file.
 const ANCHORS_MAX: usize = 1_000_000;
 const ANCHOR_LINE_BYTES_MAX: u64 = 128;
+/// The hex digits of a digest.
+const DIGEST_DIGITS: usize = 64;
+const SEQ_DIGITS_MAX: usize = 20;
 
 /// Where a chain is broken: the first fault of a file. Lines count from 1.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +72,16 @@ impl Anchors {
             if line.is_empty() {
                 break;
             }
-            let parts = line.strip_suffix('\n').and_then(|line| line.split_once(' '));
-            let read = parts.and_then(|(seq, digest)| Some((seq.parse::<u64>().ok()?, digest)));
-            let is_digest = |digest: &str| digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let (seq, digest) = read
-                .filter(|(_, digest)| is_digest(digest) && number <= ANCHORS_MAX as u64)
-                .ok_or(AuditFault::NotAnAnchor { line: number })?;
+            let entry = line.trim_end_matches('\n');
+            let (seq, digest) = entry.split_once(' ').unwrap_or((entry, ""));
+            let is_number = seq.len() <= SEQ_DIGITS_MAX && seq.bytes().all(|byte| byte.is_ascii_digit());
+            let is_hex = digest.len() <= DIGEST_DIGITS && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !is_number || !is_hex || number > ANCHORS_MAX as u64 {
+                return Err(AuditFault::NotAnAnchor { line: number });
+            }
+            // A write that failed left a part of a line, or a whole one that was written again later.
+            let whole = seq.parse::<u64>().ok().filter(|_| digest.len() == DIGEST_DIGITS && line.ends_with('\n'));
+            let Some(seq) = whole.filter(|seq| !anchors.has(*seq, digest)) else { continue };
             match anchors.last.last_mut() {
                 Some(last) if seq > *last => *last = seq,
                 Some(_) | None => anchors.last.push(seq),
@@ -83,6 +90,10 @@ impl Anchors {
             anchors.by_seq.entry(seq).or_default().push(Anchor { chain, digest: digest.to_owned() });
         }
         Ok(anchors)
+    }
+
+    fn has(&self, seq: u64, digest: &str) -> bool {
+        self.by_seq.get(&seq).is_some_and(|known| known.iter().any(|anchor| anchor.digest == digest))
     }
 }
 

@@ -4,8 +4,8 @@
 //! synced each second. A failed write is repeated each second, with the same lines.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -212,15 +212,31 @@ impl AuditWriter {
     fn write_anchors(&mut self) {
         let (Some(path), false) = (&self.anchor, self.anchors.is_empty()) else { return };
         let text: String = self.anchors.iter().map(|end| format!("{} {}\n", end.seq, hex(&end.digest))).collect();
-        let opened = OpenOptions::new().append(true).create(true).owners_alone().open(path);
-        let written = opened.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_data()));
-        match written {
+        match append_lines(path, text) {
             Ok(()) => self.anchors.clear(),
             Err(error) => {
                 tracing::error!(%error, file = %path.display(), "digests of audit lines were not written to `audit.anchor`");
             }
         }
     }
+}
+
+/// Appends lines, behind an incomplete one of a write that failed or of a process that was killed. Nothing is cut off: the file may
+/// be append-only, or another gateway's, too.
+fn append_lines(path: &Path, mut lines: String) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).owners_alone().open(path)?;
+    let found = file.metadata()?;
+    if found.len() > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            lines.insert(0, '\n');
+        }
+    }
+    file.write_all(lines.as_bytes())?;
+    // A pipe cannot be synced.
+    if found.is_file() { file.sync_data() } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -264,6 +280,21 @@ mod tests {
         assert!(verifier.lost > 5_000, "{}", verifier.lost);
         assert_eq!(kept + verifier.lost, 20_001);
         assert_eq!(text.matches("audit.lost").count(), 1);
+    }
+
+    /// A write that failed, or a process that was killed, left a part of a line.
+    #[test]
+    fn anchors_are_appended_behind_an_incomplete_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.anchor");
+        for line in ["1 aa\n", "1000 bb\n"] {
+            append_lines(&path, line.to_owned()).unwrap();
+        }
+        let whole = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(whole, "1 aa\n1000 bb\n");
+        std::fs::write(&path, &whole[..whole.len() - 2]).unwrap();
+        append_lines(&path, "1000 bb\n".to_owned()).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1 aa\n1000 b\n1000 bb\n");
     }
 
     /// `kill -9` or a power cut during a write leaves any part of the last lines: the next process continues the chain

@@ -122,7 +122,16 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
     assert_eq!(verify(&lines[..2_000], &anchors), Ok(()));
     // An anchor file also holds the digests of earlier chains, before this chain's.
     assert_eq!(verify(&lines, &format!("1 {}\n9000 {}\n{anchors}", "a".repeat(64), "b".repeat(64))), Ok(()));
-    for wrong in ["1000 x\n", "x\n", "1000", &"9".repeat(1 << 20)] {
+    // A write failed after a part of a line; the next one began a new line, and wrote all lines again.
+    let (first, others) = anchors.split_at(anchors.find('\n').unwrap() + 1);
+    for torn in ["1", "1000 ", "1000 0a1b2c", "1000 0a1b2c\n", &format!("{}\n{first}", &first[..40])] {
+        let torn = if torn.ends_with('\n') { torn.to_owned() } else { format!("{torn}\n") };
+        let anchors = format!("{first}{torn}{first}{others}2000 5");
+        assert_eq!(verify(&lines, &anchors), Ok(()), "{torn}");
+        assert_eq!(verify(&again, &anchors).unwrap_err(), "line 1000, seq 1000: differs from the anchor");
+        assert!(verify(&lines[..1_999], &anchors).unwrap_err().starts_with("the anchors go on to seq 2000"));
+    }
+    for wrong in ["1000 x\n", "x\n", &format!("1 {}\n", "a".repeat(65)), &"9".repeat(1 << 20)] {
         assert_eq!(verify(&lines, wrong).unwrap_err(), "line 1: is no anchor");
     }
 }

@@ -410,7 +410,11 @@ fn sort(
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
-            argument_limits::check_call(&shared.served.settings.rules, &request)?;
+            let is_withheld = || names_withheld_tool(shared, &request, &inbound.caller);
+            match argument_limits::check_call(&shared.served.settings.rules, &request) {
+                Err(_) if is_withheld() => (),
+                checked => checked?,
+            }
             if tasks::is_served_method(shared.served.settings.drafts, &request.method) {
                 return Ok(MessageRoute::Method(request));
             }
@@ -419,7 +423,10 @@ fn sort(
             }
             // Checked cheaply: most calls go through the pipe, which parses them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
-                Some(params) => tasks::wish(&shared.served.settings, session, params, inbound.accepted)?,
+                Some(params) => match tasks::wish(&shared.served.settings, session, params, inbound.accepted) {
+                    Err(RequestError::NeedsTask | RequestError::TakesNoTask) if is_withheld() => None,
+                    wish => wish?,
+                },
                 None => None,
             };
             if let Some(wish) = wish {
@@ -458,6 +465,14 @@ fn sort(
                 .map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
+}
+
+/// Whether a call is of a tool that its caller may not use. The tool's own rules refuse no such call: it gets the response for an
+/// unknown tool, to which they do not apply.
+fn names_withheld_tool(shared: &SessionFaceState, request: &Request, caller: &Caller) -> bool {
+    let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
+    let tool = params.and_then(|params| params.get_str("name"));
+    tool.is_some_and(|tool| !shared.served.engine.access().has_tool(caller, shared.served.upstream.name(), &tool))
 }
 
 /// `None` for a message to the gateway itself.

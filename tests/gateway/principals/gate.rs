@@ -41,7 +41,7 @@ pub(crate) struct Gate {
 
 /// A server whose tool `quick` returns its arguments at once, `held` never returns, and `ask` asks first. Each session has one
 /// further tool, with the session's name.
-async fn server() -> ScriptedServer {
+pub(super) async fn server() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
 }
 

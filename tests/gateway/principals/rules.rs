@@ -5,7 +5,7 @@ use support::hostile_twin;
 use taskgate::config;
 use tokio::io::AsyncReadExt as _;
 
-use super::gate::{ADA, ADA_TOO, Ask, BOB, EVE, Gate};
+use super::gate::{ADA, ADA_TOO, Ask, BOB, EVE, Gate, server};
 use super::upstream::in_time;
 
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
@@ -180,6 +180,37 @@ async fn sec_27_a_withheld_item_is_answered_like_one_that_does_not_exist() {
     }
     for method in ["tools/call", "prompts/get", "resources/read", "completion/complete"] {
         assert_eq!(gate.server.world.count(method), 0, "{method}");
+    }
+}
+
+/// SEC-27, for a tool whose own rules would refuse the call of an allowed caller: they tell of no withheld tool.
+#[tokio::test]
+async fn sec_27_the_rules_of_a_withheld_tool_refuse_no_call() {
+    for own in ["mode = \"required\"", "mode = \"never\"", "arguments_bytes_max = \"10B\""] {
+        let own = format!("[[upstreams.up.tools]]\nmatch = \"ask\"\n{own}\n");
+        let gate = Gate::behind(server().await, "", &text(RULES), &own).await;
+        let session = gate.session(ADA).await;
+        let long = "x".repeat(100);
+        for (arguments, task) in [
+            (json!({}), false),
+            (json!({ "env": long }), false),
+            (json!([1]), false),
+            (json!(long), false),
+            (json!({}), true),
+            (json!([1]), true),
+        ] {
+            let answers = ["ask", "xyz"].map(|name| {
+                let mut params = json!({ "name": name, "arguments": arguments });
+                if task {
+                    params["task"] = json!({});
+                }
+                Ask::session(ADA, Some(&session), "tools/call", &params)
+            });
+            let [withheld, unknown] = [gate.send(&answers[0]).await, gate.send(&answers[1]).await];
+            assert_eq!(withheld.summary(), "200 -32602", "{own} {arguments} {task}: {withheld:?}");
+            assert_eq!(withheld.text().replace("ask", "xyz"), unknown.text(), "{own} {arguments} {task}");
+        }
+        assert_eq!(gate.server.world.count("tools/call"), 0, "{own}");
     }
 }
 

@@ -217,6 +217,20 @@ fn begins_record(text: &[u8]) -> bool {
 }
 
 #[cfg(test)]
+impl AuditSink {
+    /// Waits for the lock: a program that another test starts has all open files between fork and exec.
+    pub(super) fn unlocked(path: &Path) -> Self {
+        for _ in 0..1_000 {
+            match Self::open(path) {
+                Err(AuditOpenError::Locked { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
+                opened => return opened.unwrap(),
+            }
+        }
+        panic!("the file stays locked");
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::audit::record::{AuditAct, AuditEvent};
@@ -233,7 +247,7 @@ mod tests {
         }
         for length in 0..=text.len() {
             fs::write(&path, &text[..length]).unwrap();
-            let sink = AuditSink::open(&path).unwrap();
+            let sink = AuditSink::unlocked(&path);
             let (whole, end) = *ends.iter().rev().find(|(whole, _)| *whole <= length).unwrap();
             assert_eq!((sink.end, sink.torn_bytes), (end, (length - whole) as u64), "{length}");
             assert_eq!(fs::read(&path).unwrap(), text[..whole], "{length}");
@@ -258,7 +272,7 @@ mod tests {
         let digest = line.windows(64).position(|part| part == "07".repeat(32).as_bytes()).unwrap();
         for length in 0..line.len() {
             fs::write(&path, &line[..length]).unwrap();
-            let sink = AuditSink::open(&path).unwrap();
+            let sink = AuditSink::unlocked(&path);
             let expected = if length > digest + 64 { before } else { ChainEnd::default() };
             assert_eq!((sink.end, sink.torn_bytes), (expected, length as u64), "{length}");
             assert_eq!(fs::read(&path).unwrap(), b"", "{length}");
@@ -270,7 +284,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [path, old, draft] =
             ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.next"].map(|name| folder.path().join(name));
-        let mut sink = AuditSink::open(&path).unwrap();
+        let mut sink = AuditSink::unlocked(&path);
         sink.append(b"old\n").unwrap();
         let (_, line) = rotated();
         assert!(!sink.reopen(&line).unwrap(), "it is where it was");

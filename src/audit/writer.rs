@@ -244,7 +244,7 @@ mod tests {
     use super::super::verify::ChainVerifier;
     use super::*;
 
-    fn settings(path: &std::path::Path) -> AuditSettings {
+    fn settings(path: &Path) -> AuditSettings {
         AuditSettings {
             path: path.to_owned(),
             is_required: false,
@@ -267,7 +267,7 @@ mod tests {
             queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
         };
         (0..20_000).for_each(|_| push());
-        let writer = AuditWriter::new(AuditSink::open(&path).unwrap(), Arc::clone(&queue), &settings, None);
+        let writer = AuditWriter::new(AuditSink::unlocked(&path), Arc::clone(&queue), &settings, None);
         let writing = std::thread::spawn(move || writer.run());
         // Accepted or not, it is counted.
         push();
@@ -311,7 +311,7 @@ mod tests {
                 queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
             }
             queue.end();
-            AuditWriter::new(AuditSink::open(&path).unwrap(), queue, &settings, None).run();
+            AuditWriter::new(AuditSink::unlocked(&path), queue, &settings, None).run();
             std::fs::read(&path).unwrap()
         };
         let whole = process(&["a", "\u{202e}b\n", "{\"seq\":1,"]);

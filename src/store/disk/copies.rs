@@ -69,7 +69,7 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
     if let Some(taken) = names.find(|path| path.exists()) {
         return Err(OpenError::FileExists { path: taken, remedy: OTHER_FOLDER });
     }
-    let found = copy_checked((&path, &source), &unfinished)?;
+    let found = copy_checked(&path, &source, &unfinished)?;
     also.iter().try_for_each(|name| made.copy(&folder.join(name), &to.join(name)))?;
     fs::rename(&unfinished, &target).map_err(folder_error(&target))?;
     made.0.clear();
@@ -115,7 +115,7 @@ impl Drop for MadeFiles {
 }
 
 /// Copies the database, and reads the copy. A copy that is damaged has the damage of the source.
-fn copy_checked((path, source): (&Path, &Connection), to: &Path) -> Result<CheckedStore, OpenError> {
+fn copy_checked(path: &Path, source: &Connection, to: &Path) -> Result<CheckedStore, OpenError> {
     copy(source, to).map_err(|error| {
         let at = if is_damage(&error) { path } else { to };
         schema::open_error(at, error)

@@ -1,4 +1,5 @@
 //! Maps random keys to values, bounded: in a full map the principal with most entries loses its least recently used one.
+//! A map may also have a bound in bytes: above it, the principal with most bytes loses such entries.
 //!
 //! For lookups by every request: a lookup is one short lock and almost no hashing.
 
@@ -38,6 +39,7 @@ impl<T: ?Sized> RecentValue for Arc<T> {
 pub(crate) struct RecentMap<V> {
     shards: Box<[Mutex<RecentShard<V>>]>,
     shard_entries_max: usize,
+    shard_bytes_max: usize,
     /// Secret: no principal can choose the number of another one.
     owners: RandomState,
 }
@@ -45,15 +47,24 @@ pub(crate) struct RecentMap<V> {
 #[derive(Debug)]
 struct RecentShard<V> {
     entries: HashMap<u128, RecentEntry<V>, BuildHasherDefault<RandomKeyHasher>>,
-    /// The number of each owner's entries.
-    counts: HashMap<u64, usize, BuildHasherDefault<RandomKeyHasher>>,
+    usage: HashMap<u64, OwnerUsage, BuildHasherDefault<RandomKeyHasher>>,
+    /// The sum of all entries' bytes.
+    bytes: usize,
     uses: u64,
+}
+
+/// One owner's entries in a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct OwnerUsage {
+    entries: usize,
+    bytes: usize,
 }
 
 #[derive(Debug)]
 struct RecentEntry<V> {
     value: V,
     owner: u64,
+    bytes: usize,
     last_use: u64,
 }
 
@@ -73,14 +84,23 @@ pub(crate) struct EnteredValue<V> {
 
 impl<V: RecentValue> RecentMap<V> {
     pub(crate) fn new(entries_max: usize) -> Self {
-        Self::with_shards(entries_max, SHARDS)
+        Self::with_shards(entries_max, usize::MAX, SHARDS)
     }
 
-    fn with_shards(entries_max: usize, shards: usize) -> Self {
-        let shard = || Mutex::new(RecentShard { entries: HashMap::default(), counts: HashMap::default(), uses: 0 });
+    /// The values' bytes are those of [`Self::set_bytes`].
+    pub(crate) fn with_bytes(entries_max: usize, bytes_max: usize) -> Self {
+        Self::with_shards(entries_max, bytes_max, SHARDS)
+    }
+
+    fn with_shards(entries_max: usize, bytes_max: usize, shards: usize) -> Self {
+        let shard = || {
+            let (entries, usage) = (HashMap::default(), HashMap::default());
+            Mutex::new(RecentShard { entries, usage, bytes: 0, uses: 0 })
+        };
         Self {
             shards: (0..shards).map(|_| shard()).collect(),
             shard_entries_max: entries_max.div_ceil(shards).max(1),
+            shard_bytes_max: bytes_max / shards,
             owners: RandomState::new(),
         }
     }
@@ -88,7 +108,13 @@ impl<V: RecentValue> RecentMap<V> {
     /// With an exact limit, so that tests can reach it.
     #[cfg(test)]
     pub(crate) fn of_one_shard(entries_max: usize) -> Self {
-        Self::with_shards(entries_max, 1)
+        Self::with_shards(entries_max, usize::MAX, 1)
+    }
+
+    /// All values' bytes.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().bytes).sum()
     }
 
     #[cfg(test)]
@@ -131,6 +157,15 @@ impl<V: RecentValue> RecentMap<V> {
         EnteredValue { value, evicted }
     }
 
+    /// Sets the bytes of a value, 0 at first. Values that make room for them are dropped.
+    pub(crate) fn set_bytes(&self, key: u128, bytes: usize) {
+        let mut shard = self.shard(key).lock();
+        shard.set_bytes(key, bytes);
+        let evicted = shard.evict(|shard| shard.bytes > self.shard_bytes_max, |usage| usage.bytes);
+        drop(shard);
+        drop(evicted);
+    }
+
     pub(crate) fn remove(&self, key: u128) -> Option<V> {
         self.shard(key).lock().remove(key)
     }
@@ -152,28 +187,44 @@ impl<V: RecentValue> RecentShard<V> {
 
     fn put(&mut self, key: u128, owner: u64, value: V) {
         self.uses += 1;
-        *self.counts.entry(owner).or_default() += 1;
-        self.entries.insert(key, RecentEntry { value, owner, last_use: self.uses });
+        self.usage.entry(owner).or_default().entries += 1;
+        self.entries.insert(key, RecentEntry { value, owner, bytes: 0, last_use: self.uses });
+    }
+
+    fn set_bytes(&mut self, key: u128, bytes: usize) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let before = std::mem::replace(&mut entry.bytes, bytes);
+        self.bytes = self.bytes - before + bytes;
+        if let Some(usage) = self.usage.get_mut(&entry.owner) {
+            usage.bytes = usage.bytes - before + bytes;
+        }
     }
 
     fn remove(&mut self, key: u128) -> Option<V> {
         let entry = self.entries.remove(&key)?;
-        if let Some(count) = self.counts.get_mut(&entry.owner) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&entry.owner);
+        self.bytes -= entry.bytes;
+        if let Some(usage) = self.usage.get_mut(&entry.owner) {
+            usage.entries -= 1;
+            usage.bytes -= entry.bytes;
+            if usage.entries == 0 {
+                self.usage.remove(&entry.owner);
             }
         }
         Some(entry.value)
     }
 
-    /// Returns the values that made room: several after a time in which more were in use than there is room for. Linear in
-    /// the size of one shard for each, and only if it is full.
+    /// Makes room for one more entry; returns the values that made room.
     fn make_room(&mut self, entries_max: usize) -> Vec<V> {
+        self.evict(|shard| shard.entries.len() >= entries_max, |usage| usage.entries)
+    }
+
+    /// Removes values of the owner with the largest `share` while the shard is full: several after a time in which more
+    /// were in use than there is room for. Linear in the size of one shard for each.
+    fn evict(&mut self, is_full: impl Fn(&Self) -> bool, share: impl Fn(&OwnerUsage) -> usize) -> Vec<V> {
         let mut evicted = Vec::new();
-        while self.entries.len() >= entries_max {
+        while is_full(self) {
             let idle = self.entries.iter().filter(|(_, entry)| !entry.value.is_in_use());
-            let rank = |entry: &RecentEntry<V>| (self.counts.get(&entry.owner).copied(), Reverse(entry.last_use));
+            let rank = |entry: &RecentEntry<V>| (self.usage.get(&entry.owner).map(&share), Reverse(entry.last_use));
             let Some(key) = idle.max_by_key(|(_, entry)| rank(entry)).map(|(key, _)| *key) else { break };
             evicted.extend(self.remove(key));
         }
@@ -260,7 +311,7 @@ mod tests {
         for key in 0..10_000 {
             recent.remove(key << 64 | key);
         }
-        assert!(recent.shards.iter().all(|shard| shard.lock().counts.is_empty()), "nothing is counted any more");
+        assert!(recent.shards.iter().all(|shard| shard.lock().usage.is_empty()), "nothing is counted any more");
     }
 
     #[test]
@@ -270,7 +321,7 @@ mod tests {
             recent.insert(1, &ada(), ());
         }
         recent.insert(1, &mallory(), ());
-        assert_eq!((recent.len(), recent.shards[0].lock().counts.len()), (1, 1));
+        assert_eq!((recent.len(), recent.shards[0].lock().usage.len()), (1, 1));
         recent.insert(2, &ada(), ());
         recent.insert(3, &mallory(), ());
         recent.insert(4, &ada(), ());
@@ -288,5 +339,26 @@ mod tests {
         drop(busy);
         recent.get_or_default(5, &ada());
         assert_eq!(recent.len(), 2, "more than there is room for are kept only while they are in use");
+    }
+
+    #[test]
+    fn values_above_the_bound_in_bytes_make_room_from_the_owner_with_most_bytes() {
+        let recent: RecentMap<Arc<u8>> = RecentMap::with_shards(100, 1_000, 1);
+        let take = |key, owner: &Principal, bytes| {
+            let in_use = recent.get_or_default(key, owner);
+            recent.set_bytes(key, bytes);
+            drop(in_use);
+        };
+        take(1, &ada(), 300);
+        (2..10).for_each(|key| take(key, &mallory(), 200));
+        assert_eq!(recent.bytes(), 900);
+        assert!(recent.contains(1), "its owner has fewer bytes than the other, though it was used longest ago");
+        assert_eq!([6, 7, 8, 9].map(|key| recent.contains(key)), [false, true, true, true]);
+        take(9, &mallory(), 100);
+        assert_eq!(recent.bytes(), 800);
+        take(1, &ada(), 900);
+        assert_eq!((recent.bytes(), recent.len()), (1_000, 2), "a value in use stays");
+        (1..10).for_each(|key| drop(recent.remove(key)));
+        assert_eq!((recent.bytes(), recent.shards[0].lock().usage.len()), (0, 0));
     }
 }

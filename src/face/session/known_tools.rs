@@ -25,11 +25,13 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, RpcError, method};
 
-/// The most sessions.
+/// The most sessions, and the bytes of their names (B238).
 const SESSIONS_MAX: usize = 1_024;
-/// The most names of one session, and their bytes. Others are looked up each time.
-const NAMES_MAX: usize = 10_000;
-const NAME_BYTES_MAX: usize = 256 << 10;
+const BYTES_MAX: usize = 32 << 20;
+/// The bytes of one session's names. Others are looked up each time.
+const SESSION_BYTES_MAX: usize = 256 << 10;
+/// Memory of a name beside its text: a place in a table that is half full, and an allocation.
+const NAME_BYTES: usize = 48;
 /// A call's longest wait for the tool list.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
@@ -45,20 +47,30 @@ struct SessionTools {
 impl SessionTools {
     fn learn(&mut self, names: impl Iterator<Item = String>) {
         for name in names {
-            if self.names.len() >= NAMES_MAX || self.bytes + name.len() > NAME_BYTES_MAX {
+            let bytes = self.bytes + name.len() + NAME_BYTES;
+            if bytes > SESSION_BYTES_MAX {
                 return;
             }
-            let bytes = name.len();
             if self.names.insert(name.into()) {
-                self.bytes += bytes;
+                self.bytes = bytes;
             }
         }
     }
 }
 
+impl KnownTools {
+    fn learn(&self, nonce: u128, counted_as: &Principal, names: impl Iterator<Item = String>) {
+        let known = self.0.get_or_default(nonce, counted_as);
+        let mut tools = known.lock();
+        tools.learn(names);
+        // Under the lock, so that the last number of bytes counts.
+        self.0.set_bytes(nonce, tools.bytes);
+    }
+}
+
 impl Default for KnownTools {
     fn default() -> Self {
-        Self(RecentMap::new(SESSIONS_MAX))
+        Self(RecentMap::with_bytes(SESSIONS_MAX, BYTES_MAX))
     }
 }
 
@@ -79,8 +91,7 @@ impl SessionFaceState {
     }
 
     fn learn(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
-        let known = self.tools.0.get_or_default(session.token.nonce, session.counted_as());
-        known.lock().learn(names);
+        self.tools.learn(session.token.nonce, session.counted_as(), names);
     }
 
     fn is_listed(&self, session: &ClientSession, tool: &str) -> bool {
@@ -217,12 +228,27 @@ mod tests {
     #[test]
     fn a_sessions_names_have_a_bound_in_bytes() {
         let mut tools = SessionTools::default();
-        let long = |n: usize| format!("{n}{}", "x".repeat(NAME_BYTES_MAX / 4));
+        let long = |n: usize| format!("{n}{}", "x".repeat(SESSION_BYTES_MAX / 4));
         tools.learn((0..100).map(long).chain(["short".to_owned()]));
         assert_eq!(tools.names.len(), 3);
-        assert!(tools.bytes <= NAME_BYTES_MAX);
+        assert!(tools.bytes <= SESSION_BYTES_MAX);
         let known = tools.bytes;
         tools.learn((0..3).map(long));
         assert_eq!((tools.names.len(), tools.bytes), (3, known), "known ones take no further bytes");
+    }
+
+    /// B238.
+    #[test]
+    fn b238_the_names_of_all_sessions_have_a_bound_in_bytes_and_each_principal_a_share() {
+        let (known, ada, mallory) = (KnownTools::default(), Principal::new("key:ada"), Principal::new("key:mallory"));
+        let key = |number: u128| number << 64 | number;
+        known.learn(key(1), &ada, ["a".to_owned()].into_iter());
+        let long = |n: usize| format!("{n}{}", "x".repeat(SESSION_BYTES_MAX / 4));
+        for session in 2..SESSIONS_MAX as u128 {
+            known.learn(key(session), &mallory, (0..3).map(long));
+        }
+        let bytes = known.0.bytes();
+        assert!((BYTES_MAX / 2..=BYTES_MAX).contains(&bytes), "{bytes}");
+        assert!(known.0.contains(key(1)), "of the principal with few bytes");
     }
 }

@@ -26,7 +26,6 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
-use crate::upstream::recent_map::RecentMap;
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
 use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
@@ -37,13 +36,10 @@ use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
 pub use lease::SessionLease;
 use lease::SessionLeases;
 pub(crate) use memory::PreferenceChange;
-use memory::{SessionMemory, SessionPreferences};
+use memory::{SessionMemories, SessionPreferences};
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
-/// Sessions with remembered state. An evicted one loses its log level and subscriptions, and needs a new handshake if
-/// its upstream session had been renewed. A session stays while calls run in it.
-const REMEMBERED_MAX: usize = 20_000;
 /// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
 /// How long one of them may take.
@@ -90,7 +86,7 @@ pub(crate) struct OwnSessions {
     limits: SharedLimits,
     /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
-    remembered: RecentMap<Arc<SessionMemory>>,
+    remembered: SessionMemories,
     leases: SessionLeases,
     readers: SessionStreamReaders,
     replies: Arc<Semaphore>,
@@ -110,7 +106,7 @@ impl OwnSessions {
             access,
             limits,
             event_bytes_max,
-            remembered: RecentMap::new(REMEMBERED_MAX),
+            remembered: SessionMemories::default(),
             leases: SessionLeases::default(),
             readers: SessionStreamReaders::default(),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),

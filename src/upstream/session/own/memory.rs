@@ -11,17 +11,51 @@ use tokio_util::task::TaskTracker;
 
 use super::{OwnSession, OwnSessions};
 use crate::dialect::negotiate::LogLevel;
-use crate::task::GatewayFault;
+use crate::task::{GatewayFault, Principal};
 use crate::upstream::raw_channel::SessionBinding;
+use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::refusals::SessionRefusals;
 use crate::wire::{Object, Payload};
 
+/// Sessions with remembered state, and the bytes of their preferences (B238).
+const REMEMBERED_MAX: usize = 20_000;
+const BYTES_MAX: usize = 64 << 20;
 /// Limits on one session's preferences.
 const SUBSCRIPTIONS_MAX: usize = 256;
 const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
+/// Memory of a subscription beside its text.
+const SUBSCRIPTION_BYTES: usize = 48;
 
 /// A handshake that all waiting requests share.
 type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
+
+/// By the session's nonce. An evicted session loses its log level and subscriptions, and needs a new handshake if its
+/// upstream session had been renewed. A session stays while calls run in it.
+#[derive(Debug)]
+pub(super) struct SessionMemories(RecentMap<Arc<SessionMemory>>);
+
+impl Default for SessionMemories {
+    fn default() -> Self {
+        Self(RecentMap::with_bytes(REMEMBERED_MAX, BYTES_MAX))
+    }
+}
+
+impl SessionMemories {
+    fn of(&self, nonce: u128, counted_as: &Principal) -> Arc<SessionMemory> {
+        self.0.get_or_default(nonce, counted_as)
+    }
+
+    fn change(&self, nonce: u128, counted_as: &Principal, change: PreferenceChange) {
+        let memory = self.of(nonce, counted_as);
+        let mut facts = memory.facts.lock();
+        if let PreferenceChange::Subscribe(uri) | PreferenceChange::Unsubscribe(uri) = &change {
+            facts.postponed.remove(uri);
+        }
+        facts.preferences.change(change);
+        // Under the lock, so that the last number of bytes counts.
+        self.0.set_bytes(nonce, facts.bytes());
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct SessionMemory {
@@ -70,6 +104,15 @@ impl SessionPreferences {
                 self.subscriptions.remove(&uri);
             }
         }
+    }
+}
+
+impl SessionFacts {
+    fn bytes(&self) -> usize {
+        let SessionPreferences { level, subscriptions } = &self.preferences;
+        // Twice: after a renewal, each may be postponed too.
+        let uris = subscriptions.iter().map(|uri| 2 * (uri.len() + SUBSCRIPTION_BYTES));
+        level.as_ref().map_or(0, |level| level.len()) + uris.sum::<usize>()
     }
 }
 
@@ -131,7 +174,7 @@ impl SessionMemory {
 
 impl OwnSessions {
     fn recall<T>(&self, session: &OwnSession, read: impl FnOnce(&SessionFacts) -> T) -> Option<T> {
-        let memory = self.remembered.get(session.opened.nonce)?;
+        let memory = self.remembered.0.get(session.opened.nonce)?;
         let facts = memory.facts.lock();
         Some(read(&facts))
     }
@@ -142,12 +185,12 @@ impl OwnSessions {
     }
 
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
-        self.remembered.get(session.opened.nonce)
+        self.remembered.0.get(session.opened.nonce)
     }
 
     /// The memory of a session, made now if there is none.
     pub(super) fn remembered(&self, session: &OwnSession) -> Arc<SessionMemory> {
-        self.remembered.get_or_default(session.opened.nonce, &session.opened.counted_as)
+        self.remembered.of(session.opened.nonce, &session.opened.counted_as)
     }
 
     /// Whether the server refuses the session in an unknown form: its client must open another one.
@@ -160,16 +203,11 @@ impl OwnSessions {
     }
 
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
-        let memory = self.remembered(session);
-        let mut facts = memory.facts.lock();
-        if let PreferenceChange::Subscribe(uri) | PreferenceChange::Unsubscribe(uri) = &change {
-            facts.postponed.remove(uri);
-        }
-        facts.preferences.change(change);
+        self.remembered.change(session.opened.nonce, &session.opened.counted_as, change);
     }
 
     pub(crate) fn forget(&self, nonce: u128) {
-        self.remembered.remove(nonce);
+        self.remembered.0.remove(nonce);
     }
 
     /// The lowest severity of log messages that a session wants, as far as it is remembered.
@@ -192,6 +230,25 @@ mod tests {
 
     use super::*;
     use crate::task::{Executed, Reason};
+
+    /// B238.
+    #[test]
+    fn b238_preferences_of_all_sessions_have_a_bound_in_bytes_and_each_principal_a_share() {
+        let (sessions, ada, mallory) =
+            (SessionMemories::default(), Principal::new("key:ada"), Principal::new("key:mallory"));
+        let key = |number: u128| number << 64 | number;
+        sessions.change(key(1), &ada, PreferenceChange::Subscribe("x://a".to_owned()));
+        for session in 2..5_000 {
+            let long = format!("x://{}", "x".repeat(PREFERENCE_BYTES_MAX - 100));
+            sessions.change(key(session), &mallory, PreferenceChange::Subscribe(long));
+        }
+        let bytes = sessions.0.bytes();
+        assert!((BYTES_MAX / 2..=BYTES_MAX).contains(&bytes), "{bytes}");
+        assert!(sessions.0.contains(key(1)), "of the principal with few bytes");
+        sessions.change(key(1), &ada, PreferenceChange::Unsubscribe("x://a".to_owned()));
+        (2..5_000).for_each(|session| drop(sessions.0.remove(key(session))));
+        assert_eq!(sessions.0.bytes(), 0);
+    }
 
     /// A renewal fails after its waiters have left; the next request tries again.
     #[tokio::test]

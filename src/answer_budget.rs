@@ -27,6 +27,8 @@ const STEP: usize = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// How long an incomplete message keeps its bytes while no [`FREE_BYTES`] more come (U76): less than others wait for them.
 const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
+/// The most time between two looks of a reader that counts: a reader with a slow client does not look.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 const _: () = assert!(INCOMPLETE_MAX.as_secs() < WAIT_MAX.as_secs(), "waiting responses outlast it");
 /// Once a response in memory has waited this long, new requests are refused: its principal, or all together, read too
 /// slowly.
@@ -189,9 +191,10 @@ pub struct AnswerPermit {
     bytes: usize,
     excess: Excess,
     request: Option<AnswerRequest>,
-    /// The length of the message in [`FREE_BYTES`], and when it last changed.
+    /// The length of the message in [`FREE_BYTES`], and how long its reader has waited since it changed.
     length: u32,
-    grown: Option<Instant>,
+    waited: Duration,
+    looked: Option<Instant>,
 }
 
 impl Default for AnswerBudget {
@@ -367,7 +370,7 @@ impl AnswerShare {
         }
         // Boxed: few responses wait, and all have this future.
         Box::pin(self.wait(held, missing(held, bytes))).await?;
-        held.grown = None;
+        held.looked = None;
         held.note_growth(bytes);
         Ok(())
     }
@@ -492,19 +495,27 @@ const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
 impl AnswerPermit {
     fn new(budget: &AnswerBudget, owner: &Principal, bytes: usize, excess: Excess, request: AnswerRequest) -> Self {
         let held = Some((budget.clone(), owner.clone()));
-        Self { held, bytes, excess, request: Some(request), length: 0, grown: None }
+        Self { held, bytes, excess, request: Some(request), length: 0, waited: Duration::ZERO, looked: None }
     }
 
     fn note_growth(&mut self, bytes: usize) {
         let length = u32::try_from(bytes / FREE_BYTES).unwrap_or(u32::MAX);
-        if self.bytes > 0 && (self.grown.is_none() || self.length != length) {
-            (self.length, self.grown) = (length, Some(Instant::now()));
+        if self.bytes > 0 && (self.looked.is_none() || self.length != length) {
+            (self.length, self.waited, self.looked) = (length, Duration::ZERO, Some(Instant::now()));
         }
     }
 
-    /// When more of an incomplete message must have come, if no deadline limits its reading; `None` without bytes.
-    pub fn more_by(&self) -> Option<Instant> {
-        self.grown.map(|grown| grown + INCOMPLETE_MAX)
+    /// Counts the time in which a reader has waited for more of an incomplete message, if no deadline limits its reading.
+    /// Returns when to look again; `None` without bytes.
+    pub fn look(&mut self) -> Option<Instant> {
+        let (now, looked) = (Instant::now(), self.looked.as_mut()?);
+        self.waited += now.duration_since(std::mem::replace(looked, now)).min(LOOK_EVERY);
+        Some(now + LOOK_EVERY.min(INCOMPLETE_MAX.saturating_sub(self.waited)))
+    }
+
+    /// Whether more of the message should have come by the last look.
+    pub fn is_stalled(&self) -> bool {
+        self.looked.is_some() && self.waited >= INCOMPLETE_MAX
     }
 
     fn merge(&mut self, mut other: Self) {

@@ -138,15 +138,17 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready once the event in the gate has held bytes for too long without growing.
+    /// Ready once the server has been too slow with the event in the gate, which holds bytes.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let Some(until) = self.held.more_by() else { return Poll::Pending };
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
-        if timer.deadline() != until {
-            timer.as_mut().reset(until);
+        while let Some(look) = self.held.look() {
+            if self.held.is_stalled() {
+                return Poll::Ready(io::Error::other(BodyBreakError(BodyReadError::Idle.into_fault())));
+            }
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(look)));
+            timer.as_mut().reset(look);
+            ready!(timer.as_mut().poll(cx));
         }
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(io::Error::other(BodyBreakError(BodyReadError::Idle.into_fault())))
+        Poll::Pending
     }
 
     /// Fails if the source or the gate fails.

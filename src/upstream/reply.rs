@@ -5,6 +5,7 @@
 mod event_stream;
 
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -83,13 +84,18 @@ impl ReadLimits {
     async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
         &self,
         body: &mut B,
-        held: &AnswerPermit,
+        held: &mut AnswerPermit,
     ) -> Result<Option<BodyPart>, BodyReadError> {
-        let part = next_part(body, self.idle);
-        match held.more_by().filter(|_| !self.has_deadline) {
-            Some(until) => tokio::time::timeout_at(until, part).await.unwrap_or(Err(BodyReadError::Idle)),
-            None => part.await,
+        let mut part = pin!(next_part(body, self.idle));
+        while let Some(look) = held.look().filter(|_| !self.has_deadline) {
+            if held.is_stalled() {
+                return Err(BodyReadError::Idle);
+            }
+            if let Ok(part) = tokio::time::timeout_at(look, part.as_mut()).await {
+                return part;
+            }
         }
+        part.await
     }
 }
 
@@ -337,7 +343,7 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     let mut held = AnswerPermit::default();
-    while let Some(part) = limits.next_part(&mut body, &held).await.map_err(BodyReadError::into_fault)? {
+    while let Some(part) = limits.next_part(&mut body, &mut held).await.map_err(BodyReadError::into_fault)? {
         let piece = part.into_bytes();
         limits.grow(&mut held, first.len() + rest.len() + piece.len()).await?;
         if first.len() + rest.len() + piece.len() > limits.bytes_max {

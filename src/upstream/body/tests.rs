@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, StreamBody};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::*;
@@ -73,6 +74,29 @@ async fn u76_an_incomplete_message_holds_bytes_only_while_it_grows() {
             let ended = timeout(seconds(60), &mut reading).await.ok();
             assert_eq!(ended, ends.then_some(Some(Reason::UpstreamTimeout)), "{reader}, {source}");
             assert_eq!(budget.in_use() == 0, ends, "{reader}, {source}");
+        }
+    }
+}
+
+/// U76: a client that does not read stops the reader, too.
+#[tokio::test(start_paused = true)]
+async fn u76_a_server_is_not_blamed_for_the_time_in_which_its_client_does_not_read() {
+    let seconds = Duration::from_secs;
+    for (reader, read) in READERS {
+        for client_away in [20, 100] {
+            let budget = AnswerBudget::default();
+            let (server, pieces) = mpsc::channel(8);
+            let pieces = stream::unfold(pieces, async |mut pieces| Some((pieces.recv().await?, pieces)));
+            let body = StreamBody::new(pieces.map(|piece: String| Ok(Frame::data(BodyPart::from(Bytes::from(piece))))));
+            let mut reading = read(body.boxed_unsync(), budget.share(&Principal::local(), BYTES_MAX));
+            server.send(format!("data: {}", "x".repeat(100 << 10))).await.unwrap();
+            assert!(timeout(seconds(1), &mut reading).await.is_err(), "{reader}");
+            server.send("x".to_owned()).await.unwrap();
+            sleep(seconds(client_away)).await;
+            assert!(timeout(seconds(15), &mut reading).await.is_err(), "{reader}: the server has 28 seconds");
+            server.send("\n\n".to_owned()).await.unwrap();
+            drop(server);
+            assert_eq!(reading.await, None, "{reader}");
         }
     }
 }

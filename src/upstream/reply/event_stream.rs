@@ -70,7 +70,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     /// Reads one more piece of the stream; `false` where it ended in order. Cancel safe.
     pub(crate) async fn read_more(&mut self) -> Result<bool, BodyReadError> {
         self.comments.wait().await;
-        let part = self.limits.next_part(&mut self.body, &self.held).await?;
+        let part = self.limits.next_part(&mut self.body, &mut self.held).await?;
         let before = self.decoder.held();
         // The decoder returns the events before an oversized one, and then fails.
         let is_end = part.is_none();

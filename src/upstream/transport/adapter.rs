@@ -334,12 +334,13 @@ impl MessageRoom {
     /// Waits for more of the message. If too little comes, its bytes are released, and it is dropped once it is complete (U76).
     pub(crate) async fn wait<T>(&mut self, more: impl Future<Output = T>) -> T {
         let mut more = pin!(more);
-        if let Some(until) = self.held.more_by() {
-            if let Ok(more) = tokio::time::timeout_at(until, more.as_mut()).await {
+        while let Some(look) = self.held.look() {
+            if self.held.is_stalled() {
+                self.held = AnswerPermit::default();
+                self.refused = Some(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown));
+            } else if let Ok(more) = tokio::time::timeout_at(look, more.as_mut()).await {
                 return more;
             }
-            self.held = AnswerPermit::default();
-            self.refused = Some(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown));
         }
         more.await
     }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
+use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -395,6 +396,8 @@ impl AdapterConnection {
                     }
                 }
             };
+            // Messages that were read together need no wait: other tokio tasks run between them.
+            consume_budget().await;
             match received {
                 Ok(Ok(text)) => self.take(&text),
                 Ok(Err((text, fault))) => self.take_unaffordable(text, fault),

@@ -11,8 +11,8 @@ use super::*;
 use crate::shared_limits::SharedLimits;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SESSION_ID;
-use crate::upstream::transport::adapter::TransportAdapter;
 use crate::upstream::transport::adapter::tests::SpeakingTransport;
+use crate::upstream::transport::adapter::{MessageTransport, TransportAdapter};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::method;
 
@@ -97,4 +97,51 @@ async fn what_a_server_says_before_it_has_a_call_does_not_take_the_call_back() {
         assert_eq!(sender.taken.lock().last(), Some(&call), "{said_early}");
         scope.stop.cancel();
     }
+}
+
+/// A server that has sent many messages before they are read.
+#[derive(Debug)]
+struct FloodTransport(Arc<AtomicUsize>);
+
+struct FloodReceiver(Arc<AtomicUsize>);
+
+#[async_trait]
+impl MessageTransport for FloodTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let receiver = Box::new(FloodReceiver(Arc::clone(&self.0)));
+        Ok(ConnectionEnds { sender: Arc::new(SlowSender::default()), receiver })
+    }
+}
+
+#[async_trait]
+impl MessageReceiver for FloodReceiver {
+    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
+        if self.0.fetch_add(1, Ordering::Relaxed) >= 10_000 {
+            std::future::pending::<()>().await;
+        }
+        Ok(Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/message"}"#))
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_messages_leaves_other_tasks_their_turn() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let adapter = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(FloodTransport(Arc::clone(&taken))),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
+        scope.clone(),
+    );
+    let initialize = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {} });
+    let (initialize, begun) = (post(None, &initialize), HandedOver::default());
+    let mut opening = Box::pin(adapter.send(&initialize, &begun));
+    while taken.load(Ordering::Relaxed) == 0 {
+        assert!(poll!(&mut opening).is_pending());
+        tokio::task::yield_now().await;
+    }
+    let taken = taken.load(Ordering::Relaxed);
+    assert!(taken < 1_000, "{taken} messages in one turn");
+    scope.stop.cancel();
 }

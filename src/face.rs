@@ -33,6 +33,7 @@ pub mod own_metadata;
 mod pipe;
 pub mod rates;
 mod reachable_tools;
+mod replica_array;
 pub mod rewrite;
 pub mod sealed;
 pub mod served;

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 
@@ -16,6 +17,7 @@ use super::headers::{self, Face};
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with, is_event_stream};
 use super::intake::{self, PathContext, PathFaces};
 use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
+use super::replica_array;
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
 use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
 use crate::engine::CallsEnd;
@@ -236,8 +238,18 @@ async fn route_batch(
     }
     match owners.owner(&session, OwnerRequest::Begin) {
         OwnerReplica::There(peer) => {
-            let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
-            answer.unwrap_or_else(|fault| addressee(None, inbound.accepted).fault(&fault))
+            let request = |read| match read {
+                Ok(Message::Request(request)) => Some(request.id),
+                Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
+            };
+            let requests: Vec<RequestId> = items.into_iter().filter_map(|(read, _)| request(read)).collect();
+            match owners.forward(&inbound, peer, ForwardReason::Session).await {
+                Ok(response) => replica_array::completed(response, requests),
+                Err(fault) if fault.executed == Executed::No => addressee(None, inbound.accepted).fault(&fault),
+                Err(_) => {
+                    array_answer::joined(stream::iter(requests).map(|id| replica_array::lost(&id)), inbound.accepted)
+                }
+            }
         }
         OwnerReplica::Here => intake::serve(faces, AdmittedRequest::Batch(inbound, items)).await,
     }

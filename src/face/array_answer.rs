@@ -164,7 +164,10 @@ fn insufficient_scope(errors: Vec<Bytes>, needed: BTreeSet<Arc<str>>) -> FaceRes
     response
 }
 
-fn joined(answers: impl stream::Stream<Item = Bytes> + Send + 'static, accepted_types: AcceptedTypes) -> FaceResponse {
+pub(super) fn joined(
+    answers: impl stream::Stream<Item = Bytes> + Send + 'static,
+    accepted_types: AcceptedTypes,
+) -> FaceResponse {
     match accepted_types {
         AcceptedTypes::EventStream => event_stream(body(answers.map(BodyPart::message))),
         AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {

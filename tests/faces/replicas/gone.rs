@@ -122,7 +122,7 @@ async fn an_array_without_requests_whose_home_was_lost_may_have_been_taken() {
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
     assert_eq!(reply.text().await, "");
     let answer = there.post(format!("[{NOTE},{}]", call(1))).await.json().await;
-    assert_eq!(fault(&answer), ("replica_away", "unknown"), "{answer}");
+    assert_eq!((&answer[0]["id"], fault(&answer[0])), (&json!(1), ("replica_away", "unknown")), "{answer}");
 }
 
 /// A task that has asked its client, and the id of the question.
@@ -244,6 +244,45 @@ async fn f92_a_stream_that_has_begun_ends_with_an_error_when_its_owner_ends() {
             assert_eq!((&message["id"], fault(&message)), (&json!(1), ("replica_away", "unknown")), "{rest}");
         }
         assert_eq!(server.world.count("tools/call"), 1);
+    }
+}
+
+/// F92. Each request of an array has a response, once its owner has ended.
+#[tokio::test]
+async fn f92_an_array_whose_owner_ends_is_completed_with_an_error_for_each_request_without_a_response() {
+    for accept in ["application/json, text/event-stream", "text/event-stream"] {
+        let server = ScriptedServer::slow(|seen, _| async move {
+            if seen.is_call() && seen.body["id"] != 1 {
+                std::future::pending::<()>().await;
+            }
+            None
+        })
+        .await;
+        let mut replicas = Replicas::pair(&server).await;
+        let here = replicas.client_of("2025-03-26").await;
+        let there = Client { accept, ..replicas.at(1, &here) };
+        let mut reply = there.post(format!("[{},{},{}]", call(1), call(2), call(3))).await;
+        let first = reply.until(if accept == "text/event-stream" { "}}\n\n" } else { "}}" }).await;
+        server.world.nth(2, SeenRequest::is_call).await;
+        replicas.kill(0);
+        let rest = reply.try_text().await.unwrap();
+        let whole = format!("{first}{rest}");
+        let answers: Vec<Value> = match accept {
+            "text/event-stream" => whole
+                .lines()
+                .filter_map(|line| line.strip_prefix("data: "))
+                .map(|data| serde_json::from_str(data).unwrap())
+                .collect(),
+            _ => serde_json::from_str(&whole).unwrap_or_else(|error| panic!("{error}: {whole}")),
+        };
+        let mut ids: Vec<_> = answers.iter().map(|answer| answer["id"].as_i64().unwrap()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [1, 2, 3], "{whole}");
+        assert_eq!(answers[0]["result"]["n"], 1, "{whole}");
+        for answer in &answers[1..] {
+            assert_eq!(fault(answer), ("replica_away", "unknown"), "{whole}");
+        }
+        assert_eq!(server.world.count("tools/call"), 3);
     }
 }
 

@@ -105,6 +105,7 @@ impl DataInspection {
 struct EventFilter {
     bytes_max: usize,
     is_of_interest: fn(&[u8]) -> bool,
+    may_ask_late: fn(&MessageClassifier) -> bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +141,14 @@ impl EventGate {
     }
 
     /// Releases a held event once it has `bytes_max` bytes and none match, and forwards it at any size. A result that
-    /// may hold questions, or a message that is no response, matches too; if either shows only later, that is an error.
-    pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
-        self.sniff = Some(EventFilter { bytes_max, is_of_interest });
+    /// may hold questions, or a message that is no response, matches too; if `may_ask_late` finds one later, that is an error.
+    pub const fn sniffing(
+        mut self,
+        bytes_max: usize,
+        is_of_interest: fn(&[u8]) -> bool,
+        may_ask_late: fn(&MessageClassifier) -> bool,
+    ) -> Self {
+        self.sniff = Some(EventFilter { bytes_max, is_of_interest, may_ask_late });
         self
     }
 
@@ -300,7 +306,7 @@ impl EventGate {
         if self.whole == HoldPolicy::Asking && is_passing && self.look.glance.shows() != MessageClass::Harmless {
             return Err(FramingError::TwoMessagesInOne);
         }
-        if self.sniff.is_some() && is_passing && self.look.glance.may_ask() {
+        if is_passing && self.sniff.is_some_and(|sniff| (sniff.may_ask_late)(&self.look.glance)) {
             return Err(FramingError::AsksTooLate);
         }
         Ok(())
@@ -559,7 +565,13 @@ mod tests {
     #[test]
     fn a_large_event_without_anything_of_interest_goes_on_as_it_comes() {
         let is_of_interest = |held: &[u8]| memchr::memmem::find(held, b"?").is_some();
-        let gate = || EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(16, is_of_interest);
+        let gate = || {
+            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(
+                16,
+                is_of_interest,
+                MessageClassifier::may_ask,
+            )
+        };
         let text = "data: dull\n\ndata: a long dull one\n\ndata: an odd? one\n\nid: 7\ndata: x\n\n";
         let shown = "<data: dull\n\n>data: a long dull one\n\n<data: an odd? one\n\n><id: 7\ndata: x\n\n>";
         // With a later cut, the matching bytes come too late; a whole line is inspected as far as it has come.
@@ -602,7 +614,13 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_kept_however_large_it_is() {
-        let gate = || EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(16, |_| false);
+        let gate = || {
+            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(
+                16,
+                |_| false,
+                MessageClassifier::may_ask,
+            )
+        };
         let padded = |text: &str| Bytes::from(format!("data: {}\n\n", text.replace("PAD", &"x".repeat(100))));
         let answer = padded(r#"{"id":1,"result":"PAD"}"#);
         assert_eq!(gate().feed(&answer), Ok(vec![GateOutput::Through(answer)]));

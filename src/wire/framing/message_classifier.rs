@@ -16,9 +16,10 @@ const ID_BYTES_MAX: usize = 256;
 const REQUESTS: &[u8] = b"inputRequests";
 /// The member of such a result that the client sends back.
 const STATE: &[u8] = b"requestState";
-/// The member of a result that names its type (2026-07-28), and the type that holds nothing more.
+/// The member of a result that names its type (2026-07-28), the type that holds nothing more, and the other types of the version.
 const TYPE: &[u8] = b"resultType";
 const COMPLETE: &[u8] = b"complete";
+const OTHER_TYPES: [&[u8]; 2] = [b"input_required", b"task"];
 /// A server's methods that ask for the user's input or the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
@@ -67,6 +68,7 @@ pub struct MessageClassifier {
     expects_type: bool,
     is_complete: bool,
     has_other_type: bool,
+    has_type_of_extension: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -134,12 +136,17 @@ impl MessageClassifier {
     /// Whether readers may take it for more than a complete result: a request, a result that may hold questions, or one
     /// of another type.
     pub const fn may_ask(&self) -> bool {
+        self.may_ask_beyond_extensions() || self.has_type_of_extension
+    }
+
+    /// As [`Self::may_ask`], for a client that may get results of the types of extensions.
+    pub const fn may_ask_beyond_extensions(&self) -> bool {
         self.has_requests || self.has_other_type || self.may_be_request()
     }
 
     /// Whether its result says that it is complete, and nothing else.
     pub const fn is_complete(&self) -> bool {
-        self.is_complete && !self.has_other_type
+        self.is_complete && !self.has_other_type && !self.has_type_of_extension
     }
 
     /// Its id, once it was read whole; `None` if it has none that may be echoed.
@@ -297,7 +304,9 @@ impl MessageClassifier {
                 self.has_other_type |= !self.expects_type && name.eq_ignore_ascii_case(TYPE);
             }
             StringRole::Type => {
-                self.has_other_type |= self.is_complete || self.is_escaped || name != COMPLETE;
+                let is_odd = self.is_complete || self.is_escaped;
+                self.has_other_type |= is_odd || OTHER_TYPES.contains(&name);
+                self.has_type_of_extension |= !is_odd && name != COMPLETE && !OTHER_TYPES.contains(&name);
                 self.is_complete = true;
             }
             // Escapes in a method only serve to hide it.
@@ -347,21 +356,24 @@ mod tests {
     /// U56.
     #[test]
     fn a_result_of_another_type_may_ask_and_a_complete_one_says_so() {
-        for (result, is_complete, may_ask) in [
-            (r#"{"resultType":"complete","a":{"resultType":"task"}}"#, true, false),
-            (r#"{"a":["resultType"],"resultType" : "complete"}"#, true, false),
-            ("{}", false, false),
-            (r#"{"a":"resultType","b":{"resultType":"task"}}"#, false, false),
-            (r#"{"resultType":"task"}"#, false, true),
-            (r#"{"resultType":"completed"}"#, false, true),
-            (r#"{"resultType":"\u0063omplete"}"#, false, true),
-            (r#"{"resultType":7}"#, false, true),
-            (r#"{"resultType":null,"a":"complete"}"#, false, true),
-            (r#"{"resultType":{"a":"complete"}}"#, false, true),
-            (r#"{"resultType":["complete"]}"#, false, true),
-            (r#"{"resultType":"complete","resultType":"complete"}"#, false, true),
-            (r#"{"resulttype":"complete"}"#, false, true),
-            (r#"{"resultType":"complete","\u0061":1}"#, true, true),
+        for (result, is_complete, may_ask, beyond_extensions) in [
+            (r#"{"resultType":"complete","a":{"resultType":"task"}}"#, true, false, false),
+            (r#"{"a":["resultType"],"resultType" : "complete"}"#, true, false, false),
+            ("{}", false, false, false),
+            (r#"{"a":"resultType","b":{"resultType":"task"}}"#, false, false, false),
+            (r#"{"resultType":"task"}"#, false, true, true),
+            (r#"{"resultType":"input_required"}"#, false, true, true),
+            (r#"{"resultType":"completed"}"#, false, true, false),
+            (r#"{"resultType":"a type that is longer than any that the version has"}"#, false, true, false),
+            (r#"{"resultType":"completed","resultType":"task"}"#, false, true, true),
+            (r#"{"resultType":"\u0063omplete"}"#, false, true, true),
+            (r#"{"resultType":7}"#, false, true, true),
+            (r#"{"resultType":null,"a":"complete"}"#, false, true, true),
+            (r#"{"resultType":{"a":"complete"}}"#, false, true, true),
+            (r#"{"resultType":["complete"]}"#, false, true, true),
+            (r#"{"resultType":"complete","resultType":"complete"}"#, false, true, true),
+            (r#"{"resulttype":"complete"}"#, false, true, true),
+            (r#"{"resultType":"complete","\u0061":1}"#, true, true, true),
         ] {
             let text = format!(r#"{{"id":1,"result":{result},"x":{{"resultType":"task"}}}}"#);
             for cut in 0..=text.len() {
@@ -369,6 +381,7 @@ mod tests {
                 look.feed(&text.as_bytes()[..cut]);
                 look.feed(&text.as_bytes()[cut..]);
                 assert_eq!((look.is_complete(), look.may_ask()), (is_complete, may_ask), "{text} cut at {cut}");
+                assert_eq!(look.may_ask_beyond_extensions(), beyond_extensions, "{text} cut at {cut}");
             }
         }
     }

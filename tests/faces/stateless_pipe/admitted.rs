@@ -159,6 +159,52 @@ async fn u56_a_result_has_a_type_that_its_client_may_get() {
     assert!(shown.as_ref().is_none_or(|text| text.contains("upstream_malformed")), "{shown:?}");
 }
 
+/// U56: a large result is forwarded before its type shows.
+#[tokio::test]
+async fn u56_a_large_result_may_end_with_the_type_of_an_extension_that_its_client_declared() {
+    for is_stream in [false, true] {
+        let server = server(move |seen| {
+            let large = json!({ "content": [], "pad": "x".repeat(600 << 10), "resultType": "later" });
+            let reply = || match is_stream {
+                true => {
+                    let (events, reply) = BodySender::open();
+                    events.result(seen, &large);
+                    reply
+                }
+                false => answer(seen, &large),
+            };
+            seen.is_call().then(reply)
+        })
+        .await;
+        for (capabilities, is_whole) in [(r#"{"extensions":{"a/b":{}}}"#, true), ("{}", false)] {
+            let gate = gate(&server).await;
+            let reply = post(&client(&gate), &body_of("tools/call", capabilities, r#""name":"t""#)).await;
+            let shown = reply.try_text().await;
+            let has_type = shown.as_ref().is_some_and(|text| text.contains(r#""resultType":"later""#));
+            assert_eq!(has_type, is_whole, "in a stream: {is_stream}");
+        }
+    }
+}
+
+/// SEC-48: some clients read arrays and malformed messages.
+#[tokio::test]
+async fn sec_48_an_update_in_an_unreadable_message_reaches_no_client() {
+    let update = told("resources/updated", &json!({ "uri": "a:b" }));
+    let message = update.trim().strip_prefix("data: ").unwrap();
+    let server = saying(vec![
+        format!("data: [{message}]\n\n"),
+        format!("data: [{}]\n\n", message.replace('/', r"\/")),
+        update.replace("2.0", "1.0"),
+        told("x", &json!({})),
+    ])
+    .await;
+    let gate = gate(&server).await;
+    let wanted = r#""notifications":{"resourceSubscriptions":["a:b"]}"#;
+    let text = ask(&client(&gate), &body("subscriptions/listen", wanted)).await;
+    assert!(!text.contains("updated"), "{text}");
+    assert_eq!(names(&text), ["x "]);
+}
+
 /// U56, MOD-14: what is cacheable says for how long and for whom, as the server said it or else not at all.
 #[tokio::test]
 async fn u56_a_cacheable_result_has_its_hints() {

@@ -196,6 +196,14 @@ impl AnswerEdits {
             && kind.is_some_and(|kind| !["task", "input_required"].contains(&kind.as_str()))
     }
 
+    /// Finds a question behind the part of a response that is searched. The type of an extension is none for its client.
+    fn may_ask_late(&self) -> fn(&MessageClassifier) -> bool {
+        match self.metadata.declares_other_extensions() {
+            true => MessageClassifier::may_ask_beyond_extensions,
+            false => MessageClassifier::may_ask,
+        }
+    }
+
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
         about_us(error, |required| self.metadata.lacks(required))
     }
@@ -301,7 +309,7 @@ impl ResponseEdits for AnswerEdits {
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
             // It yields each notification whole, and so each update of a resource (SEC-48).
-            EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
+            EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest, self.may_ask_late()),
         };
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
     }
@@ -339,9 +347,10 @@ impl ResponseEdits for AnswerEdits {
         let is_answer = !classifier.may_be_request() && classifier.shows() != MessageClass::Nothing;
         if is_answer && !may_be_edited(&classifier) {
             // Breaks off if the response asks a question.
+            let may_ask = self.may_ask_late();
             let rest = watched(body, move |bytes| {
                 classifier.feed(bytes);
-                if classifier.may_ask() { Err(FramingError::AsksTooLate) } else { Ok(()) }
+                if may_ask(&classifier) { Err(FramingError::AsksTooLate) } else { Ok(()) }
             });
             let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
             return Ok(OpenedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));

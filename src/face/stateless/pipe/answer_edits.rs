@@ -260,7 +260,7 @@ impl AnswerEdits {
         }
         let reason = match envelope::read(text, ScanLimits::UPSTREAM) {
             Ok(Message::Response(_)) => return false,
-            Ok(Message::Notification(told)) if self.admits(&told) => return !self.tools.show(text),
+            Ok(Message::Notification(told)) if self.admits(&told) => return !self.tools.show(&told),
             Ok(Message::Notification(_)) => "stray_notification",
             Ok(Message::Request(_)) | Err(_) => "stray_request",
         };

@@ -264,6 +264,28 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
     }
 }
 
+/// Its client may be slow, so that the connection ends before the request is sent.
+#[tokio::test]
+async fn a_connection_that_ended_before_its_request_was_polled_costs_no_request() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    let mut unpolled = Box::pin(send(&client));
+    let ended = loop {
+        assert!((&mut unpolled).now_or_never().is_none());
+        match listener.accept().now_or_never() {
+            Some(accepted) => break accepted.unwrap().0,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    drop(ended);
+    let serving = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        answer(&mut stream).await;
+    };
+    let (sent, ()) = tokio::join!(unpolled, serving);
+    sent.unwrap();
+}
+
 /// Its client may be slow, while others wait for the connection.
 #[tokio::test]
 async fn u69_a_connection_of_http_2_is_made_for_all_even_if_its_first_request_is_not_polled() {

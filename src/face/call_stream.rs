@@ -22,6 +22,7 @@ use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
 use super::lazy_timer::within;
 use crate::wire::framing::BodyPart;
+use crate::wire::{Message, ScanLimits, method};
 use request_answer::{RequestAnswer, unanswered};
 
 pub(super) enum CallMessage {
@@ -47,6 +48,11 @@ pub(super) trait CallMessages: Send + 'static {
 
     fn life_sign(&mut self) -> impl Future<Output = BodyPart> + Send {
         std::future::ready(BodyPart::comment())
+    }
+
+    /// Whether life signs are progress: then only progress ends a silence.
+    fn signs_are_progress(&self) -> bool {
+        false
     }
 }
 
@@ -101,6 +107,9 @@ impl<M: CallMessages> MessageStream<M> {
             };
             let event = match message {
                 None => messages.life_sign().await,
+                Some(Some(CallMessage::Event(event))) if messages.signs_are_progress() && !is_progress(&event) => {
+                    return Some(Ok(Frame::data(event)));
+                }
                 Some(Some(CallMessage::Event(event))) => event,
                 Some(Some(CallMessage::Answer(answer))) => {
                     self.left =
@@ -121,6 +130,13 @@ impl<M: CallMessages> MessageStream<M> {
             StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,
         }
     }
+}
+
+fn is_progress(event: &BodyPart) -> bool {
+    event.event().is_some_and(|event| match event.data.read(ScanLimits::UPSTREAM).as_deref() {
+        Ok(Message::Notification(notification)) => notification.method == method::PROGRESS,
+        Ok(Message::Request(_) | Message::Response(_)) | Err(_) => false,
+    })
 }
 
 /// Proxies and clients give up on a longer silence.
@@ -149,8 +165,47 @@ impl Silence {
         self.since + LIFE_SIGN
     }
 
-    /// `None` if a life sign is due first. Cancel safe if `next` is.
+    /// `None` if a life sign is due first: at once if the silence is over. Cancel safe if `next` is.
     pub async fn wait<T>(self, next: impl Future<Output = T>) -> Option<T> {
-        within(self.ends_at(), next).await
+        if self.ends_at() <= Instant::now() { None } else { within(self.ends_at(), next).await }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::face::answer::addressee;
+    use crate::face::http::AcceptedTypes;
+
+    /// A call whose server sends a log message every second, and whose client wants progress.
+    struct LogFlood;
+
+    impl CallMessages for LogFlood {
+        async fn next(&mut self) -> Option<CallMessage> {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Some(CallMessage::event(Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/message"}"#)))
+        }
+
+        async fn life_sign(&mut self) -> BodyPart {
+            BodyPart::message(Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/progress"}"#))
+        }
+
+        fn signs_are_progress(&self) -> bool {
+            true
+        }
+    }
+
+    /// GW-26.
+    #[tokio::test(start_paused = true)]
+    async fn gw_26_log_messages_are_no_life_signs_for_a_client_that_wants_progress() {
+        let mut stream = stream(LogFlood, addressee(None, AcceptedTypes::Both), None);
+        let (begun, mut signs) = (Instant::now(), Vec::new());
+        while begun.elapsed() < Duration::from_secs(50) {
+            let event = stream.frame().await.unwrap().unwrap().into_data().unwrap();
+            if is_progress(&event) {
+                signs.push(begun.elapsed().as_secs());
+            }
+        }
+        assert_eq!(signs, [15, 30, 45]);
     }
 }

@@ -101,8 +101,8 @@ keys! {
         reload first_byte_max: Duration = read(&DURATION_NOT_ZERO), default "60s";
         /// Methods other than `tools/call`: the longest pause between two parts of a response.
         reload idle_max: Duration = read(&DURATION_NOT_ZERO), default "120s";
-        /// After 15 s of silence in a call with a progress token, the gateway sends a progress notification with a
-        /// minimally higher value. All other silent streams get a comment. `false` leaves only the comments.
+        /// After 15 s without progress in a call with a progress token, the gateway sends a progress notification with a
+        /// minimally higher value. Other silent streams get a comment. `false` leaves only the comments.
         reload life_signs: bool = flag(), default true;
         /// The resource that the server's metadata names for tokens: this gateway's address of the upstream, or the
         /// server's own value. See [OAuth](docs/oauth.md).

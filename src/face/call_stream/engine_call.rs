@@ -98,6 +98,10 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
         self.view.release_request();
         self.view.notices.life_sign()
     }
+
+    fn signs_are_progress(&self) -> bool {
+        self.view.notices.signs_are_progress()
+    }
 }
 
 impl<D: FaceDialect + 'static> CallView<D> {

@@ -40,6 +40,10 @@ impl CallNotices {
         }
     }
 
+    pub const fn signs_are_progress(&self) -> bool {
+        self.life_signs && self.progress.is_some()
+    }
+
     /// Progress under the client's token, strictly increasing (MOD-22, T-73).
     pub fn progress(&mut self, progress: &Progress) -> Option<Bytes> {
         let rising = self.progress.as_mut()?;
@@ -143,8 +147,8 @@ impl LifeSigns {
     }
 
     /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` tells whether
-    /// it begins and ends between events. Returns whether they carry a message: comments stay unseen by a client that
-    /// waits for progress.
+    /// it begins and ends between events. Returns whether they carry progress: a client that waits for progress resets
+    /// its timers by nothing else.
     pub(in crate::face) fn pass(
         &self,
         part: BodyPart,
@@ -157,12 +161,13 @@ impl LifeSigns {
             watch.is_over = true;
             return (part, true);
         };
-        let says = !events.is_empty();
+        let mut says = false;
         let is_single = is_whole && events.len() == 1;
         let mut passed = part;
         for event in events {
             match event.data.read(ScanLimits::UPSTREAM).as_deref() {
                 Ok(Message::Notification(notification)) if notification.method == method::PROGRESS => {
+                    says = true;
                     let raised = watch.raised(notification).filter(|_| is_single);
                     if let Some(text) = raised.and_then(|value| with_progress(&event.data, &value)) {
                         passed = passed.with_data(&[text.into()]).swap_remove(0);

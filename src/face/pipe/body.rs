@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned};
 
@@ -22,6 +23,8 @@ use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{MessageText, RequestId, envelope};
 
+/// Parts in a row that a client does not get, before the time limits are checked.
+const LEFT_OUT_MAX: usize = 64;
 /// The outcome of a call with a response that was forwarded unread.
 const FORWARDED: &str = "answered";
 
@@ -227,6 +230,20 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
+    /// Ready if the body ends although its source goes on.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        self.settle();
+        if let Some(ended) = self.ends_with_gateway(cx) {
+            // A client that can resume does so at the next process.
+            return Poll::Ready(Some(self.broke(io::Error::other(BodyBreakError(ended)))));
+        }
+        if self.is_done(cx) {
+            self.is_over = true;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+
     /// The call's fault if the gateway ends and no longer waits for it.
     fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> Option<GatewayFault> {
         let end = self.call.as_ref().and_then(AnsweredRequest::calls_end)?;
@@ -307,7 +324,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// The next part of the response. Each part counts as activity, also one that was left out and is therefore empty.
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
-        loop {
+        for _ in 0..LEFT_OUT_MAX {
             let polled = Pin::new(&mut self.source).poll_frame(cx);
             let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
             self.last_frame = Instant::now();
@@ -316,6 +333,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
                 return polled;
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Notes the end of a JSON body, which may not be polled again.
@@ -378,6 +397,15 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
         if this.is_over {
             return Poll::Ready(None);
         }
+        // The source may never be silent.
+        if this.events.is_some() && this.last_frame >= this.next_time() {
+            if let ended @ Poll::Ready(_) = this.poll_end(cx) {
+                return ended;
+            }
+            if let Some(frame) = this.timed() {
+                return Poll::Ready(Some(frame));
+            }
+        }
         match this.poll_part(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let frame = this.watched(frame);
@@ -391,20 +419,16 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
             Poll::Ready(None) => return Poll::Ready(this.end()),
-            Poll::Pending => this.settle(),
+            Poll::Pending => (),
         }
-        if let Some(ended) = this.ends_with_gateway(cx) {
-            // A client that can resume does so at the next process.
-            return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
-        }
-        if this.is_done(cx) {
-            this.is_over = true;
-            return Poll::Ready(None);
+        if let ended @ Poll::Ready(_) = this.poll_end(cx) {
+            return ended;
         }
         loop {
             let next = this.next_time();
             let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
-            if timer.as_mut().poll(cx).is_pending() {
+            // Not within the task's budget: a source that uses all of it would outlive the time limits.
+            if pin!(unconstrained(timer.as_mut())).poll(cx).is_pending() {
                 return Poll::Pending;
             }
             if this.is_done(cx) {

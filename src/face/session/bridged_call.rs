@@ -308,6 +308,7 @@ impl BridgedCall {
                 silence.broken();
                 continue;
             };
+            let ends_silence = matches!(event, Some(CallEvent::Progress(_))) || !self.notices.signs_are_progress();
             let message = match event {
                 Some(CallEvent::Progress(progress)) => self.notices.progress(&progress),
                 Some(CallEvent::Log(log)) => self.notices.log(&log),
@@ -328,7 +329,9 @@ impl BridgedCall {
             };
             if let Some(message) = message {
                 self.send(BodyPart::message(message)).await;
-                silence.broken();
+                if ends_silence {
+                    silence.broken();
+                }
             }
         }
     }

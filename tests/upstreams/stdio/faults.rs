@@ -182,6 +182,35 @@ async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream(
     assert_eq!((gate.failures("upstream_closed").await, gate.failures("upstream_timeout").await), (0, 0));
 }
 
+/// A program that answers a call with log messages alone, as fast as they are read.
+const FLOODING: &str = r#"
+while read -r line; do
+    id=$(printf %s "$line" | sed -nE 's/.*"id":("[^"]*"|[0-9]+)[,}].*/\1/p')
+    says() { printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$1"; }
+    case $line in
+        *'"initialize"'*) says '"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"loud","version":"1"}}' ;;
+        *'"tools/list"'*) says '"result":{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}' ;;
+        *'"tools/call"'*) exec yes '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"flood"}}' ;;
+        *'"id"'*) says '"error":{"code":-32601,"message":"Method not found"}' ;;
+    esac
+done
+"#;
+
+/// GW-26: log messages reset no timer of a client that waits for progress.
+#[tokio::test]
+async fn gw_26_a_flood_of_log_messages_hides_no_progress_from_its_client() {
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {FLOODING:?}]\n");
+    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
+    let session = StandaloneClient::session(&gate).await;
+    let until_progress = async |client: StandaloneClient| {
+        let params = json!({ "name": "work", "arguments": {}, "_meta": { "progressToken": "p" } });
+        let mut reply = client.ask(1, "tools/call", params).await;
+        in_time(async { while reply.next().await.expect("the call is held")["method"] != "notifications/progress" {} })
+            .await;
+    };
+    tokio::join!(until_progress(session), until_progress(StandaloneClient::stateless(&gate)));
+}
+
 #[tokio::test]
 async fn silence_is_a_failure_of_the_upstream() {
     let gate = GatewayProcess::with("", &format!("call_idle_max = \"300ms\"\n{ALWAYS_TASKS}")).await;

@@ -1,13 +1,14 @@
 //! Checks which parts of a response show that its server lives.
 
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, StreamBody};
 use memchr::memmem;
-use tokio::time::sleep;
+use tokio::time::{advance, sleep};
 
 use super::*;
 use crate::upstream::body::edited_events;
+use crate::wire::Payload;
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
@@ -64,5 +65,45 @@ async fn parts_that_a_client_does_not_get_show_that_the_server_lives() {
         assert!(text.contains("\"result\"") && !text.contains("notifications"), "{text}");
         let text = received(parts, rarely).await;
         assert!(text.contains("upstream_timeout") && !text.contains("\"result\""), "{text}");
+    }
+}
+
+/// Reads a response whose server sends a part every 10 ms for 200 s, and is never silent. Returns the number of life signs
+/// and the last text that the client gets within its deadline of 100 s.
+async fn flooded(part: &'static str, is_left_out: bool, wants_progress: bool) -> (usize, String) {
+    let begun = Instant::now();
+    let frames = stream::poll_fn(move |_| {
+        // It is never pending; the first poll moves the clock.
+        let _ = advance(Duration::from_millis(10)).now_or_never();
+        let part = BodyPart::from(Bytes::from_static(part.as_bytes()));
+        Poll::Ready((begun.elapsed() < Duration::from_secs(200)).then(|| Ok(Frame::data(part))))
+    });
+    let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, 1 << 20);
+    let source = edited_events(StreamBody::new(frames).boxed_unsync(), gate, None, move |event| {
+        if is_left_out { Vec::new() } else { vec![event.data.clone()] }
+    });
+    let pace = PipeTimeouts { idle: None, deadline: Some(begun + Duration::from_secs(100)) };
+    let id = RequestId::number(1);
+    let signs = wants_progress.then(|| LifeSigns::new(id.clone(), Payload::of("t")));
+    let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(TestRequest(id))).with_signs(signs);
+    let (mut signs, mut last) = (0, String::new());
+    while let Some(frame) = body.frame().await {
+        let part = frame.unwrap().into_data().unwrap();
+        last = String::from_utf8(part.into_bytes().to_vec()).unwrap();
+        signs += usize::from(last.starts_with(':') || last.contains("notifications/progress"));
+    }
+    (signs, last)
+}
+
+/// GW-26: one every 15 s.
+#[tokio::test(start_paused = true)]
+async fn gw_26_a_flood_of_messages_hides_no_life_sign_and_no_deadline() {
+    const LOG: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}\n\n";
+    for (is_left_out, wants_progress, expected) in
+        [(true, false, 6), (true, true, 6), (false, true, 6), (false, false, 0)]
+    {
+        let (signs, last) = flooded(LOG, is_left_out, wants_progress).await;
+        assert_eq!(signs, expected, "left out: {is_left_out}, progress: {wants_progress}");
+        assert!(last.contains("deadline_exceeded"), "{last}");
     }
 }

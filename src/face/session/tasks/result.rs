@@ -187,4 +187,9 @@ impl CallMessages for OutcomeWait {
         };
         BodyPart::message(rising.lock().life_sign(Some(&related.meta())))
     }
+
+    fn signs_are_progress(&self) -> bool {
+        let is_rising = self.listener.as_ref().is_some_and(|listener| listener.rising().is_some());
+        is_rising && self.awaiting.shared.served.settings.life_signs
+    }
 }

@@ -85,9 +85,12 @@ impl MadeFiles {
     /// Creates a file for its owner alone; `remedy` is told if there is one.
     fn create(&mut self, path: &Path, remedy: &'static str) -> Result<File, OpenError> {
         let created = File::options().write(true).create_new(true).owners_alone().open(path);
-        let file = created.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => OpenError::FileExists { path: path.to_owned(), remedy },
-            _ => folder_error(path)(error),
+        let file = created.map_err(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                OpenError::FileExists { path: path.to_owned(), remedy }
+            } else {
+                folder_error(path)(error)
+            }
         })?;
         self.0.push(path.to_owned());
         Ok(file)
@@ -152,9 +155,12 @@ fn copy(source: &Connection, to: &Path) -> rusqlite::Result<()> {
 fn existing_file(folder: &Path) -> Result<PathBuf, OpenError> {
     folder::examine_for_reading(folder)?;
     let path = schema::file_in(folder);
-    fs::metadata(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => OpenError::NoStore { path: folder.to_owned() },
-        _ => folder_error(&path)(error),
+    fs::metadata(&path).map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            OpenError::NoStore { path: folder.to_owned() }
+        } else {
+            folder_error(&path)(error)
+        }
     })?;
     schema::examine(&path)?;
     Ok(path)

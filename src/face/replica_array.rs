@@ -221,7 +221,7 @@ mod tests {
             let completed = position.rest(lost.iter().map(super::lost));
             let ends = [whole.find(" ,").unwrap(), whole.len() - 1].map(|end| cut >= end);
             let known = [RequestId::number(1), RequestId::text("b")];
-            let expected = known.iter().zip(ends).filter_map(|(id, is_whole)| is_whole.then(|| id.clone()));
+            let expected = known.iter().zip(ends).filter(|(_, is_whole)| *is_whole).map(|(id, _)| id.clone());
             assert_eq!(ids, expected.collect::<Vec<_>>(), "cut at {cut}");
             let is_within = cut > 2 && !ends[0] || cut > whole.find(second).unwrap() && !ends[1];
             assert_eq!(completed.is_none(), is_within, "cut at {cut}");

@@ -234,7 +234,7 @@ impl CombinedUpstreams {
     ///
     /// # Errors
     /// The refusal for the client, if it is not.
-    async fn check_available(self: &Arc<Self>, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
+    async fn check_available(&self, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
         if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());
         }

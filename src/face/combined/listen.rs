@@ -66,17 +66,16 @@ enum ListenNews {
 /// The client's request, kept to reopen streams of upstreams that end.
 #[derive(Clone)]
 struct ListenRequest {
-    upstreams: Arc<CombinedUpstreams>,
     client: EndpointClient,
     request: Arc<Request>,
 }
 
 impl ListenRequest {
-    fn of(upstreams: &Arc<CombinedUpstreams>, client: &EndpointClient, request: &Request) -> Self {
+    fn of(client: &EndpointClient, request: &Request) -> Self {
         let params = request.params.object().map(kept_params).and_then(|params| Object::of(&params));
         let params = params.map_or(Params::Absent, Params::Object);
         let request = Arc::new(Request { params, ..request.clone() });
-        Self { upstreams: Arc::clone(upstreams), client: client.without_metadata(), request }
+        Self { client: client.without_metadata(), request }
     }
 
     /// Returns with the upstream's acknowledgement.
@@ -91,15 +90,15 @@ impl ListenRequest {
         let params = params.edit().set("notifications", part.written()).finish();
         let beginning = async {
             let (client, request) = (self.client.clone(), Request::clone(&self.request));
-            let asking = client.pass(&self.upstreams, at, request, Bytes::new(), Some(params));
+            let asking = client.pass(at, request, Bytes::new(), Some(params));
             let answer = asking.await.map_err(refused)?;
             if !is_event_stream(&answer) {
                 return Err(Box::new(answer));
             }
             let has_missed = answer.extensions().get::<UnknownTaskMarker>().is_some();
-            let limits = self.upstreams.read_limits(at, self.client.principal());
+            let limits = self.client.upstreams.read_limits(at, self.client.principal());
             let events = EventStream::new(answer.into_body(), limits);
-            let voice = self.client.voice(&self.upstreams, at, AnswerScope::of(&self.request));
+            let voice = self.client.voice(at, AnswerScope::of(&self.request));
             let part = part.clone();
             let mut member = MemberListen { at, voice, part, events, has_missed, pause: PAUSE_MIN, reopened_at: None };
             loop {
@@ -110,7 +109,7 @@ impl ListenRequest {
             }
         };
         let begun = match part.concern_the_upstream() {
-            true => self.upstreams.in_time(at, ANSWER_MAX, beginning).await,
+            true => self.client.upstreams.in_time(at, ANSWER_MAX, beginning).await,
             // The gateway answers this part, so it says nothing about a late server.
             false => timeout(ANSWER_MAX, beginning).await.ok(),
         };
@@ -181,7 +180,7 @@ fn is_news(text: &Bytes) -> bool {
 
 impl CombinedUpstreams {
     pub(super) async fn listen(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         inbound: &Inbound,
         request: &Request,
@@ -202,7 +201,7 @@ impl CombinedUpstreams {
             Err(fault) => return addressee.fault(&fault),
         };
         let parts = self.parts(client, requested).await;
-        let asked = ListenRequest::of(self, client, request);
+        let asked = ListenRequest::of(client, request);
         let beginnings = parts.into_iter().map(|(at, part)| {
             let asked = &asked;
             async move { (at, asked.begin(at, &part).await, part) }
@@ -240,11 +239,7 @@ impl CombinedUpstreams {
 
     /// Tasks are the gateway's: any upstream's endpoint reports them, in a separate stream, as its server may be
     /// unavailable.
-    async fn parts(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        requested: SubscriptionFilter,
-    ) -> Vec<(usize, SubscriptionFilter)> {
+    async fn parts(&self, client: &EndpointClient, requested: SubscriptionFilter) -> Vec<(usize, SubscriptionFilter)> {
         let lists = SubscriptionFilter { lists: requested.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];
         for uri in requested.resources.into_iter().flatten() {
@@ -284,7 +279,7 @@ impl CallMessages for MergedListen {
             if self.has_ended {
                 return None;
             }
-            let upstreams = &self.asked.upstreams;
+            let upstreams = &self.asked.client.upstreams;
             let ending = async {
                 tokio::select! {
                     () = upstreams.common().listeners.ending().cancelled() => (),

@@ -125,7 +125,7 @@ impl CombinedUpstreams {
     /// # Errors
     /// If all upstreams refuse: the first refusal. The inner error is for a cursor that is not of this list.
     pub(super) async fn page(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         list: MergedList,
         cursor: Option<&Payload>,
@@ -163,12 +163,7 @@ impl CombinedUpstreams {
     }
 
     /// Reads the cached list, and fetches it again for a missing name. Concurrent requests share the fetch.
-    pub(super) async fn owner(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        list: MergedList,
-        name: &str,
-    ) -> Option<ItemOwner> {
+    pub(super) async fn owner(&self, client: &EndpointClient, list: MergedList, name: &str) -> Option<ItemOwner> {
         let known = self.known_owners(client, list).await;
         if let Some(owner) = known.owners.get(name) {
             return Some(owner.clone());
@@ -183,19 +178,19 @@ impl CombinedUpstreams {
     }
 
     /// The upstream with a matching template: the one with most literal text, and of equals the first.
-    pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
+    pub(super) async fn template_owner(&self, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));
         let owner = owners.max_by_key(|(template, (at, _))| (literal_bytes(template), Reverse(*at)));
         owner.map(|(_, (at, _))| *at)
     }
 
-    async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
+    async fn known_owners(&self, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
         self.owners.0.get_with((client.caller().clone(), list), self.look(client, list, None)).await
     }
 
     fn look<'a>(
-        self: &'a Arc<Self>,
+        &'a self,
         client: &'a EndpointClient,
         list: MergedList,
         last: Option<&'a Arc<KnownOwners>>,
@@ -205,7 +200,7 @@ impl CombinedUpstreams {
     }
 
     /// An unavailable upstream contributes nothing.
-    async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
+    async fn gather(&self, client: &EndpointClient, list: MergedList) -> GatheredList {
         let asked = self.members_for(client.caller());
         let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
         let mut lists = Vec::with_capacity(self.members.len());
@@ -228,7 +223,7 @@ impl CombinedUpstreams {
     }
 
     async fn items_of(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         list: MergedList,
         at: usize,
@@ -245,7 +240,7 @@ impl CombinedUpstreams {
     }
 
     async fn pages_of(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         list: MergedList,
         at: usize,
@@ -254,7 +249,7 @@ impl CombinedUpstreams {
         let mut pages = ListPages::new(list, PAGES_MAX);
         while pages.end().is_none() && items.len() < TOOLS_MAX && bytes < BYTES_MAX {
             let params = client.params(pages.cursor().map(|cursor| ("cursor", cursor.clone())));
-            let page = client.ask(self, at, list.method(), params).await?;
+            let page = client.ask(at, list.method(), params).await?;
             bytes += page.payload().len();
             if pages.read(&page)
                 && let Some(array) = page.get(list.items())

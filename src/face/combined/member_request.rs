@@ -24,6 +24,7 @@ use crate::wire::{Message, Object, Payload, RequestId, method};
 
 #[derive(Clone)]
 pub(super) struct EndpointClient {
+    pub(super) upstreams: Arc<CombinedUpstreams>,
     /// The request without its message.
     head: Box<Inbound>,
     /// `None` for a stateless request.
@@ -35,13 +36,20 @@ pub(super) struct EndpointClient {
 }
 
 impl EndpointClient {
-    pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
-        Self { head: head_of(Box::new(inbound.clone())), session: None, token: None, metadata: metadata_alone(params) }
+    pub(super) fn stateless(upstreams: &Arc<CombinedUpstreams>, inbound: &Inbound, params: Option<&Object>) -> Self {
+        let (upstreams, head) = (Arc::clone(upstreams), head_of(Box::new(inbound.clone())));
+        Self { upstreams, head, session: None, token: None, metadata: metadata_alone(params) }
     }
 
-    pub(super) fn in_session(inbound: Box<Inbound>, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
+    pub(super) fn in_session(
+        upstreams: &Arc<CombinedUpstreams>,
+        inbound: Box<Inbound>,
+        token: &Arc<SessionToken>,
+        session: &Arc<CombinedSession>,
+    ) -> Self {
         let (session, token) = (Some(Arc::clone(session)), Some(Arc::clone(token)));
-        Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
+        let (upstreams, head) = (Arc::clone(upstreams), head_of(inbound));
+        Self { upstreams, head, session, token, metadata: Payload::empty_object() }
     }
 
     /// The client of a stream, which keeps no part of its request's body.
@@ -68,52 +76,26 @@ impl EndpointClient {
         request.method == method::TOOLS_CALL && request.params.object().is_some_and(is_given)
     }
 
-    /// Opens a session at the upstream if there is none.
-    ///
-    /// # Errors
-    /// If the upstream refuses one.
-    pub(super) async fn opened(
-        &self,
-        upstreams: &Arc<CombinedUpstreams>,
-        session: &Arc<CombinedSession>,
-        at: usize,
-    ) -> Result<OpenedMember, MemberRefusal> {
-        let Some(token) = &self.token else { return Err(MemberRefusal::late()) };
-        upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
+    /// Opens a session at the upstream if there is none. Fails if the upstream refuses one.
+    pub(super) async fn opened(&self, at: usize) -> Result<OpenedMember, MemberRefusal> {
+        let (Some(session), Some(token)) = (&self.session, &self.token) else { return Err(MemberRefusal::late()) };
+        self.upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
-    pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
+    pub(super) fn voice(&self, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.caller.clone()));
-        ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
+        ServerVoice { upstreams: Arc::clone(&self.upstreams), at, request, session, given: None }
     }
 
-    /// Builds a message of this client for an upstream, in its session there.
-    ///
-    /// # Errors
-    /// If no session can be opened.
-    pub(super) async fn inbound(
-        &self,
-        upstreams: &Arc<CombinedUpstreams>,
-        at: usize,
-        text: Bytes,
-        message: Option<Message>,
-    ) -> Result<Inbound, MemberRefusal> {
-        self.clone().into_inbound(upstreams, at, text, message).await
+    /// Builds a message of this client for an upstream, in its session there. Fails if no session can be opened.
+    pub(super) async fn inbound(&self, at: usize, text: Bytes) -> Result<Inbound, MemberRefusal> {
+        self.clone().into_inbound(at, text, None).await
     }
 
     /// As [`EndpointClient::inbound`], for the last message of the current request, which takes its headers.
-    async fn into_inbound(
-        self,
-        upstreams: &Arc<CombinedUpstreams>,
-        at: usize,
-        text: Bytes,
-        message: Option<Message>,
-    ) -> Result<Inbound, MemberRefusal> {
+    async fn into_inbound(self, at: usize, text: Bytes, message: Option<Message>) -> Result<Inbound, MemberRefusal> {
         let id = match &self.session {
-            Some(session) => {
-                let opened = self.opened(upstreams, session, at).await;
-                Some(opened.map_err(MemberRefusal::before_a_request)?.id)
-            }
+            Some(_) => Some(self.opened(at).await.map_err(MemberRefusal::before_a_request)?.id),
             None => None,
         };
         let mut inbound = Inbound { body: text, message, ..*self.head };
@@ -135,22 +117,14 @@ impl EndpointClient {
     }
 
     /// Sends a request, and reads the whole result.
-    ///
-    /// # Errors
-    /// If there is no result.
-    pub(super) async fn ask(
-        &self,
-        upstreams: &Arc<CombinedUpstreams>,
-        at: usize,
-        method: &str,
-        params: Payload,
-    ) -> Result<Object, MemberRefusal> {
+    pub(super) async fn ask(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
+        let upstreams = &self.upstreams;
         let token = Object::of(&params).as_ref().and_then(progress_token);
         let given = self.session.as_ref().zip(token);
         let _given = given.map(|(session, token)| session.give(&upstreams.settings.upstreams[at], &token));
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));
         let text = envelope::request(&id, method, Some(&params));
-        let mut inbound = self.inbound(upstreams, at, text, None).await?;
+        let mut inbound = self.inbound(at, text).await?;
         inbound.accepted = AcceptedTypes::Json;
         if self.session.is_none() {
             let name = headers::naming_member(method).and_then(|member| Object::of(&params)?.get_string(member));
@@ -167,21 +141,19 @@ impl EndpointClient {
     /// Forwards the client's request, with `params` if these are edited. Fails as [`EndpointClient::inbound`].
     pub(super) async fn pass(
         self,
-        upstreams: &Arc<CombinedUpstreams>,
         at: usize,
         request: Request,
         text: Bytes,
         params: Option<Payload>,
     ) -> Result<FaceResponse, MemberRefusal> {
-        let session = self.session.clone();
-        let inbound = self.prepared(upstreams, at, request, text, params).await?;
-        Ok(served(session.as_ref(), upstreams, at, inbound).await)
+        let (upstreams, session) = (Arc::clone(&self.upstreams), self.session.clone());
+        let inbound = self.prepared(at, request, text, params).await?;
+        Ok(served(session.as_ref(), &upstreams, at, inbound).await)
     }
 
     /// Builds the forwarded request for that upstream's endpoint. Fails as [`EndpointClient::inbound`].
     pub(super) async fn prepared(
         mut self,
-        upstreams: &Arc<CombinedUpstreams>,
         at: usize,
         mut request: Request,
         mut text: Bytes,
@@ -197,14 +169,14 @@ impl EndpointClient {
             }
             request.params = params.map_or(Params::Absent, Params::Object);
         }
-        self.into_inbound(upstreams, at, text, Some(Message::Request(request))).await
+        self.into_inbound(at, text, Some(Message::Request(request))).await
     }
 }
 
 /// If the session has ended, the next request opens a new one.
 pub(super) async fn served(
     session: Option<&Arc<CombinedSession>>,
-    upstreams: &Arc<CombinedUpstreams>,
+    upstreams: &CombinedUpstreams,
     at: usize,
     inbound: Inbound,
 ) -> FaceResponse {

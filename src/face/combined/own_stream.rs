@@ -166,18 +166,18 @@ pub(super) async fn open(
     };
     let response = match last {
         Some((at, MarkedEvent::Answer(mark, id))) => {
-            let answer = reopened(upstreams, &client, at, Some(id)).await;
+            let answer = reopened(&client, at, Some(id)).await;
             if answer.status() == StatusCode::NOT_FOUND {
                 // The 404 concerns the session at this upstream; the client's session continues.
                 return bare(StatusCode::BAD_REQUEST);
             }
-            let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));
+            let voice = client.voice(at, AnswerScope::Resumed(mark));
             shown(answer, voice, client.principal(), &addressee(None, AcceptedTypes::Both)).await
         }
         Some((at, MarkedEvent::Own(id))) => {
-            event_stream(MergedStream::begin(upstreams, client, session, Some((at, id.to_owned()))))
+            event_stream(MergedStream::begin(client, session, Some((at, id.to_owned()))))
         }
-        None => event_stream(MergedStream::begin(upstreams, client, session, None)),
+        None => event_stream(MergedStream::begin(client, session, None)),
     };
     match place {
         Some(place) => response.map(|body| place.keep(body)),
@@ -185,14 +185,8 @@ pub(super) async fn open(
     }
 }
 
-async fn reopened(
-    upstreams: &Arc<CombinedUpstreams>,
-    client: &EndpointClient,
-    at: usize,
-    last_event: Option<&str>,
-) -> FaceResponse {
-    let opening = client.inbound(upstreams, at, bytes::Bytes::new(), None);
-    let inbound = match opening.await {
+async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) -> FaceResponse {
+    let inbound = match client.inbound(at, bytes::Bytes::new()).await {
         Ok(inbound) => inbound,
         Err(refusal) => return refusal.into_response(&addressee(None, AcceptedTypes::Both)),
     };
@@ -201,7 +195,7 @@ async fn reopened(
     if let Some(id) = last_event.and_then(|id| HeaderValue::from_str(id).ok()) {
         inbound.headers.insert(headers::LAST_EVENT_ID, id);
     }
-    upstreams.members[at].endpoint.serve(Box::new(inbound)).await
+    client.upstreams.members[at].endpoint.serve(Box::new(inbound)).await
 }
 
 struct MemberStream {
@@ -231,7 +225,6 @@ enum MemberNews {
 
 /// Polls the upstreams only while its client reads.
 struct MergedStream {
-    upstreams: Arc<CombinedUpstreams>,
     client: EndpointClient,
     session: Arc<CombinedSession>,
     openings: watch::Receiver<()>,
@@ -243,14 +236,8 @@ struct MergedStream {
 }
 
 impl MergedStream {
-    fn begin(
-        upstreams: &Arc<CombinedUpstreams>,
-        client: EndpointClient,
-        session: Arc<CombinedSession>,
-        resumed: Option<(usize, String)>,
-    ) -> ResponseBody {
+    fn begin(client: EndpointClient, session: Arc<CombinedSession>, resumed: Option<(usize, String)>) -> ResponseBody {
         let mut merged = Self {
-            upstreams: Arc::clone(upstreams),
             client,
             openings: session.openings(),
             session,
@@ -269,7 +256,7 @@ impl MergedStream {
     /// Also notifies the client if a missing upstream has become available.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
-            if let Some(at) = self.upstreams.position(&upstream, self.client.caller()) {
+            if let Some(at) = self.client.upstreams.position(&upstream, self.client.caller()) {
                 self.read(at, None, Duration::ZERO, PAUSE_MIN);
             }
         }
@@ -283,19 +270,19 @@ impl MergedStream {
         if !self.read.insert(at) {
             return;
         }
-        let (upstreams, client, session) =
-            (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
+        let (client, session) = (self.client.clone(), Arc::clone(&self.session));
         let opening = async move {
+            let upstreams = &client.upstreams;
             if !wait.is_zero() {
                 sleep(wait).await;
             }
             let asked = session.open_member(&upstreams.settings.upstreams[at]);
-            let answer = reopened(&upstreams, &client, at, last_event.as_deref()).await;
+            let answer = reopened(&client, at, last_event.as_deref()).await;
             if is_event_stream(&answer) {
                 let events = EventStream::new(answer.into_body(), upstreams.read_limits(at, client.principal()));
-                let voice = client.voice(&upstreams, at, AnswerScope::None);
+                let voice = client.voice(at, AnswerScope::None);
                 let stream = MemberStream { at, voice, last_event, pause, events };
-                return stream.next(&upstreams).await;
+                return stream.next(upstreams).await;
             }
             // An unavailable server may have such a stream; one without it never gets one.
             let status = answer.status();
@@ -312,7 +299,7 @@ impl MergedStream {
         match news {
             MemberNews::Said(member, part) => {
                 self.due.push_back(part);
-                let upstreams = Arc::clone(&self.upstreams);
+                let upstreams = Arc::clone(&self.client.upstreams);
                 self.waiting.push(async move { member.next(&upstreams).await }.boxed());
             }
             MemberNews::Over { at, last_event, pause: Some(pause) } => {
@@ -321,7 +308,7 @@ impl MergedStream {
             }
             MemberNews::SessionOver { at, asked } => {
                 self.read.remove(&at);
-                let open = self.session.open_member(&self.upstreams.settings.upstreams[at]);
+                let open = self.session.open_member(&self.client.upstreams.settings.upstreams[at]);
                 // A new session may have been opened since the request.
                 if open.is_some() && open != asked {
                     self.read(at, None, Duration::ZERO, PAUSE_MIN);
@@ -339,11 +326,10 @@ impl MergedStream {
         if refused.is_empty() {
             return;
         }
-        let (upstreams, client, session) =
-            (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
+        let client = self.client.clone();
         let retrying = async move {
-            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream, client.caller())) {
-                let _ = client.opened(&upstreams, &session, at).await;
+            for at in refused.iter().filter_map(|upstream| client.upstreams.position(upstream, client.caller())) {
+                let _ = client.opened(at).await;
             }
             MemberNews::Retried
         };
@@ -387,7 +373,7 @@ impl CallMessages for MergedStream {
             }
             let leaving = async {
                 tokio::select! {
-                    () = self.upstreams.leaving.cancelled() => (),
+                    () = self.client.upstreams.leaving.cancelled() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };

@@ -42,7 +42,7 @@ impl CombinedUpstreams {
     /// # Errors
     /// If the item's name is missing, or belongs to no upstream.
     pub(super) async fn target(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         request: &Request,
     ) -> Result<RequestTarget, RequestError> {
@@ -74,7 +74,7 @@ impl CombinedUpstreams {
 
     /// The target of a tool call or a prompt request.
     async fn named(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         list: MergedList,
         params: Option<&Object>,
@@ -157,12 +157,7 @@ impl CombinedUpstreams {
         AskedAccess::new(&self.common().engine, client.caller(), &self.settings.upstreams[at])
     }
 
-    async fn owner_of_name(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        list: MergedList,
-        name: &str,
-    ) -> Option<(usize, Arc<str>)> {
+    async fn owner_of_name(&self, client: &EndpointClient, list: MergedList, name: &str) -> Option<(usize, Arc<str>)> {
         if let Some((at, own)) = split(&self.settings.upstreams, name) {
             return self.is_for(at, client.caller()).then(|| (at, Arc::from(own)));
         }
@@ -173,7 +168,7 @@ impl CombinedUpstreams {
     }
 
     /// An unlisted resource may exist: its upstream is found by trial.
-    pub(super) async fn at_address(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> RequestTarget {
+    pub(super) async fn at_address(&self, client: &EndpointClient, uri: &str) -> RequestTarget {
         if let Some((at, _)) = self.owner(client, MergedList::Resources, uri).await {
             return RequestTarget::Member(at, None);
         }
@@ -189,7 +184,7 @@ impl CombinedUpstreams {
 
     /// The target follows from the prompt or template that the completion refers to.
     async fn completion(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         params: Option<&Object>,
     ) -> Result<RequestTarget, RequestError> {

@@ -156,7 +156,7 @@ impl CombinedUpstreams {
             return refuse(&addressee, &complaint);
         }
         let (text, arrived) = (inbound.body.clone(), inbound.received_at);
-        let client = EndpointClient::in_session(inbound, &token, &session);
+        let client = EndpointClient::in_session(self, inbound, &token, &session);
         match *message {
             // Reaches all open sessions even if the client cancels the request.
             Message::Request(request) if request.method == method::SET_LEVEL => {
@@ -165,7 +165,7 @@ impl CombinedUpstreams {
             }
             Message::Request(request) => {
                 let (id, principal) = (request.id.clone(), client.principal().clone());
-                let mut voice = client.voice(self, 0, AnswerScope::of(&request));
+                let mut voice = client.voice(0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, request, text, &addressee));
                 // The request is not sent yet: a cancel drops the requests on the client's behalf.
                 match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, arrived, asked).await {
@@ -182,8 +182,8 @@ impl CombinedUpstreams {
             Message::Notification(notification) if self.is_cancelled_unsent(&client, &token, &notification) => {
                 accepted()
             }
-            Message::Notification(notification) => self.noted(&client, &session, notification, &text).await,
-            Message::Response(response) => self.answered(&client, &session, &response, &text).await,
+            Message::Notification(notification) => self.noted(&client, notification, &text).await,
+            Message::Response(response) => self.answered(&client, &response, &text).await,
         }
     }
 
@@ -198,7 +198,7 @@ impl CombinedUpstreams {
 
     /// Answers the request, or prepares it for its upstream.
     async fn asked(
-        self: &Arc<Self>,
+        &self,
         client: EndpointClient,
         request: Request,
         text: Bytes,
@@ -223,7 +223,7 @@ impl CombinedUpstreams {
                 }
             }
             RequestTarget::Member(at, params) => {
-                let inbound = client.prepared(self, at, request, text, params).await?;
+                let inbound = client.prepared(at, request, text, params).await?;
                 return Ok(AskedMember::Asked(at, Box::new(inbound)));
             }
             RequestTarget::Unlisted(some)
@@ -241,7 +241,7 @@ impl CombinedUpstreams {
     /// Tries upstreams in turn for an item that none lists. If none knows it, the client gets the refusal of one that
     /// responded, before all of one where the caller lacks a scope; an unavailable upstream does not stop the search.
     pub(super) async fn first_that_knows(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         some: &[usize],
         request: &Request,
@@ -252,7 +252,7 @@ impl CombinedUpstreams {
         }
         let mut refusals = SearchRefusals::default();
         for at in some {
-            match client.ask(self, *at, &request.method, params_of(request)).await {
+            match client.ask(*at, &request.method, params_of(request)).await {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
                 Err(refusal) => refusals.note(self, client, *at, refusal),
             }
@@ -263,14 +263,14 @@ impl CombinedUpstreams {
     /// Sends a subscription to a resource that none lists, or its end, to all of these: each may report the resource.
     /// Fails as [`Self::first_that_knows`].
     async fn all_that_know(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         all: &[usize],
         request: &Request,
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
         let asking = all.iter().map(|at| async move {
-            let asked = client.ask(self, *at, &request.method, params_of(request));
+            let asked = client.ask(*at, &request.method, params_of(request));
             (*at, self.in_time(*at, ANSWER_MAX, asked).await.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
         let (mut accepted, mut refusals) = (None, SearchRefusals::default());
@@ -286,7 +286,7 @@ impl CombinedUpstreams {
 
     /// Sends the level to all open sessions; those opened later receive it then.
     async fn set_level(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         request: &Request,
         addressee: &Addressee,
@@ -301,20 +301,14 @@ impl CombinedUpstreams {
         session.set_level(level);
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.caller()));
-        let sent = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
+        let sent = open.map(|at| client.ask(at, method::SET_LEVEL, params.payload().clone()));
         let sent = join_all(sent).await;
         let refusal = sent.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
     }
 
     /// Forwards a notification to the upstream that it concerns, or to all open sessions.
-    async fn noted(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        session: &Arc<CombinedSession>,
-        notification: Notification,
-        body: &Bytes,
-    ) -> FaceResponse {
+    async fn noted(&self, client: &EndpointClient, notification: Notification, body: &Bytes) -> FaceResponse {
         if notification.method == method::INITIALIZED {
             return accepted();
         }
@@ -322,18 +316,12 @@ impl CombinedUpstreams {
             Some((upstream, text)) => (Some(upstream), text),
             None => (None, body.clone()),
         };
-        self.tell(client, session, only.as_deref(), &text).await
+        self.tell(client, only.as_deref(), &text).await
     }
 
     /// Forwards a response to the upstream that asked. A task's question needs no session there: the task is in the
     /// store.
-    async fn answered(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        session: &Arc<CombinedSession>,
-        response: &Response,
-        body: &Bytes,
-    ) -> FaceResponse {
+    async fn answered(&self, client: &EndpointClient, response: &Response, body: &Bytes) -> FaceResponse {
         if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
             && self.members[0].endpoint.is_asked_by_a_task(&id)
         {
@@ -346,22 +334,16 @@ impl CombinedUpstreams {
             Some((upstream, text)) => (Some(upstream.as_str()), text),
             None => (None, body),
         };
-        self.tell(client, session, only, text).await
+        self.tell(client, only, text).await
     }
 
     /// Sends a message to the session at one upstream, or at all.
-    async fn tell(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        session: &Arc<CombinedSession>,
-        only: Option<&str>,
-        text: &Bytes,
-    ) -> FaceResponse {
-        let open = session.open_members();
-        let open = open.iter().filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
-        let telling = open.filter_map(|(upstream, _)| self.position(upstream, client.caller())).map(|at| async move {
-            let inbound = client.inbound(self, at, text.clone(), None).await.ok()?;
-            Some(served(Some(session), self, at, inbound).await)
+    async fn tell(&self, client: &EndpointClient, only: Option<&str>, text: &Bytes) -> FaceResponse {
+        let open = client.session.iter().flat_map(|session| session.open_members());
+        let open = open.filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
+        let telling = open.filter_map(|(upstream, _)| self.position(&upstream, client.caller())).map(|at| async move {
+            let inbound = client.inbound(at, text.clone()).await.ok()?;
+            Some(served(client.session.as_ref(), self, at, inbound).await)
         });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
@@ -398,7 +380,7 @@ impl CombinedUpstreams {
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
         };
         let (nonce, session) = (token.nonce, self.known_session(token.nonce, inbound));
-        let client = EndpointClient::in_session(Box::new(inbound.clone()), &Arc::new(token), &session);
+        let client = EndpointClient::in_session(self, Box::new(inbound.clone()), &Arc::new(token), &session);
         let session = KnownSession { session, caller: inbound.caller.clone() };
         let mut opened = UnansweredSession { upstreams: self, nonce, session, is_answered: false };
         let summaries = match self.summaries(&client).await {
@@ -424,15 +406,14 @@ impl CombinedUpstreams {
     }
 
     pub(super) async fn introduced(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
         at: usize,
     ) -> Result<Arc<ServerSummary>, MemberRefusal> {
-        if let Some(session) = &client.session {
-            let summary = client.opened(self, session, at).await?.summary;
-            return Ok(summary.unwrap_or_default());
+        if client.session.is_some() {
+            return Ok(client.opened(at).await?.summary.unwrap_or_default());
         }
-        let said = client.ask(self, at, method::DISCOVER, client.params(None)).await?;
+        let said = client.ask(at, method::DISCOVER, client.params(None)).await?;
         let summary = Arc::new(ServerSummary::of(&said));
         self.learn(at, &summary);
         Ok(summary)
@@ -441,7 +422,7 @@ impl CombinedUpstreams {
     /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction;
     /// later sessions renew that. For clients without sessions a known one is asked for again after a while.
     pub(super) async fn summaries(
-        self: &Arc<Self>,
+        &self,
         client: &EndpointClient,
     ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
         let asking = self.members_for(client.caller()).map(|at| async move {
@@ -499,7 +480,7 @@ impl CombinedUpstreams {
         }
         match self.session(inbound) {
             Ok((token, session)) => {
-                let client = EndpointClient::in_session(Box::new(inbound.clone()), &token, &session);
+                let client = EndpointClient::in_session(self, Box::new(inbound.clone()), &token, &session);
                 own_stream::open(self, client, session, inbound).await
             }
             Err(none) => none.answer(&addressee(None, inbound.accepted)),

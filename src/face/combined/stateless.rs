@@ -29,7 +29,7 @@ impl CombinedUpstreams {
         if let Err(complaint) = check_headers(inbound, &request) {
             return addressee.complaint(&complaint);
         }
-        let client = EndpointClient::stateless(inbound, request.params.object());
+        let client = EndpointClient::stateless(self, inbound, request.params.object());
         let asked = match &*request.method {
             method::DISCOVER => self.discover(&client, &addressee).await,
             method::LISTEN => return self.listen(&client, inbound, &request, &addressee).await,
@@ -38,11 +38,7 @@ impl CombinedUpstreams {
         asked.unwrap_or_else(|refusal| refusal.into_response(&addressee))
     }
 
-    async fn discover(
-        self: &Arc<Self>,
-        client: &EndpointClient,
-        addressee: &Addressee,
-    ) -> Result<FaceResponse, MemberRefusal> {
+    async fn discover(&self, client: &EndpointClient, addressee: &Addressee) -> Result<FaceResponse, MemberRefusal> {
         let summaries = self.summaries(client).await?;
         let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
         let description = SessionServerDescription {
@@ -54,7 +50,7 @@ impl CombinedUpstreams {
     }
 
     async fn asked_alone(
-        self: &Arc<Self>,
+        &self,
         client: EndpointClient,
         request: Request,
         text: Bytes,
@@ -76,9 +72,9 @@ impl CombinedUpstreams {
                 })
             }
             RequestTarget::Member(at, params) => {
-                let voice = client.voice(self, at, AnswerScope::of(&request));
+                let voice = client.voice(at, AnswerScope::of(&request));
                 let principal = client.principal().clone();
-                let answer = client.pass(self, at, request, text, params).await?;
+                let answer = client.pass(at, request, text, params).await?;
                 Ok(own_stream::shown(answer, voice, &principal, addressee).await)
             }
             RequestTarget::OwnTool(tool) => {

@@ -164,7 +164,7 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     };
     RpcError::new(rpc_error::INTERNAL_ERROR, words).with_data(&GatewayData {
         source: "gateway",
-        reason: reason_key(fault.reason),
+        reason: fault.reason.key(),
         executed: executed_key(fault.executed),
         http_status: fault.http_status,
         retry_after_ms: fault.retry_after.map(crate::task::time::millis),
@@ -301,10 +301,6 @@ struct ResourceData<'a> {
 }
 
 /// The machine-readable name of a reason; also a metric label and a log field.
-pub const fn reason_key(reason: Reason) -> &'static str {
-    reason.key()
-}
-
 const fn executed_key(executed: Executed) -> &'static str {
     match executed {
         Executed::No => "no",

@@ -10,7 +10,6 @@ use super::retry_delays::RetryDelays;
 use super::unknown_commits::UnknownCommit;
 use crate::audit::{AuditAct, AuditEvent};
 use crate::cause::CauseChain;
-use crate::dialect::faults::reason_key;
 use crate::died_programs;
 use crate::failpoint;
 use crate::store::{StoreError, StoredTask, WriteRole};
@@ -389,7 +388,7 @@ pub(super) const fn outcome_label(outcome: &Outcome) -> &'static str {
         Outcome::Returned { is_error: false, .. } => "returned",
         Outcome::Returned { is_error: true, .. } => "tool_error",
         Outcome::Faulted(Failure::Upstream(_)) => "upstream_error",
-        Outcome::Faulted(Failure::Gateway(fault)) => reason_key(fault.reason),
+        Outcome::Faulted(Failure::Gateway(fault)) => fault.reason.key(),
         Outcome::Cancelled => "cancelled",
     }
 }

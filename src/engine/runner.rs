@@ -356,7 +356,7 @@ impl Runner {
     /// Holds a call without a task (GW-33): events that waited may be sent, and its permit is awaited as for any plain
     /// call.
     async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
-        let reason = crate::dialect::faults::reason_key(reason);
+        let reason = reason.key();
         tracing::warn!(reason, "the call could not become a task and is held");
         if !self.recorder.has_row() {
             self.recorder.set_permit(None);

@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::http::FaceResponse;
 use super::unmatched_rules::UnmatchedRules;
-use crate::dialect::faults::reason_key;
 use crate::dialect::plain::{self, QuestionRefusal, RefusalAnswer};
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric::{self, GaugeShare};
@@ -159,7 +158,7 @@ impl ToolList {
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {
-    #[error("the upstream gave no tool list: {}", reason_key(.0.reason))]
+    #[error("the upstream gave no tool list: {}", .0.reason.key())]
     Gateway(GatewayFault),
     #[error("the upstream refused to list its tools: {}", .0.message)]
     Upstream(RpcError),

@@ -12,14 +12,13 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
 use super::upstream_health::{UpstreamFailure, UpstreamHealth};
-use crate::dialect::faults::reason_key;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::MessageText;
 use crate::wire::framing::BodyPart;
 
 /// Why a response broke off, if the transport knows; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
-#[error("the answer broke off: {}", reason_key(.0.reason))]
+#[error("the answer broke off: {}", .0.reason.key())]
 pub(crate) struct BodyBreakError(pub(crate) GatewayFault);
 
 impl BodyBreakError {

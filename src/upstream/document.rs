@@ -14,7 +14,6 @@ use super::reply::{self, ReadLimits};
 use super::transport::http_client::{
     AddressReach, ClientError, ClientTls, HttpClient, PooledBody, ProxySettings, is_public,
 };
-use crate::dialect::faults::reason_key;
 use crate::task::Reason;
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -157,7 +156,7 @@ async fn read(response: Response<PooledBody>, bytes_max: usize) -> Result<Bytes,
 }
 
 fn cause(reason: Reason) -> &'static str {
-    reason_key(reason)
+    reason.key()
 }
 
 /// Whether an address is literally one of a private network; names are checked when they are resolved.

@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
 use crate::answer_budget::AnswerShare;
-use crate::dialect::faults::reason_key;
 use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
@@ -348,12 +347,12 @@ impl Progress {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the upstream gave no answer: {}", reason_key(.0.reason))]
+#[error("the upstream gave no answer: {}", .0.reason.key())]
 pub struct ExchangeError(pub GatewayFault);
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BeginError {
-    #[error("the upstream cannot be called: {}", reason_key(.0.reason))]
+    #[error("the upstream cannot be called: {}", .0.reason.key())]
     Gateway(GatewayFault),
     #[error("the upstream refused the handshake: {}", .0.message)]
     Refused(RpcError),

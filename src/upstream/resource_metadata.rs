@@ -16,7 +16,6 @@ use super::answer_body::BodyKind;
 use super::outgoing::{HandedOver, SessionHeaders};
 use super::reply::{self, ReadLimits};
 use super::transport::http_client::HttpClient;
-use crate::dialect::faults::reason_key;
 use crate::wire::{Object, Payload, ScanLimits};
 
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
@@ -140,7 +139,7 @@ impl ResourceMetadata {
     async fn fetch_at(&self, address: &Url) -> Result<Payload, MetadataError> {
         let client = self.client.at(address).map_err(|_| MetadataError::Unusable("its address is none"))?;
         let sent = client.try_send(&SessionHeaders::default().document(), &HandedOver::default()).await;
-        let response = sent.map_err(|fault| MetadataError::Unreachable(reason_key(fault.reason)))?;
+        let response = sent.map_err(|fault| MetadataError::Unreachable(fault.reason.key()))?;
         match response.status() {
             StatusCode::OK => (),
             // Servers report missing metadata by various statuses; some require credentials at every path.

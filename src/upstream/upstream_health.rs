@@ -14,7 +14,6 @@ use serde::Serialize;
 use tokio::time::Instant;
 use url::Url;
 
-use crate::dialect::faults::reason_key;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
@@ -68,7 +67,7 @@ impl UpstreamFailure {
                 "it ended the connection, or a stream without the answer".to_owned()
             }
             (None, None) if fault.reason == Reason::UpstreamTimeout => "it was silent for too long".to_owned(),
-            (None, None) => reason_key(fault.reason).replace('_', " "),
+            (None, None) => fault.reason.key().replace('_', " "),
         };
         Self::new(fault.reason, cause)
     }
@@ -142,8 +141,8 @@ impl std::fmt::Display for HealthReport {
 impl UpstreamHealth {
     /// The health of an unused upstream. The metrics recorder must be installed before.
     pub(crate) fn new(name: &Arc<str>, address: &str) -> Self {
-        let counter = |reason| {
-            let (upstream, reason) = (Arc::clone(name), reason_key(reason));
+        let counter = |reason: Reason| {
+            let (upstream, reason) = (Arc::clone(name), reason.key());
             metrics::counter!(metric::UPSTREAM_FAILURES, "upstream" => upstream, "reason" => reason)
         };
         Self {
@@ -198,7 +197,7 @@ impl UpstreamHealth {
             let unlogged_before = std::mem::take(&mut state.untold[at]);
             state.told[at] = Some(Instant::now());
             state.is_told = true;
-            let (reason, cause) = (reason_key(trouble.reason), &trouble.cause);
+            let (reason, cause) = (trouble.reason.key(), &trouble.cause);
             tracing::warn!(
                 upstream = %self.name, address = %self.address, reason, %cause, unlogged_before, "the upstream failed"
             );
@@ -245,7 +244,7 @@ impl UpstreamHealth {
     pub fn look(&self) -> HealthReport {
         let state = self.state.lock();
         let last_failure = state.last.as_ref().map(|(trouble, at)| LastFailure {
-            reason: reason_key(trouble.reason),
+            reason: trouble.reason.key(),
             cause: trouble.cause.clone(),
             at: at.to_string(),
         });

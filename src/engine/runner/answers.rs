@@ -7,7 +7,6 @@ use futures_util::FutureExt;
 use super::call_state::StageEvent;
 use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
-use crate::dialect::faults::reason_key;
 use crate::dialect::plain::{self, RefusalAnswer};
 use crate::dialect::split_call::question_named;
 use crate::engine::TaskError;
@@ -133,7 +132,7 @@ impl Runner {
     /// Handles an answer that the upstream did not accept although its client regards it as given. Ends the call as
     /// lost, unless an earlier event of the upstream ends it.
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
-        tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
+        tracing::warn!(reason = fault.reason.key(), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
             match self.next_event().now_or_never() {
                 Some(StageEvent::Exchange(event)) => {
@@ -165,7 +164,7 @@ impl Runner {
             }
         };
         if let Err(fault) = refused {
-            tracing::warn!(reason = reason_key(fault.reason), "a refusal did not reach the upstream");
+            tracing::warn!(reason = fault.reason.key(), "a refusal did not reach the upstream");
         }
     }
 }

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 
 use super::{CallMessage, CallMessages};
 use crate::dialect::RequestError;
-use crate::dialect::faults::{gateway_error, reason_key};
+use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream, json};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::http::{
@@ -36,7 +36,7 @@ impl RequestAnswer {
         match self {
             Self::Json(_) | Self::Events(_) | Self::Result(_) | Self::Status(_) => "answered",
             Self::Error(_) | Self::Refused(..) | Self::Complaint(_) => "upstream_error",
-            Self::Fault(fault) => reason_key(fault.reason),
+            Self::Fault(fault) => fault.reason.key(),
         }
     }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::boot_clock::since_boot;
-use crate::dialect::faults::{gateway_error, reason_key};
+use crate::dialect::faults::gateway_error;
 use crate::died_programs;
 use crate::engine::SubtaskTree;
 use crate::replica::{BootTime, Incarnation};
@@ -149,7 +149,7 @@ pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static
         SummaryPhase::Returned { is_error: false } => ("completed", None),
         SummaryPhase::Returned { is_error: true } => ("failed", Some("tool_error")),
         SummaryPhase::Refused => ("failed", Some("upstream_error")),
-        SummaryPhase::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
+        SummaryPhase::Faulted(fault) => ("failed", Some(fault.reason.key())),
         SummaryPhase::Cancelled => ("cancelled", None),
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned};
 
-use crate::dialect::faults::{gateway_error, reason_key};
+use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
@@ -260,7 +260,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             return self.end_with(&fault_in(&error));
         }
         if let Some(call) = self.call.as_ref().filter(|_| self.events.is_none()) {
-            call.answered(reason_key(fault_in(&error).reason));
+            call.answered(fault_in(&error).reason.key());
         }
         self.rest();
         Err(error)

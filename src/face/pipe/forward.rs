@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time, until_calls_end};
 use crate::audit::AuditedCall;
-use crate::dialect::faults::reason_key;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::RequestAnswer;
@@ -187,7 +186,7 @@ impl<E: PipeEra> PipedCall<E> {
     }
 
     fn malformed(&self, executed: Executed) -> GatewayFault {
-        self.answered(reason_key(Reason::UpstreamMalformed));
+        self.answered(Reason::UpstreamMalformed.key());
         GatewayFault::new(Reason::UpstreamMalformed, executed)
     }
 
@@ -248,7 +247,7 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
     }
 
     fn ended(&self, fault: &GatewayFault) {
-        self.answered(reason_key(fault.reason));
+        self.answered(fault.reason.key());
         self.era.note_end(fault);
         if let Some(health) = self.era.served().channel.health().filter(|_| self.era.is_wanted()) {
             health.ended(self.mark, fault);
@@ -303,7 +302,7 @@ impl HeldCall {
         let audited = served.engine.audit().map(|audit| audit.call(owner, name, &tool, arguments, false));
         let in_progress = served.permits.call_begins(tool, owner.clone());
         async move {
-            let note = |fault: &GatewayFault| audited.iter().for_each(|call| call.note(reason_key(fault.reason)));
+            let note = |fault: &GatewayFault| audited.iter().for_each(|call| call.note(fault.reason.key()));
             let calls_end = served.engine.calls_end();
             let permit = match served.permits.try_acquire(owner) {
                 Some(permit) => permit,

@@ -33,7 +33,7 @@ use super::{SessionFaceState, not_allowed, tool_of};
 use crate::answer_budget::as_one_request;
 use crate::audit::{AuditAct, AuditEvent, arguments_of};
 use crate::dialect::RequestError;
-use crate::dialect::faults::{gateway_error, reason_key};
+use crate::dialect::faults::gateway_error;
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
@@ -275,7 +275,7 @@ impl PipeForward {
         // No `async` block around it, which would hold the request twice.
         let answering = self.attempt(accepted).map(|answered| {
             answered.unwrap_or_else(|fault| {
-                tracing::debug!(reason = reason_key(fault.reason), "the request failed without a response");
+                tracing::debug!(reason = fault.reason.key(), "the request failed without a response");
                 RequestAnswer::Error(gateway_error(&fault))
             })
         });
@@ -317,13 +317,13 @@ impl PipeForward {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => {
                 era.shared.end_if_over(&era.session);
-                call.answered(error.as_ref().map_or_else(|| reason_key(fault.reason), |_| "upstream_error"));
+                call.answered(error.as_ref().map_or_else(|| fault.reason.key(), |_| "upstream_error"));
                 return error.map(RequestAnswer::Error).ok_or(fault);
             }
             JudgedResponse::SessionLost if !era.is_wanted() => return Ok(unanswered(accepted)),
             // The call was sent twice.
             JudgedResponse::SessionLost => {
-                call.answered(reason_key(Reason::UpstreamSessionLost));
+                call.answered(Reason::UpstreamSessionLost.key());
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
             }
         };
@@ -391,7 +391,7 @@ impl PipeEra for SessionPipeEra {
 
     /// In the background.
     fn cancel(&self, reason: Reason) {
-        let params = Payload::of(&json!({ "requestId": self.request.id, "reason": reason_key(reason) }));
+        let params = Payload::of(&json!({ "requestId": self.request.id, "reason": reason.key() }));
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.scope.tracker.spawn(async move {

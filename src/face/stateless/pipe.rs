@@ -17,7 +17,7 @@ use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
 use crate::audit::arguments_of;
 use crate::dialect::RequestError;
-use crate::dialect::faults::{failure_error, reason_key};
+use crate::dialect::faults::failure_error;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
@@ -269,7 +269,7 @@ impl PipeEra for StatelessPipeEra {
 impl StatelessForward {
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         self.attempt(accepted).await.unwrap_or_else(|fault| {
-            tracing::debug!(reason = reason_key(fault.reason), "the request failed without a response");
+            tracing::debug!(reason = fault.reason.key(), "the request failed without a response");
             RequestAnswer::Fault(fault)
         })
     }
@@ -298,7 +298,7 @@ impl StatelessForward {
         let response = match judged {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => {
-                call.answered(error.as_ref().map_or_else(|| reason_key(fault.reason), |_| "upstream_error"));
+                call.answered(error.as_ref().map_or_else(|| fault.reason.key(), |_| "upstream_error"));
                 return self.refused(fault, error);
             }
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::client_link::{ClientDisconnected, ClientLink};
-use crate::dialect::faults::{gateway_error, reason_key};
+use crate::dialect::faults::gateway_error;
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -165,7 +165,7 @@ impl ClientLink {
         match id {
             Some(id) => self.send_error(Some(id), &gateway_error(fault)).await,
             None => {
-                tracing::debug!(reason = reason_key(fault.reason), "a message to the client was lost");
+                tracing::debug!(reason = fault.reason.key(), "a message to the client was lost");
                 Ok(())
             }
         }

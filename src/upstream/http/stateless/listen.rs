@@ -17,7 +17,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::stateless_sender::{DraftRequest, StatelessSender};
-use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -354,7 +353,7 @@ impl ListenSource {
                 None
             }
             Err(ListenError::Failed(fault)) => {
-                tracing::debug!(upstream = %self.line.link.name, reason = reason_key(fault.reason), "a subscription failed");
+                tracing::debug!(upstream = %self.line.link.name, reason = fault.reason.key(), "a subscription failed");
                 self.state.send_modify(|state| {
                     state.failures += 1;
                     state.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));

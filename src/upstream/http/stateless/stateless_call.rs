@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
-use crate::dialect::faults::reason_key;
 use crate::dialect::relay_ext_tasks::{
     self as peer, ExtensionTask, ExtensionTaskHandle, ExtensionTaskState, StatelessResult,
 };
@@ -79,7 +78,7 @@ impl StatelessCall {
                     round
                 }
                 StatelessResult::Misplaced => {
-                    let (method, reason) = (&*request.method, reason_key(Reason::UpstreamMalformed));
+                    let (method, reason) = (&*request.method, Reason::UpstreamMalformed.key());
                     tracing::warn!(method, reason, "invalid type of a result for its method");
                     return Err(malformed(Executed::Yes).into());
                 }

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use super::super::{call_table::DeliveryError, request_ids};
 use super::{AdapterConnection, ConnectionPurpose};
 use crate::answer_budget::FREE_BYTES;
-use crate::dialect::faults::reason_key;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::era::era_of_refusal;
 use crate::upstream::exchange::Era;
@@ -100,7 +99,7 @@ impl AdapterConnection {
             self.shared.dropped(if fault.reason == MALFORMED.reason { "malformed_event" } else { "slow_reader" });
         }
         if is_call {
-            tracing::debug!(upstream = %self.shared.name, reason = reason_key(fault.reason), "a request or notification of the server is lost");
+            tracing::debug!(upstream = %self.shared.name, reason = fault.reason.key(), "a request or notification of the server is lost");
         }
     }
 

@@ -11,8 +11,6 @@ mod state_token;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
 use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
 
 use crate::random;
@@ -73,9 +71,4 @@ fn opened_with(key: &LessSafeKey, associated: Aad<Vec<u8>>, sealed: &[u8]) -> Op
     Some(content)
 }
 
-impl fmt::Debug for Sealer {
-    /// Shows only the number of keys.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealer").field("keys", &self.keys.len()).finish()
-    }
-}
+debug_members!(Sealer, |sealer| keys: sealer.keys.len());

@@ -62,11 +62,7 @@ pub struct ApiKey {
     digest: ApiKeyDigest,
 }
 
-impl fmt::Debug for ApiKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ApiKey").field(&self.id).finish()
-    }
-}
+debug_members!(ApiKey, |key| id: key.id);
 
 impl ApiKey {
     /// Generates a key for the principal `id`. Returns its full text, which is not stored, and its record. Panics if
@@ -266,11 +262,7 @@ impl ApiKeyRecord {
     }
 }
 
-impl fmt::Debug for ApiKeyRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.owner.fmt(f)
-    }
-}
+debug_members!(ApiKeyRecord, |record| owner: record.owner);
 
 impl ApiKeys {
     /// Adds a key of a principal, which may have several during a rotation. Returns the key if its ID is taken.
@@ -472,7 +464,7 @@ mod tests {
     fn nothing_that_is_printed_shows_a_secret() {
         let mut keys = ApiKeys::default();
         let one = ApiKey::read(&key("a1")).unwrap();
-        assert_eq!(format!("{one:?}"), "ApiKey(\"a1\")");
+        assert_eq!(format!("{one:?}"), "ApiKey { id: \"a1\", .. }");
         keys.add(one, &Caller::of(Principal::new("key:ada"))).unwrap();
         assert!(!format!("{:?}", ApiKeyRing::new(keys)).contains(HEX));
     }

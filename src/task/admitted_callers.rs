@@ -1,7 +1,6 @@
 //! Knows the principals of the configuration: no other principal has rights, even if no list or rule names it.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::sync::Arc;
 
 use super::Principal;
@@ -69,9 +68,4 @@ impl AdmittedCallers {
     }
 }
 
-impl fmt::Debug for CredentialHolders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { keys, issuers, .. } = self;
-        f.debug_struct("CredentialHolders").field("keys", keys).field("issuers", issuers).finish_non_exhaustive()
-    }
-}
+debug_members!(CredentialHolders, |holders| keys: holders.keys, issuers: holders.issuers);

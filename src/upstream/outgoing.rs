@@ -1,6 +1,5 @@
 //! Builds the requests of a streamable HTTP client: POST, GET and DELETE, and forms for authorization servers.
 
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -118,11 +117,7 @@ impl StreamPurpose {
     }
 }
 
-impl fmt::Debug for StreamPurpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("StreamPurpose").field(&self.is_served()).finish()
-    }
-}
+debug_members!(StreamPurpose, |purpose| is_served: purpose.is_served());
 
 impl OutgoingRequest {
     pub(crate) fn under_way(self) -> Self {

@@ -1,7 +1,5 @@
 //! Reads the sealing keys: one per line, as hex digits.
 
-use std::fmt;
-
 use aws_lc_rs::digest::{Context, SHA256};
 
 pub const KEY_LEN: usize = 32;
@@ -97,11 +95,7 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
     Ok(key)
 }
 
-impl fmt::Debug for SealingKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SealingKeys({} keys)", self.0.len())
-    }
-}
+debug_members!(SealingKeys, |keys| keys: keys.0.len());
 
 #[cfg(test)]
 mod tests {
@@ -132,6 +126,6 @@ mod tests {
     fn a_ring_reads_back_and_shows_nothing_of_its_keys() {
         let ring = SealingKeys(vec![[0x1f; KEY_LEN], std::array::from_fn(|at| u8::try_from(at).unwrap())]);
         assert_eq!(SealingKeys::parse(&ring.to_text()), Ok(ring.clone()));
-        assert_eq!(format!("{ring:?}"), "SealingKeys(2 keys)");
+        assert_eq!(format!("{ring:?}"), "SealingKeys { keys: 2, .. }");
     }
 }

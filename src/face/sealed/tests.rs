@@ -194,7 +194,7 @@ fn a_long_client_name_is_left_out_and_long_capabilities_are_refused() {
 
 #[test]
 fn the_keys_of_a_sealer_are_not_shown() {
-    assert_eq!(format!("{:?}", sealer(&[1, 2])), "Sealer { keys: 2 }");
+    assert_eq!(format!("{:?}", sealer(&[1, 2])), "Sealer { keys: 2, .. }");
 }
 
 /// A question's id, as its process sends it, and as an endpoint of several upstreams does.

@@ -2,7 +2,6 @@
 //!
 //! Rules know a caller by the address of its claims, so a lookup there costs no comparison of names.
 
-use std::fmt;
 use std::mem::size_of;
 use std::sync::Arc;
 
@@ -25,11 +24,7 @@ impl Default for SharedClaims {
     }
 }
 
-impl fmt::Debug for SharedClaims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedClaims").field(&self.0.entry_count()).finish()
-    }
-}
+debug_members!(SharedClaims, |claims| entries: claims.0.entry_count());
 
 impl SharedClaims {
     /// The copy of these claims that earlier tokens have, if it is still known.

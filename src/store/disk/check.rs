@@ -38,15 +38,7 @@ struct FileCheckState {
     running: Option<InterruptHandle>,
 }
 
-impl std::fmt::Debug for FileCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.state.lock();
-        f.debug_struct("FileCheck")
-            .field("is_held", &state.is_held)
-            .field("is_over", &state.is_over)
-            .finish_non_exhaustive()
-    }
-}
+debug_members!(FileCheck, |check| is_over: check.state.lock().is_over);
 
 impl FileCheck {
     pub(super) fn pause(&self) {

@@ -88,17 +88,12 @@ impl StdioUpstreamSettings {
     }
 }
 
-impl std::fmt::Debug for StdioUpstreamSettings {
-    /// Prints the variables' names, neither values nor arguments.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
-        f.debug_struct("StdioUpstreamSettings")
-            .field("name", &self.name)
-            .field("program", &self.program)
-            .field("env", &names)
-            .finish_non_exhaustive()
-    }
-}
+// The names of variables alone; no values and no arguments.
+debug_members!(StdioUpstreamSettings, |settings|
+    name: settings.name,
+    program: settings.program,
+    env: settings.env.iter().map(|(name, _)| name).collect::<Vec<_>>()
+);
 
 #[derive(Debug)]
 pub(crate) struct StdioTransport {

@@ -1,7 +1,6 @@
 //! Composes running parts from a configuration. Tests start the same gateway as the program does.
 
 mod announcement;
-mod api_key_files;
 mod audit;
 mod descriptors;
 mod dev;
@@ -10,7 +9,6 @@ pub mod files;
 mod listeners;
 mod live_calls;
 mod operators;
-mod prepared_config;
 mod program;
 pub mod reload;
 mod reload_trigger;

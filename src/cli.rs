@@ -6,15 +6,12 @@ pub mod call;
 mod call_arguments;
 mod called_server;
 mod check;
-mod completions;
 mod dev;
 mod dialog;
 pub mod flavour;
 mod follow;
-mod health;
 mod import;
 mod install;
-mod keys;
 mod listing;
 pub mod media;
 mod offers;
@@ -31,27 +28,32 @@ mod terminal;
 pub mod tool_arguments;
 mod tool_schema;
 pub mod ui;
-mod version;
 mod wrap;
 
-use std::env;
+use std::env::consts::{ARCH, OS};
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::LazyLock;
+use std::{env, fs};
 
 use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+use http::Method;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
+use crate::config::{check_principal_id, quoted};
 use crate::demo::{self, DemoServer};
+use crate::server::api_keys::ApiKey;
 use crate::{app, config, console, system};
-use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
+use admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use audit::AuditCommand;
 use call_arguments::{CallArguments, EXIT_CODES};
 use check::CheckArguments;
@@ -75,7 +77,7 @@ const KEY_VARIABLE: &str = "TASKGATE_KEY";
 
 /// A reverse proxy that turns slow MCP tool calls into tasks.
 #[derive(Debug, Parser)]
-#[command(name = "taskgate", version = version::VERSION.as_str())]
+#[command(name = "taskgate", version = VERSION.as_str())]
 struct CommandLine {
     #[command(subcommand)]
     command: Option<CliCommand>,
@@ -185,14 +187,14 @@ enum CliCommand {
     /// Makes API keys for clients.
     Keys {
         #[command(subcommand)]
-        order: keys::KeysCommand,
+        order: KeysCommand,
     },
     /// Asks a running gateway whether it is ready: a probe for containers.
     ///
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it; the listener of [metrics] requires none.
     ///
     /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
-    Health(health::HealthArguments),
+    Health(HealthArguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
@@ -237,7 +239,7 @@ enum CliCommand {
         order: AuditCommand,
     },
     /// Prints the completions of a shell, for its folder of completions or to be sourced.
-    Completions { shell: clap_complete::Shell },
+    Completions { shell: Shell },
     /// Writes the manual pages of all commands into a folder.
     Man {
         /// The folder, such as /usr/local/share/man/man1.
@@ -294,16 +296,16 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => Box::pin(wrap::run(arguments)).await,
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
-        CliCommand::Keys { order } => keys::run(&order),
-        CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
+        CliCommand::Keys { order } => make_key(&order),
+        CliCommand::Health(arguments) => Ok(Box::pin(ask_health(&arguments)).await),
         CliCommand::Tasks { order, admin } => Box::pin(operate(&admin, async |at| tasks::run(&at, &order).await)).await,
         CliCommand::Replicas { order, admin } => {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
         }
         CliCommand::Store { order } => Ok(store::run(&order)),
         CliCommand::Audit { order } => Ok(audit::run(&order)),
-        CliCommand::Completions { shell } => completions::print(shell),
-        CliCommand::Man { folder } => completions::write_manual(&folder),
+        CliCommand::Completions { shell } => print_completions(shell),
+        CliCommand::Man { folder } => write_manual(&folder),
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -447,6 +449,98 @@ fn write_line(text: impl Display) {
     let _ = writeln!(console::stderr(), "{}", printable_lines(&text.to_string()));
 }
 
+/// The version, the commit if the build was given one (`TASKGATE_COMMIT`), and the system that the program was built for.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("TASKGATE_COMMIT").filter(|commit| !commit.is_empty());
+    let commit = commit.map_or_else(|| "from source".to_owned(), |commit| format!("commit {commit}"));
+    let environment = match () {
+        () if cfg!(target_env = "gnu") => "-gnu",
+        () if cfg!(target_env = "musl") => "-musl",
+        () => "",
+    };
+    format!("{} ({commit}, {ARCH}-{OS}{environment})", env!("CARGO_PKG_VERSION"))
+});
+
+/// The operations on keys.
+#[derive(Debug, clap::Subcommand)]
+enum KeysCommand {
+    /// Makes a key, and prints it once, on stderr; the block for the configuration goes to stdout.
+    New {
+        /// The principal of the key, which owns tasks and has limits.
+        id: String,
+    },
+}
+
+fn make_key(order: &KeysCommand) -> anyhow::Result<ExitCode> {
+    let KeysCommand::New { id } = order;
+    if let Err(why) = check_principal_id(id) {
+        return Ok(refuse(format_args!("ID {why}")));
+    }
+    let (secret, key) = ApiKey::mint(id);
+    // A key must be shown before its digest is put into a configuration.
+    write!(
+        console::stderr(),
+        "The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:\n{secret}\n"
+    )
+    .context("cannot print the key")?;
+    let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
+    console::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The gateway to ask.
+#[derive(Debug, clap::Args)]
+struct HealthArguments {
+    /// The address of the gateway's admin listener, or of its [metrics] listener.
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    url: url::Url,
+}
+
+/// Asks a running gateway whether it is ready, for images without an HTTP client.
+async fn ask_health(arguments: &HealthArguments) -> ExitCode {
+    let token = env::var(TOKEN_VARIABLE).ok();
+    let answer = match AdminClient::new(&arguments.url, token.as_deref()) {
+        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(answer) if answer.status.is_success() => ExitCode::SUCCESS,
+        Ok(AdminAnswer { status, body }) => {
+            let reasons = String::from_utf8_lossy(&body).trim().replace('\n', ", ");
+            say(format_args!("not ready: {}", if reasons.is_empty() { status.to_string() } else { reasons }));
+            ExitCode::FAILURE
+        }
+        Err(error @ (AdminRequestError::Address | AdminRequestError::Token)) => refuse(error),
+        Err(error) => {
+            say(CauseChain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints the completions for `shell`.
+fn print_completions(shell: Shell) -> anyhow::Result<ExitCode> {
+    match console::stdout().write_all(&script(shell)) {
+        // A reader such as `head` leaves once it has enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot print the completions"),
+        Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut CommandLine::command(), "taskgate", &mut script);
+    script
+}
+
+/// Writes a manual page for each command into `folder`, which is created if it is missing.
+fn write_manual(folder: &Path) -> anyhow::Result<ExitCode> {
+    let cannot = || format!("{}: cannot write the manual pages", folder.display());
+    fs::create_dir_all(folder).with_context(cannot)?;
+    clap_mangen::generate_to(CommandLine::command().disable_help_subcommand(true), folder).with_context(cannot)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -579,5 +673,24 @@ mod tests {
             let code = run(arguments.split(' ').map(OsString::from)).await;
             assert_eq!(code, ExitCode::from(USAGE), "{arguments}");
         }
+    }
+
+    #[test]
+    fn each_command_has_a_manual_page_and_is_completed() {
+        let folder = tempfile::tempdir().unwrap();
+        write_manual(&folder.path().join("man1")).unwrap();
+        let bash = String::from_utf8(script(Shell::Bash)).unwrap();
+        for command in CommandLine::command().get_subcommands() {
+            let name = command.get_name();
+            let page = fs::read_to_string(folder.path().join(format!("man1/taskgate-{name}.1"))).unwrap();
+            assert!(page.contains(".SH SYNOPSIS"), "{page}");
+            assert!(bash.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let error = write_manual(Path::new("/proc/nowhere")).unwrap_err();
+        assert!(format!("{error:#}").starts_with("/proc/nowhere: cannot write the manual pages: "), "{error:#}");
     }
 }

@@ -19,7 +19,6 @@ pub mod sweeper;
 mod target;
 mod task_metrics;
 mod unknown_commits;
-mod unstored_tasks;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -31,6 +30,12 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::AuditLog;
+use crate::cause::CauseChain;
+use crate::shared_access::SharedAccess;
+use crate::shared_limits::SharedLimits;
+use crate::store::{Reach, StoreError, TaskStore};
+use crate::task::{Clock, Executed, GatewayFault, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 pub use admission::TaskAdmission;
 use admission::{TaskPermit, UnsettledRows};
 pub use apply::TaskError;
@@ -42,13 +47,6 @@ pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
-use unstored_tasks::UnstoredTaskLog;
-
-use crate::audit::AuditLog;
-use crate::shared_access::SharedAccess;
-use crate::shared_limits::SharedLimits;
-use crate::store::{Reach, TaskStore};
-use crate::task::{Clock, Executed, GatewayFault, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
 
@@ -307,5 +305,77 @@ impl CallsEnd {
 
     pub fn fault(&self, executed: Executed) -> GatewayFault {
         GatewayFault::new(self.reason.get().copied().unwrap_or(Reason::GatewayRestart), executed)
+    }
+}
+
+/// Logs that tasks or their changes cannot be stored: once, until a write succeeds again.
+#[derive(Debug, Default)]
+struct UnstoredTaskLog {
+    is_full: AtomicBool,
+    is_away: AtomicBool,
+}
+
+impl UnstoredTaskLog {
+    fn stored(&self) {
+        forget(&self.is_full);
+        self.changed();
+    }
+
+    /// Records that the store replaced a task, which may succeed even where a new task finds no room.
+    fn changed(&self) {
+        forget(&self.is_away);
+    }
+
+    /// Logs a refused write. A full share of one owner is counted and returned to its client instead.
+    fn refused(&self, error: &StoreError) {
+        let is_news = match error {
+            StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
+            StoreError::Io(_) | StoreError::UnknownCommit(_) => !self.is_away.swap(true, Ordering::Relaxed),
+            StoreError::OwnerFull => false,
+            StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
+        };
+        if is_news {
+            tracing::warn!(error = %CauseChain(error), "a task could not be stored");
+        } else {
+            tracing::debug!(error = %CauseChain(error), "a task could not be stored");
+        }
+    }
+}
+
+/// The flag is rarely set, and an atomic load costs less than an atomic store.
+fn forget(flag: &AtomicBool) {
+    if flag.load(Ordering::Relaxed) {
+        flag.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn each_trouble_of_the_store_is_told_once_until_it_takes_a_task_again() {
+        let (log, full) = (UnstoredTaskLog::default(), StoreError::Full { what: "bytes" });
+        let away = || io::Error::other("away");
+        let logged = || [&log.is_full, &log.is_away].map(|flag| flag.load(Ordering::Relaxed));
+        for _ in 0..2 {
+            log.refused(&StoreError::OwnerFull);
+            assert_eq!(logged(), [false, false]);
+            for error in [&full, &StoreError::NoRoom] {
+                log.refused(error);
+                assert_eq!(logged(), [true, false]);
+            }
+            for error in [StoreError::Io(away()), StoreError::UnknownCommit(away())] {
+                log.refused(&error);
+                assert_eq!(logged(), [true, true]);
+            }
+            log.changed();
+            assert_eq!(logged(), [true, false]);
+            log.refused(&StoreError::Io(away()));
+            log.stored();
+            assert_eq!(logged(), [false, false]);
+        }
     }
 }

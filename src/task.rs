@@ -20,7 +20,6 @@ pub mod principal_counts;
 pub mod principal_limits;
 pub mod rate_refusal;
 pub mod reference;
-mod send_attempt;
 pub mod summary;
 pub mod time;
 pub mod transition;
@@ -55,7 +54,6 @@ pub use principal_access::{
 pub use principal_counts::{OwnerCounts, PrincipalCounts};
 pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};
-pub use send_attempt::SendAttempt;
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
-pub use transition::{Effect, Event, transition};
+pub use transition::{Effect, Event, SendAttempt, transition};

@@ -8,7 +8,6 @@ pub(crate) mod body;
 pub(crate) mod breaker;
 pub(crate) mod circular_lists;
 pub mod client_credential;
-mod credential_command;
 pub mod document;
 pub mod era;
 pub mod exchange;

@@ -1,15 +1,17 @@
 //! Checks every file that a configuration names before a start; reports all mistakes.
 
-use std::env;
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{env, fmt};
 
-use super::api_key_files::{self, ApiKeyFileError};
+use super::descriptors::DescriptorShortage;
 use super::sealing_key::{self, KeyFileError};
 use super::task_store;
 use crate::audit::AuditSettings;
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
-use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
+use crate::secret_file::{self, SecretFileError};
+use crate::server::api_keys::{
+    ApiKey, ApiKeyError, ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KEY_LEN_MAX, KeyPlace, KeySource,
+};
 use crate::server::client_certificates::CertificateRing;
 use crate::server::replicas::ReplicaTls;
 use crate::server::tokens::settings::TokenSettings;
@@ -71,11 +73,6 @@ impl From<KeyFileError> for FileMistakes {
 /// Reads a configuration and checks every file, folder and program that it names. Creates none, and logs nothing.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
-}
-
-/// As [`load`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them.
-pub(super) fn load_again(file: &Path) -> Result<LoadedConfig, ConfigError> {
-    config::load(file, &|name| env::var(name).ok(), &look_again)
 }
 
 /// As [`load`], for `taskgate wrap`.
@@ -151,7 +148,7 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             note(at_fault(&table, identity, &error), Err(error.into()));
         }
     }
-    wrong.extend(api_key_files::read(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
+    wrong.extend(read_keys(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
     let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
     for (index, issuer) in issuers.enumerate() {
         if let Some(file) = issuer.keys.file()
@@ -209,7 +206,7 @@ pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
 }
 
 fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
-    let (keys, wrong) = api_key_files::read(settings);
+    let (keys, wrong) = read_keys(settings);
     match wrong.is_empty() {
         true => Ok(keys),
         false => Err(FileMistakes(wrong.into_iter().map(|(place, error)| (place, error.into())).collect())),
@@ -261,9 +258,99 @@ pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, P
     config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))
 }
 
+/// Of a key file: room for a line end or two after the key.
+const FILE_BYTES_MAX: usize = KEY_LEN_MAX + 16;
+
+/// Why a key cannot be used. Never contains the key.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiKeyFileError {
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: SecretFileError },
+    #[error("{}: {source}", .path.display())]
+    Content { path: PathBuf, source: ApiKeyError },
+    #[error("another key has the ID {id}; give each key a different one")]
+    Twice { id: String },
+}
+
+/// Reads all keys of the settings. Unusable keys are returned under their configuration key.
+fn read_keys(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiKeyFileError)>) {
+    let (mut keys, mut wrong) = (ApiKeys::default(), Vec::new());
+    for one in settings {
+        let read = match &one.source {
+            KeySource::Known(key) => Ok(key.clone()),
+            KeySource::File(path) => read_key(path),
+        };
+        let added = read.and_then(|key| {
+            keys.add(key, &one.caller).map_err(|twice| ApiKeyFileError::Twice { id: twice.id().to_owned() })
+        });
+        wrong.extend(added.err().map(|error| (one.place.clone(), error)));
+    }
+    (keys, wrong)
+}
+
+/// B168, B169.
+fn read_key(path: &Path) -> Result<ApiKey, ApiKeyFileError> {
+    let held = secret_file::read(path, "key", FILE_BYTES_MAX);
+    let held = held.map_err(|source| ApiKeyFileError::File { path: path.to_owned(), source })?;
+    // Bytes that are no text cannot be a key.
+    let text = String::from_utf8_lossy(&held);
+    ApiKey::read(text.trim_end()).map_err(|source| ApiKeyFileError::Content { path: path.to_owned(), source })
+}
+
+pub(super) struct PreparedConfig {
+    pub(super) config: Config,
+    pub(super) warnings: Vec<String>,
+    pub(super) shortage: Option<DescriptorShortage>,
+}
+
+impl PreparedConfig {
+    pub(super) fn new(loaded: LoadedConfig) -> Self {
+        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+        Self { config: loaded.config, warnings, shortage: None }
+    }
+}
+
+/// The warnings logged last, which are not repeated: any change in the folder, even of the log, reads the files again.
+#[derive(Debug, Default)]
+pub(super) struct ReportedWarnings {
+    texts: Vec<String>,
+    shortage: Option<DescriptorShortage>,
+}
+
+impl ReportedWarnings {
+    pub(super) fn log(&mut self, read: &PreparedConfig) {
+        if self.texts != read.warnings {
+            for warning in &read.warnings {
+                tracing::warn!("{warning}");
+            }
+            self.texts.clone_from(&read.warnings);
+        }
+        if self.shortage != read.shortage {
+            self.shortage = read.shortage;
+            if let Some(shortage) = self.shortage {
+                shortage.log();
+            }
+        }
+    }
+}
+
+/// Reads the file and checks the files that it names. Logs nothing.
+pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
+    load(file).map(PreparedConfig::new)
+}
+
+/// As [`configured`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them.
+pub(super) fn configured_again(file: &Path) -> Result<PreparedConfig, ConfigError> {
+    config::load(file, &|name| env::var(name).ok(), &look_again).map(PreparedConfig::new)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+    use crate::task::{Caller, Principal};
 
     #[test]
     fn a_gateway_that_serves_reloads_though_its_databases_files_are_of_no_use() {
@@ -276,5 +363,43 @@ mod tests {
         assert!(refused.contains("store.password_file"), "{refused}");
         let warnings: Vec<_> = load_again(&file).unwrap().warnings.iter().map(ToString::to_string).collect();
         assert!(warnings.iter().any(|warning| warning.contains("store.password_file")), "{warnings:?}");
+    }
+
+    #[test]
+    fn b168_b169_a_key_file_is_its_owners_alone_and_holds_one_strong_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let strong = "tg_a1_0123456789abcdef0123456789abcdef";
+        for (content, mode, expected) in [
+            (format!("{strong}\n"), 0o600, "fine"),
+            (strong.to_owned(), 0o400, "fine"),
+            (strong.to_owned(), 0o640, "others than its owner may use it (mode 0640)"),
+            (strong.to_owned(), 0o604, "others than its owner may use it (mode 0604)"),
+            ("tg_a1_short\n".to_owned(), 0o600, "is a key with a secret of less than 128 bits"),
+            (format!("{strong}\n{strong}\n"), 0o600, "is no key"),
+            (String::new(), 0o600, "is no key"),
+        ] {
+            let path = folder.path().join("key");
+            let _ = fs::remove_file(&path);
+            fs::write(&path, &content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let found = read_key(&path).map_or_else(|error| error.to_string(), |_| "fine".to_owned());
+            assert!(found.contains(expected), "{content:?}: {found}");
+            assert!(!found.contains("0123456789abcdef"), "{found}");
+        }
+    }
+
+    #[test]
+    fn b168_all_unusable_keys_are_named_at_once() {
+        let key = ApiKey::read("tg_a1_0123456789abcdef0123456789abcdef").unwrap();
+        let of = |source, place: &str| ApiKeySettings {
+            caller: Caller::of(Principal::new("key:ada")),
+            source,
+            place: place.to_owned().into(),
+        };
+        let missing = KeySource::File(PathBuf::from("/nowhere/key"));
+        let (keys, wrong) =
+            read_keys(&[of(KeySource::Known(key.clone()), "a"), of(missing, "b"), of(KeySource::Known(key), "c")]);
+        let places: Vec<_> = wrong.iter().map(|(place, _)| place.key.as_str()).collect();
+        assert_eq!((keys.len(), places), (1, vec!["b", "c"]));
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::prepared_config::{ReportedWarnings, configured_again};
+use super::files::{ReportedWarnings, configured_again};
 use super::reload::{self, Fingerprint, ReloadSummary};
 use super::service_manager;
 use crate::config::Config;

@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::files::{PreparedConfig, ReportedWarnings};
 use super::live_calls::{CallSurvey, NOTIFY_MAX};
-use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;

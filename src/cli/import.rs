@@ -1,7 +1,6 @@
 //! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
 
 mod host_file;
-mod references;
 mod relaxed_json;
 mod server_block;
 mod variables;

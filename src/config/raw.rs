@@ -3,7 +3,6 @@
 //! This is the schema: a key that is not read here is unknown. Unimplemented features have their keys here, too, so that they are
 //! refused by name. [`super::resolve`] checks the values against each other.
 
-mod access;
 mod audit;
 mod auth;
 pub(super) mod command;
@@ -18,11 +17,10 @@ use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
 use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
-pub(super) use access::{RawAccessRule, RawAccessRuleValues, RawRuleWho};
 pub(super) use audit::RawAudit;
 pub(super) use auth::{
-    AuthMode, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate, RawCertificateValues, RawIntrospection, RawIssuer,
-    RawIssuerValues, read_keys,
+    AuthMode, RawAccessRule, RawAccessRuleValues, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate,
+    RawCertificateValues, RawIntrospection, RawIssuer, RawIssuerValues, RawRuleWho, read_keys,
 };
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
@@ -205,7 +203,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     raw.api_keys = section.each("api_keys", auth::read_api_key);
     raw.certificates = section.each("certificates", auth::read_certificate);
     raw.issuers = section.each("issuers", auth::read_issuer);
-    raw.access_rules = section.each("rules", access::read_rule);
+    raw.access_rules = section.each("rules", auth::read_rule);
     section.close();
     raw.upstreams = root.named("upstreams", read_upstream);
     raw.endpoints =

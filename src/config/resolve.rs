@@ -7,7 +7,6 @@ mod audit;
 mod auth;
 mod certificates;
 mod endpoints;
-mod exposure;
 mod issued_credentials;
 pub(super) mod listeners;
 mod paths;

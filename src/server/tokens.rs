@@ -3,7 +3,6 @@
 //! It issues no token and has no login page. Read [`claims`] first: the checks of a token. A token is checked once, then
 //! remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
 
-pub(super) mod binding;
 pub mod claims;
 pub mod dpop;
 mod introspection;
@@ -24,8 +23,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use self::binding::TokenBinding;
-use self::claims::{HeldProofs, TokenError, UnverifiedToken};
+use self::claims::{HeldProofs, TokenBinding, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;

@@ -12,7 +12,6 @@ mod columns;
 mod control;
 mod health;
 mod hints;
-mod hosts;
 mod lists;
 mod notices;
 mod open_error;

@@ -8,7 +8,6 @@
 //! compute any checksum. Numbers are big-endian, texts have a length prefix, fields follow in the order of the functions below.
 
 mod bytes;
-mod fault;
 pub mod summary;
 #[cfg(test)]
 mod tests;
@@ -22,12 +21,11 @@ use ::bytes::Bytes;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use self::bytes::{RecordReader, RecordWriter};
-use self::fault::{put_fault, take_fault};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    Outcome, PendingEffects, Phase, Principal, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId,
-    TaskKey, TaskTimes, TaskVisibility, Timestamp, TreeLinks,
+    Outcome, PendingEffects, Phase, Principal, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task,
+    TaskId, TaskKey, TaskTimes, TaskVisibility, Timestamp, TreeLinks,
 };
 use crate::wire::RpcError;
 
@@ -37,6 +35,8 @@ pub const VERSION: u16 = 3;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
+/// A flag in the byte of [`Executed`]: a process's exit follows.
+const EXIT_FOLLOWS: u8 = 0x80;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
@@ -389,5 +389,53 @@ pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task 
         updated_at: now.max(outline.created_at),
         phase: Phase::Settled(Outcome::Faulted(failure)),
         ..Task::queued(key, TaskVisibility::Handle, origin, outline.created_at, times)
+    }
+}
+
+fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
+    let GatewayFault { reason, executed, http_status, retry_after, exit, process: _ } = fault;
+    out.byte(*reason as u8);
+    let executed = match executed {
+        Executed::No => 0,
+        Executed::Unknown => 1,
+        Executed::Yes => 2,
+    };
+    out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
+    out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
+    out.maybe(*retry_after, RecordWriter::span);
+    if let Some(exit) = exit {
+        let (kind, number) = match exit {
+            ProcessExit::Code(code) => (0, code),
+            ProcessExit::Signal(signal) => (1, signal),
+        };
+        out.byte(kind);
+        out.fixed(&number.to_be_bytes());
+    }
+}
+
+fn take_fault(body: &mut RecordReader) -> Option<GatewayFault> {
+    let code = body.byte()?;
+    let executed = body.byte()?;
+    Some(GatewayFault {
+        reason: Reason::ALL.iter().copied().find(|reason| *reason as u8 == code)?,
+        executed: match executed & !EXIT_FOLLOWS {
+            0 => Executed::No,
+            1 => Executed::Unknown,
+            2 => Executed::Yes,
+            _ => return None,
+        },
+        http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
+        retry_after: body.maybe(RecordReader::span)?,
+        exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
+        process: None,
+    })
+}
+
+fn take_exit(body: &mut RecordReader) -> Option<ProcessExit> {
+    let (kind, number) = (body.byte()?, i32::from_be_bytes(body.fixed()?));
+    match kind {
+        0 => Some(ProcessExit::Code(number)),
+        1 => Some(ProcessExit::Signal(number)),
+        _ => None,
     }
 }

@@ -327,6 +327,41 @@ fn close_if_empty(phase: &mut Phase, open: BTreeMap<InputKey, Question>) {
     }
 }
 
+/// Decides which events are stored before a call's first byte is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendAttempt {
+    First,
+    /// Again, as a new attempt. `is_counted`: whether the row says that this process resumed the call.
+    Again {
+        is_counted: bool,
+    },
+}
+
+impl SendAttempt {
+    pub const fn number(self, current: Attempt) -> Attempt {
+        match self {
+            Self::First => current,
+            Self::Again { .. } => Attempt(current.0 + 1),
+        }
+    }
+
+    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no
+    /// effect.
+    pub fn events(self, current: Attempt, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
+        match self {
+            Self::First => vec![Event::Dispatched { attempt: current, call: call() }],
+            Self::Again { is_counted: true } => vec![Event::Resent { attempt: current }],
+            Self::Again { is_counted: false } => {
+                vec![Event::TakenUp { attempt: current }, Event::Resent { attempt: current }]
+            }
+        }
+    }
+
+    pub fn is_stored(self, current: Attempt, task: &Task) -> bool {
+        matches!(task.phase, Phase::Working) && task.attempt == self.number(current)
+    }
+}
+
 #[cfg(test)]
 #[path = "transition/tests.rs"]
 mod tests;

@@ -4,14 +4,19 @@
 //! have two steps: for an identity assertion (ID-JAG), and from it to a token of another company's authorization server (RFC 7523).
 //! `issued_token` reads their answers.
 
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{env, io};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::HeaderValue;
 use moka::sync::Cache;
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
+use tokio::time::{Instant, timeout};
 
 use super::document::{DocumentError, FormAnswer};
 use super::issued_token::{self, IssuedToken, TokenFailure};
@@ -19,9 +24,12 @@ use super::shared_lookups::SharedLookups;
 use super::subject_token::{SubjectToken, SubjectTokenType, SubjectTokens};
 use super::token_client::{TokenClient, TokenClientSettings};
 use super::transport::credential::{CredentialError, CredentialIssuer};
-use super::{ClientCredential, TaskScope, credential_command};
+use super::transport::stdio::INHERITED;
+use super::{ClientCredential, TaskScope, supervisor};
+use crate::system::ProgramLimits;
 use crate::task::digest::{Digest, digest};
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Clock as _, Executed, GatewayFault, Principal, Reason, SystemClock};
+use crate::wire::one_line;
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
@@ -318,7 +326,7 @@ impl TokenExchange {
 impl IssuerState {
     async fn ask(&self, subject: Option<&SubjectToken>) -> Result<IssuedToken, TokenFailure> {
         match (&self.source, subject) {
-            (TokenSource::Command(words), _) => credential_command::run(&self.upstream, words).await,
+            (TokenSource::Command(words), _) => run_command(&self.upstream, words).await,
             (TokenSource::ClientCredentials(request), _) => {
                 issued_token::of_answer(&request.ask(&[("grant_type", "client_credentials")]).await?)
             }
@@ -362,4 +370,63 @@ impl IssuerState {
         *logged = Some((failure.clone(), Instant::now()));
         tracing::warn!(upstream = %self.upstream, cause = %failure.cause, "no credential was issued for an upstream");
     }
+}
+
+/// The time for a credential's command, from its start to its end.
+const RUN_MAX: Duration = Duration::from_secs(10);
+const OUTPUT_BYTES_MAX: u64 = 64 << 10;
+/// The bytes of standard error that are logged.
+const STDERR_BYTES_MAX: u64 = 1 << 10;
+const LINE_BYTES_MAX: usize = 300;
+
+/// Runs the command, without a shell, and reads the token that it prints. Dropping the future, or a program that takes too long, ends the program.
+async fn run_command(upstream: &str, words: &[String]) -> Result<IssuedToken, TokenFailure> {
+    let away = |cause: String| TokenFailure::new(Reason::CredentialAway, cause);
+    let (program, arguments) = words.split_first().ok_or_else(|| away("the command is empty".to_owned()))?;
+    let finished = timeout(RUN_MAX, finish(program, arguments)).await;
+    let finished = finished.map_err(|_| away("the command did not end in 10 s".to_owned()))?;
+    let Finished { output, noise, failed } = finished.map_err(|error| away(format!("the command fails: {error}")))?;
+    for line in String::from_utf8_lossy(&noise).lines().filter(|line| !line.is_empty()) {
+        tracing::warn!(%upstream, "the command of a credential says: {}", one_line::shown(line, LINE_BYTES_MAX));
+    }
+    if let Some(status) = failed {
+        return Err(away(format!("the command ended with {status}")));
+    }
+    if output.len() as u64 > OUTPUT_BYTES_MAX {
+        let cause = "the command's output is larger than 64 KiB";
+        return Err(TokenFailure::new(Reason::CredentialMalformed, cause));
+    }
+    issued_token::of_output(&Bytes::from(output), SystemClock.now())
+}
+
+struct Finished {
+    output: Vec<u8>,
+    noise: Vec<u8>,
+    /// The exit status of a program that failed.
+    failed: Option<std::process::ExitStatus>,
+}
+
+async fn finish(program: &str, arguments: &[String]) -> io::Result<Finished> {
+    let mut command = Command::from(supervisor::command(&ProgramLimits::default(), program, arguments)?);
+    command.env_clear();
+    command.envs(INHERITED.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    // The program runs while this pipe is open; its supervisor ends it and all its children once the pipe is dropped.
+    let open = child.stdin.take();
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err(io::Error::other("it has no standard streams"));
+    };
+    let (output, noise) = tokio::try_join!(bounded(stdout, OUTPUT_BYTES_MAX), bounded(stderr, STDERR_BYTES_MAX))?;
+    let status = child.wait().await?;
+    drop(open);
+    Ok(Finished { output, noise, failed: Some(status).filter(|status| !status.success()) })
+}
+
+/// Reads the first bytes, at most one more than `bytes_max`. It reads and drops the rest, so that the program can end.
+async fn bounded(mut stream: impl AsyncRead + Unpin, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut held = Vec::new();
+    (&mut stream).take(bytes_max + 1).read_to_end(&mut held).await?;
+    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+    Ok(held)
 }

@@ -10,9 +10,10 @@ use super::super::error::ConfigLocation;
 use super::super::keys::{KeyTable as _, keys};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists, Section};
 use super::super::value::{
-    ALGORITHM, API_KEY, API_KEY_DIGEST, AUDIENCE, CERTIFICATE_NAME, CLAIM, DURATION_NOT_ZERO, EXPIRY, GROUP,
-    GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, SAME_PRINCIPAL,
-    SCOPE, TOKEN_TYPE, TRUSTED_URL, UPSTREAM_NAME, WordList,
+    ALGORITHM, API_KEY, API_KEY_DIGEST, ARGUMENT_PATTERN, AUDIENCE, CALLER_ID, CERTIFICATE_NAME, CLAIM,
+    DURATION_NOT_ZERO, EXPIRY, GROUP, GROUP_MEMBER, INTROSPECTION_URL, ISSUER, KEY_FILE, KEY_SET_FILE, KEYS_FILE,
+    PATTERN, PRINCIPAL_ID, PROMPT_PATTERN, RESOURCE_PATTERN, SAME_PRINCIPAL, SCOPE, TOKEN_ISSUER, TOKEN_TYPE,
+    TRUSTED_URL, UPSTREAM_NAME, UPSTREAM_PATTERN, WordList,
 };
 use super::token_client::{RawClientTable, read_client};
 use super::{RawPrincipalLimits, read_table};
@@ -212,4 +213,53 @@ pub(super) fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
     let limits = read_table(section.section("limits"));
     section.close();
     RawApiKey { location, is_inline, values, limits }
+}
+
+keys! {
+    /// `[[auth.rules]]`. The first rule that fits decides.
+    struct RawAccessRuleValues {
+        /// The upstreams that the rule is about. A pattern means the configured upstreams that it matches.
+        reload upstreams: Vec<LocatedValue<String>> = read_some(&UPSTREAM_PATTERN), shown "every upstream";
+        /// The tools that the rule is about, by their names at the upstream's own path. A rule without `tools`, `prompts`
+        /// and `resources` is about everything; a rule with one of them, about nothing else.
+        reload tools: Vec<LocatedValue<String>> = read_some(&PATTERN);
+        /// As `tools`, for prompts.
+        reload prompts: Vec<LocatedValue<String>> = read_some(&PROMPT_PATTERN);
+        /// As `tools`, for URIs of resources, and of resource templates as they are written.
+        reload resources: Vec<LocatedValue<String>> = read_some(&RESOURCE_PATTERN);
+        /// Members of a call's `arguments`: each must be a text that matches. The rule is then about tools alone.
+        reload arguments: NamedLists = named_lists(&ARGUMENT_PATTERN);
+        /// `true`: a caller that the rule fits may use the item. `false`: it may not.
+        reload allow: bool = flag();
+    }
+}
+
+keys! {
+    /// `who` of a rule: of every key, the caller needs one name.
+    struct RawRuleWho {
+        /// Principals, such as `key:ada`.
+        reload ids: Vec<LocatedValue<String>> = read_some(&CALLER_ID);
+        /// Groups of keys, of tokens, or of `[auth.groups]`.
+        reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
+        /// Scopes of keys and tokens.
+        reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
+        /// Issuers of tokens.
+        reload issuer: Vec<String> = one_or_all(&TOKEN_ISSUER);
+    }
+}
+
+#[derive(Debug)]
+pub(in crate::config) struct RawAccessRule {
+    pub(in crate::config) location: ConfigLocation,
+    pub(in crate::config) who: RawRuleWho,
+    pub(in crate::config) who_location: Option<ConfigLocation>,
+    pub(in crate::config) values: RawAccessRuleValues,
+}
+
+pub(super) fn read_rule(mut section: Section<'_, '_>) -> RawAccessRule {
+    let (location, values) = (section.location(), RawAccessRuleValues::read(&mut section));
+    let who = section.section("who");
+    let (who_location, who) = (who.written_location(), read_table(who));
+    section.close();
+    RawAccessRule { location, who, who_location, values }
 }

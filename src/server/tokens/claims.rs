@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 
-use super::binding::TokenBinding;
 use super::jws::{self, SignedText, SignedTextError};
 use super::keys::{KeyMiss, KeySet};
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
@@ -320,6 +321,40 @@ fn name_in(value: &Value) -> Option<&str> {
 
 fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
+/// The requirements of a token's `cnf`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct TokenBinding {
+    /// The SHA-256 of a client certificate (RFC 8705, 3.1).
+    pub(in crate::server) certificate: Option<Digest>,
+    /// The thumbprint of a key (RFC 9449, 6.1).
+    pub(super) key: Option<Digest>,
+}
+
+const CERTIFICATE: &str = "x5t#S256";
+const KEY: &str = "jkt";
+
+impl TokenBinding {
+    /// Reads `cnf`. `None` if a member is unknown, as it may require more.
+    pub(super) fn read(value: &Value) -> Option<Self> {
+        let members = value.as_object().filter(|members| !members.is_empty())?;
+        let mut binding = Self { certificate: None, key: None };
+        for (name, value) in members {
+            match name.as_str() {
+                CERTIFICATE => binding.certificate = Some(digest_in(value)?),
+                KEY => binding.key = Some(digest_in(value)?),
+                _ => return None,
+            }
+        }
+        Some(binding)
+    }
+}
+
+/// A digest as `cnf` writes it.
+pub(super) fn digest_in(value: &Value) -> Option<Digest> {
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(value.as_str()?).ok()?;
+    decoded.try_into().ok().map(Digest)
 }
 
 #[cfg(test)]

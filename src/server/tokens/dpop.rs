@@ -185,7 +185,7 @@ fn thumbprint(members: &Map<String, Value>) -> Option<Digest> {
 mod tests {
     use serde_json::json;
 
-    use super::super::binding::digest_in;
+    use super::super::claims::digest_in;
     use super::*;
 
     /// RFC 7638, 3.1; RFC 8037, appendix A.3.

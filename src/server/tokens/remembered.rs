@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::binding::TokenBinding;
-use super::claims::VerifiedToken;
+use super::claims::{TokenBinding, VerifiedToken};
 use super::shared_claims::SharedClaims;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Claims, Timestamp};

@@ -9,10 +9,9 @@
 use ::bytes::Bytes;
 
 use super::bytes::{RecordReader, RecordWriter};
-use super::fault::{put_fault, take_fault};
 use super::{
-    CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_origin, put_shown, put_tree,
-    take_chosen, take_origin, take_shown, take_tree,
+    CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_fault, put_origin, put_shown, put_tree,
+    take_chosen, take_fault, take_origin, take_shown, take_tree,
 };
 use crate::task::{Summary, SummaryPhase, TaskKey};
 

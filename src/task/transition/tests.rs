@@ -395,3 +395,50 @@ fn f23_only_lives_that_took_a_call_up_without_a_sign_count_against_it() {
     assert_eq!(alive.recovery.crashes, 0);
     assert_eq!(transition(alive, Event::Alive { attempt }, NOW).1, []);
 }
+
+fn any_send() -> impl Strategy<Value = SendAttempt> {
+    prop_oneof![Just(SendAttempt::First), any::<bool>().prop_map(|is_counted| SendAttempt::Again { is_counted })]
+}
+
+fn any_phase() -> impl Strategy<Value = Phase> {
+    prop_oneof![
+        Just(Phase::Queued),
+        Just(Phase::Working),
+        Just(Phase::AwaitingInput([(InputKey(0), question(1))].into())),
+        Just(Phase::Settled(Outcome::Cancelled)),
+    ]
+}
+
+/// The task after the events, and whether the last one had an effect.
+fn stored(mut task: Task, events: Vec<Event>) -> (Task, bool) {
+    let mut has_effect = false;
+    for event in events {
+        let (next, effects) = transition(task, event, NOW);
+        (task, has_effect) = (next, !effects.is_empty());
+    }
+    (task, has_effect)
+}
+
+proptest! {
+    #[test]
+    fn a_stored_send_is_recognized_and_stored_once(
+        send in any_send(),
+        phase in any_phase(),
+        number in 1_u32..4,
+        later in 0_u32..2,
+    ) {
+        let current = Attempt(number);
+        let before = Task { phase, attempt: Attempt(number + later), ..task("a", 1) };
+        let (after, may_send) = stored(before.clone(), send.events(current, || None));
+        // A settled task is not sent (L6), nor is an attempt that a later one replaced.
+        prop_assert!(!may_send || !(before.is_settled() || later > 0));
+        prop_assert!(!may_send || send.is_stored(current, &after));
+        let (again, may_send_again) = stored(after.clone(), send.events(current, || None));
+        prop_assert!(!may_send_again || !may_send);
+        prop_assert!(!may_send || again == after);
+        // A call that is queued is sent for the first time, and any other is sent again.
+        let is_queued = matches!(before.phase, Phase::Queued);
+        let fits = is_queued == (send == SendAttempt::First);
+        prop_assert_eq!(may_send, fits && later == 0 && !before.is_settled());
+    }
+}

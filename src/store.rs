@@ -14,6 +14,6 @@ pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
 pub use postgres::{DatabaseAccess, DatabaseUrl, PostgresSettings, PostgresStore, check_database_url, is_schema_name};
 pub use tasks::{
-    NewestCursor, Reach, Revision, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole, needs_holder,
+    NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage, TaskStore,
+    Usage, WriteRole, needs_holder,
 };

@@ -19,7 +19,7 @@ use super::{CancelResult, DeleteResult, Engine, TaskCursor, TaskError, TaskPage}
 use crate::audit::AuditAct;
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::{StoreError, WriteRole};
+use crate::store::{PageRange, StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Answer, CallOrigin, Caller, Event, InputKey, ListFilter, ListPosition, Summary, Task, TaskId, TaskKey,
@@ -138,7 +138,7 @@ impl Engine {
         limit: usize,
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
-        let page = self.store.page(&caller.principal, after, limit, now).await?;
+        let page = self.store.page(&caller.principal, PageRange { after, limit, now }).await?;
         Ok(TaskPage { tasks: self.present_listed(caller, page.tasks, now).await?, next: page.next })
     }
 
@@ -152,7 +152,7 @@ impl Engine {
         limit: usize,
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
-        let page = self.store.select(&caller.principal, filter, after, limit, now).await?;
+        let page = self.store.select(&caller.principal, filter, PageRange { after, limit, now }).await?;
         let mut tasks = self.present_listed(caller, page.tasks, now).await?;
         // A task that settled just now may no longer match, or sort differently.
         tasks.retain(|task| filter.fits(task));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Engine, TaskError};
 use crate::replica::Incarnation;
-use crate::store::NewestCursor;
+use crate::store::{NewestCursor, PageRange};
 use crate::task::{ShortReference, Summary, Task, TaskKey, TaskVisibility};
 
 /// Rows read in one step; other tasks run in between.
@@ -28,7 +28,7 @@ impl Engine {
         let mut looked_at = 0;
         loop {
             let step = STEP.min(SURVEY_MAX - looked_at);
-            let page = self.store.survey(after, step, self.clock.now()).await?;
+            let page = self.store.survey(PageRange::new(after, step, self.clock.now())).await?;
             for task in page.tasks.iter().filter(|task| task.shown == TaskVisibility::Handle) {
                 if look(task).is_break() {
                     return Ok(None);

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) use incarnations::{AcknowledgementLoss, StoreOpener};
 
 use super::tasks::{FILTERED_ROWS_MAX, PAGE_BYTES_MAX};
-use super::{Reach, Revision, StoreError, TaskStore, Usage, WriteRole};
+use super::{PageRange, Reach, Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
@@ -238,7 +238,7 @@ async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore)
     let mut seen = Vec::new();
     let mut after = None;
     for _ in 0..9 {
-        let page = store.page(&Principal::new("a"), after, 3, START).await.unwrap();
+        let page = store.page(&Principal::new("a"), PageRange::new(after, 3, START)).await.unwrap();
         seen.extend(page.tasks.iter().map(|task| task.created_at));
         let Some(next) = page.next else { break };
         after = Some(next);
@@ -261,7 +261,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
     for limit in 1..8 {
         let (mut seen, mut after) = (Vec::new(), None);
         for _ in 0..9 {
-            let page = store.survey(after, limit, START).await.unwrap();
+            let page = store.survey(PageRange::new(after, limit, START)).await.unwrap();
             assert!(page.tasks.len() <= limit && (page.tasks.len() == limit || page.next.is_none()));
             seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
             let Some(next) = page.next else { break };
@@ -269,7 +269,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
         }
         assert_eq!(seen, expected, "{limit} at a time");
     }
-    let later = store.survey(None, 9, last.after(TTL)).await.unwrap();
+    let later = store.survey(PageRange::new(None, 9, last.after(TTL))).await.unwrap();
     assert_eq!(later.tasks.len(), 5, "expired tasks are left out");
 }
 
@@ -320,9 +320,9 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     }
     assert_eq!(expected[4].failure.as_deref(), Some("it broke"));
     assert_eq!(expected[5].failure.as_deref(), Some("noway"));
-    assert_eq!(store.page(&Principal::new("a"), None, 99, START).await.unwrap().tasks, expected);
+    assert_eq!(store.page(&Principal::new("a"), PageRange::new(None, 99, START)).await.unwrap().tasks, expected);
     expected.reverse();
-    assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
+    assert_eq!(store.survey(PageRange::new(None, 99, START)).await.unwrap().tasks, expected);
 }
 
 /// One task is hidden, three have client-chosen ids, one has another owner; created and changed in an order unlike
@@ -406,7 +406,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
             for limit in [1, 3, 50] {
                 let (mut seen, mut after) = (Vec::new(), None);
                 loop {
-                    let page = store.select(&owner, &filter, after, limit, START).await.unwrap();
+                    let page = store.select(&owner, &filter, PageRange::new(after, limit, START)).await.unwrap();
                     assert!(page.tasks.len() <= limit);
                     seen.extend(page.tasks);
                     let Some(next) = page.next else { break };
@@ -424,7 +424,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
         }
     }
     assert!(shown > 200, "{shown}: the filters show something");
-    let late = store.select(&owner, &all, None, 50, at(1_000_000)).await.unwrap();
+    let late = store.select(&owner, &all, PageRange::new(None, 50, at(1_000_000))).await.unwrap();
     assert!(
         !late.tasks.is_empty() && late.tasks.iter().all(|task| !task.is_settled()),
         "settled tasks are gone by then"
@@ -434,7 +434,7 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
 async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<(Vec<u128>, Option<ListPosition>)> {
     let (mut pages, mut after) = (Vec::new(), None);
     for _ in 0..99 {
-        let page = store.select(&Principal::new("a"), filter, after, 50, START).await.unwrap();
+        let page = store.select(&Principal::new("a"), filter, PageRange::new(after, 50, START)).await.unwrap();
         pages.push((page.tasks.iter().map(|task| task.key.id.bits()).collect(), page.next));
         let Some(next) = page.next else { break };
         after = Some(next);
@@ -490,14 +490,14 @@ async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
     let owner = Principal::new("a");
     let (mut counts, mut after) = (Vec::new(), None);
     for _ in 0..12 {
-        let page = store.page(&owner, after, 99, START).await.unwrap();
+        let page = store.page(&owner, PageRange::new(after, 99, START)).await.unwrap();
         counts.push(page.tasks.len());
         let Some(next) = page.next else { break };
         after = Some(next);
     }
     assert_eq!(counts.iter().sum::<usize>(), 12);
     assert!(counts.iter().all(|count| (1..=5).contains(count)), "{counts:?}");
-    let page = store.survey(None, 99, START).await.unwrap();
+    let page = store.survey(PageRange::new(None, 99, START)).await.unwrap();
     assert!(page.next.is_some() && (1..=5).contains(&page.tasks.len()));
 }
 

@@ -50,10 +50,11 @@ use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
 use super::tasks::{
-    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
+    NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
 use crate::replica::Incarnation;
-use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
@@ -321,27 +322,19 @@ impl TaskStore for DiskStore {
         Ok(self.resident.overdue(self.raise(now), limit))
     }
 
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
-        let (owner, now) = (owner.clone(), self.raise(now));
-        let (found, next) = self.readers.list(move |conn| reads::page(conn, &owner, after, limit, now)).await?;
-        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
+    async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {
+        let (owner, range) = (owner.clone(), PageRange { now: self.raise(range.now), ..range });
+        let (found, next) = self.readers.list(move |conn| reads::page(conn, &owner, range)).await?;
+        Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
 
     async fn select(
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
+        range: PageRange,
     ) -> Result<SummaryPage, StoreError> {
-        let now = self.raise(now);
+        let range = PageRange { now: self.raise(range.now), ..range };
         if filter.is_empty() {
             return Ok(SummaryPage { tasks: Vec::new(), next: None });
         }
@@ -349,12 +342,12 @@ impl TaskStore for DiskStore {
         if let Some(ids) = &filter.ids {
             let ids = ids.clone();
             let found = self.readers.list(move |conn| reads::with_ids(conn, &owner, ids)).await?;
-            let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
-            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
+            let tasks = self.listed(found, range.now).await.into_iter().filter(|task| !task.is_gone(range.now));
+            return Ok(SummaryPage::of_named(tasks.collect(), filter, range));
         }
-        let selecting = self.readers.list(move |conn| reads::select(conn, &owner, &wanted, after, limit, now));
+        let selecting = self.readers.list(move |conn| reads::select(conn, &owner, &wanted, range));
         let (found, next) = selecting.await?;
-        let mut tasks = self.listed(found, now).await;
+        let mut tasks = self.listed(found, range.now).await;
         // A row in memory may be newer than the one read.
         tasks.retain(|task| filter.fits(task));
         Ok(SummaryPage { tasks, next })
@@ -374,15 +367,10 @@ impl TaskStore for DiskStore {
         stream::pending().boxed()
     }
 
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        let now = self.raise(now);
-        let (found, next) = self.readers.list(move |conn| reads::survey(conn, after, limit, now)).await?;
-        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
+    async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError> {
+        let range = PageRange { now: self.raise(range.now), ..range };
+        let (found, next) = self.readers.list(move |conn| reads::survey(conn, range)).await?;
+        Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

@@ -15,11 +15,11 @@ use futures_util::stream::BoxStream;
 
 use self::rows::{MemoryRow, MemoryRows};
 use super::tasks::{
-    FilteredPage, NewestCursor, PageStep, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole, written_over,
+    FilteredPage, NewestCursor, PageRange, PageStep, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage,
+    TaskStore, Usage, WriteRole, written_over,
 };
 use crate::replica::Incarnation;
-use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Keys that are read from an index under one lock.
 const STEP: usize = 64;
@@ -195,13 +195,7 @@ impl TaskStore for MemoryStore {
         Ok(keys)
     }
 
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {
         let step = |after: Option<(Timestamp, TaskId)>| {
             let owners = self.rows.owners.lock();
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -209,24 +203,22 @@ impl TaskStore for MemoryStore {
             let key = |id| TaskKey { owner: owner.clone(), id };
             positions.into_iter().flatten().map(|position| (*position, key(position.1))).collect()
         };
-        Ok(self.rows.listed(after, limit, now, step))
+        Ok(self.rows.listed(range, step))
     }
 
     async fn select(
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
+        range: PageRange,
     ) -> Result<SummaryPage, StoreError> {
         let key = |id| TaskKey { owner: owner.clone(), id };
         if let Some(ids) = &filter.ids {
             let tasks = ids.iter().filter_map(|id| self.rows.summary(&key(*id)));
-            let tasks = tasks.filter(|task| !task.is_gone(now)).collect();
-            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
+            let tasks = tasks.filter(|task| !task.is_gone(range.now)).collect();
+            return Ok(SummaryPage::of_named(tasks, filter, range));
         }
-        let (mut tasks, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
+        let (mut tasks, mut page) = (Vec::new(), FilteredPage::new(filter, range));
         while !filter.is_empty() {
             let step = self.rows.owners.lock().get(owner).map(|rows| rows.positions(filter, page.last()));
             let step = step.unwrap_or_default();
@@ -280,12 +272,7 @@ impl TaskStore for MemoryStore {
         self.reach
     }
 
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
+    async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError> {
         // Two tasks with the same time and reference are a chance of 1 in 2^48; a page that ends between them skips the second.
         let step = |after: Option<NewestCursor>| {
             let names = self.rows.names.lock();
@@ -296,7 +283,7 @@ impl TaskStore for MemoryStore {
             let next = positions.skip_while(|(position, _)| Some(*position) == after).take(STEP);
             next.map(|(position, key)| (position, key.clone())).collect()
         };
-        Ok(self.rows.listed(after, limit, now, step))
+        Ok(self.rows.listed(range, step))
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

@@ -65,7 +65,8 @@ pub use self::upkeep::ReplicaForgetting;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::clock_trust::ClockTrust;
 use super::tasks::{
-    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
+    NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
 use crate::boot_clock::since_boot;
 use crate::cause::CauseChain;
@@ -374,25 +375,17 @@ impl TaskStore for PostgresStore {
         self.lists.reader()?.read(async |link| lists::overdue(link, now, limit).await).await
     }
 
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {
         let reader = self.lists.reader()?;
-        let (found, next) = reader.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
-        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
+        let (found, next) = reader.read(async |link| lists::page(link, owner, range).await).await?;
+        Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
 
     async fn select(
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
+        range: PageRange,
     ) -> Result<SummaryPage, StoreError> {
         if filter.is_empty() {
             return Ok(SummaryPage { tasks: Vec::new(), next: None });
@@ -401,12 +394,11 @@ impl TaskStore for PostgresStore {
         if let Some(ids) = &filter.ids {
             let keys: Vec<_> = ids.iter().map(|id| TaskKey { owner: owner.clone(), id: *id }).collect();
             let found = reader.read(async |link| lists::named(link, &keys).await).await?;
-            let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
-            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
+            let tasks = self.listed(found, range.now).await.into_iter().filter(|task| !task.is_gone(range.now));
+            return Ok(SummaryPage::of_named(tasks.collect(), filter, range));
         }
-        let (found, next) =
-            reader.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
-        let mut tasks = self.listed(found, now).await;
+        let (found, next) = reader.read(async |link| lists::select(link, owner, filter, range).await).await?;
+        let mut tasks = self.listed(found, range.now).await;
         // A row may have changed since its index entry was read.
         tasks.retain(|task| filter.fits(task));
         Ok(SummaryPage { tasks, next })
@@ -445,15 +437,10 @@ impl TaskStore for PostgresStore {
         hints::stream(self.state.hints.subscribe())
     }
 
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
+    async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError> {
         let reader = self.lists.reader()?;
-        let (found, next) = reader.read(async |link| lists::survey(link, after, limit, now).await).await?;
-        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
+        let (found, next) = reader.read(async |link| lists::survey(link, range).await).await?;
+        Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

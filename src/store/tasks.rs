@@ -170,19 +170,30 @@ pub struct Usage {
     pub bytes: usize,
 }
 
+/// The part of a list that one page shows.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRange<P = ListPosition> {
+    /// The position of the last row of the page before.
+    pub after: Option<P>,
+    pub limit: usize,
+    /// Rows that have expired by then are left out.
+    pub now: Timestamp,
+}
+
+impl<P> PageRange<P> {
+    pub const fn new(after: Option<P>, limit: usize, now: Timestamp) -> Self {
+        Self { after, limit, now }
+    }
+}
+
 impl SummaryPage {
-    pub(super) fn of_named(
-        mut tasks: Vec<Summary>,
-        filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-    ) -> Self {
+    pub(super) fn of_named(mut tasks: Vec<Summary>, filter: &ListFilter, range: PageRange) -> Self {
         let is_behind =
-            |task: &Summary| after.is_none_or(|after| filter.compare(&after, &filter.position(task)).is_lt());
+            |task: &Summary| range.after.is_none_or(|after| filter.compare(&after, &filter.position(task)).is_lt());
         tasks.retain(|task| filter.fits(task) && is_behind(task));
         tasks.sort_unstable_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
-        let has_more = tasks.len() > limit;
-        tasks.truncate(limit);
+        let has_more = tasks.len() > range.limit;
+        tasks.truncate(range.limit);
         let next = tasks.last().filter(|_| has_more).map(|last| filter.position(last));
         Self { tasks, next }
     }
@@ -200,8 +211,7 @@ pub(super) enum PageStep {
 #[derive(Debug)]
 pub(super) struct FilteredPage<'a> {
     filter: &'a ListFilter,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange,
     shown: usize,
     bytes: usize,
     read: usize,
@@ -209,13 +219,13 @@ pub(super) struct FilteredPage<'a> {
 }
 
 impl<'a> FilteredPage<'a> {
-    pub(super) const fn new(filter: &'a ListFilter, after: Option<ListPosition>, limit: usize, now: Timestamp) -> Self {
-        Self { filter, limit, now, shown: 0, bytes: 0, read: 0, last: after }
+    pub(super) const fn new(filter: &'a ListFilter, range: PageRange) -> Self {
+        Self { filter, range, shown: 0, bytes: 0, read: 0, last: range.after }
     }
 
     /// `task` is `None` if it is unreadable, which reading the whole row reports.
     pub(super) fn step(&mut self, position: ListPosition, task: Option<&Summary>) -> PageStep {
-        if self.shown >= self.limit || self.bytes > PAGE_BYTES_MAX || self.read >= FILTERED_ROWS_MAX {
+        if self.shown >= self.range.limit || self.bytes > PAGE_BYTES_MAX || self.read >= FILTERED_ROWS_MAX {
             return PageStep::End;
         }
         self.read += 1;
@@ -223,7 +233,7 @@ impl<'a> FilteredPage<'a> {
         if self.last.is_none_or(|last| self.filter.compare(&last, &position).is_lt()) {
             self.last = Some(position);
         }
-        if task.is_some_and(|task| task.is_gone(self.now) || !self.filter.fits(task)) {
+        if task.is_some_and(|task| task.is_gone(self.range.now) || !self.filter.fits(task)) {
             return PageStep::Skip;
         }
         self.shown += 1;
@@ -316,13 +326,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// Returns one owner's tasks in order of creation, at most `limit` and about [`PAGE_BYTES_MAX`], after the task
     /// with the creation time and id in `after`. Reads summaries only. Takes time in proportion to the page, plus
     /// expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError>;
+    async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError>;
 
     /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about
     /// [`PAGE_BYTES_MAX`].
@@ -331,14 +335,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// A shared store also ends a page after a MiB of summaries, and sorts unsettled tasks by last update for each
     /// list. With ids in the filter, takes time in proportion to their number. An unreadable row is left out, or
     /// treated as failed.
-    async fn select(
-        &self,
-        owner: &Principal,
-        filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError>;
+    async fn select(&self, owner: &Principal, filter: &ListFilter, range: PageRange)
+    -> Result<SummaryPage, StoreError>;
 
     /// Claims at most `limit` rows held by dead incarnations, and returns their keys. Each row is claimed by one
     /// replica only, and once by it; a replica that was itself declared dead claims nothing. A subtask follows its
@@ -356,12 +354,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     /// Returns all tasks of all owners, including settled ones, for operators. Newest first, with the limits of
     /// [`TaskStore::page`].
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError>;
+    async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError>;
 
     /// Returns the tasks with this operator reference: one, rarely more. They may have expired.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;

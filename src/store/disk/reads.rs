@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use super::columns::{COLUMNS, OUTLINE, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time};
 use super::resident::OWN;
 use crate::store::record::{self, RecordError};
-use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision, StoredTask};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageRange, PageStep, Revision, StoredTask};
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
     TaskKey, Timestamp,
@@ -132,18 +132,16 @@ pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY 
 pub(super) fn page(
     conn: &Connection,
     owner: &Principal,
-    after: Option<(Timestamp, TaskId)>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange,
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPosition>)> {
-    let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
+    let (from, last) = range.after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached(PAGE)?;
-    let found = statement.query_map(params![owner.as_str(), from, last, at(now)], |row| {
+    let found = statement.query_map(params![owner.as_str(), from, last, at(range.now)], |row| {
         let position = (time(row.get(1)?), id_of(row.get(2)?));
         Ok((row.get(0)?, position, Some(TaskKey { owner: owner.clone(), id: position.1 })))
     })?;
-    let glimpses = glimpses(conn, found, limit, now)?;
+    let glimpses = glimpses(conn, found, range)?;
     drop(statement);
     snapshot.finish()?;
     Ok(glimpses)
@@ -151,12 +149,10 @@ pub(super) fn page(
 
 pub(super) fn survey(
     conn: &Connection,
-    after: Option<NewestCursor>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange<NewestCursor>,
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<NewestCursor>)> {
-    let (from, last) = after.map_or((i64::MAX, [0; 6]), |(time, reference)| (at(time), reference.0));
-    let is_first = after.is_none();
+    let (from, last) = range.after.map_or((i64::MAX, [0; 6]), |(time, reference)| (at(time), reference.0));
+    let is_first = range.after.is_none();
     let sql = "SELECT row, created_at, ref FROM tasks INDEXED BY tasks_newest
                WHERE created_at <= ?1 AND (?3 OR created_at < ?1 OR ref > ?2) ORDER BY created_at DESC, ref";
     let snapshot = conn.unchecked_transaction()?;
@@ -164,7 +160,7 @@ pub(super) fn survey(
     let found = statement.query_map(params![from, last, is_first], |row| {
         Ok((row.get(0)?, (time(row.get(1)?), ShortReference(row.get(2)?)), None))
     })?;
-    let glimpses = glimpses(conn, found, limit, now)?;
+    let glimpses = glimpses(conn, found, range)?;
     drop(statement);
     snapshot.finish()?;
     Ok(glimpses)
@@ -174,20 +170,19 @@ pub(super) fn survey(
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange<P>,
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<P>)> {
     let (mut rows, mut last, mut bytes) = (Vec::new(), None, 0);
     for found in found {
         let (row, position, key) = found?;
         let glimpse = match glimpse(conn, row) {
-            Ok(Some(ListedRow::Whole(summary))) if summary.is_gone(now) => continue,
+            Ok(Some(ListedRow::Whole(summary))) if summary.is_gone(range.now) => continue,
             Ok(Some(glimpse)) => glimpse,
             Ok(None) => continue,
             Err(error) if is_damage(&error) => ListedRow::Unreadable(key),
             Err(error) => return Err(error),
         };
-        if rows.len() >= limit || bytes > PAGE_BYTES_MAX {
+        if rows.len() >= range.limit || bytes > PAGE_BYTES_MAX {
             return Ok((rows, last));
         }
         bytes += glimpse.bytes();
@@ -256,18 +251,16 @@ pub(super) fn select(
     conn: &Connection,
     owner: &Principal,
     filter: &ListFilter,
-    after: Option<ListPosition>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange,
 ) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPosition>)> {
-    let positions = filter.positions(after);
+    let positions = filter.positions(range.after);
     let bytes = |id: TaskId| id.bits().to_be_bytes();
     let (start, end) = (positions.start, positions.end);
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached(&statement(filter.by, filter.direction))?;
     let mut found = statement.query(params![owner.as_str(), at(start.0), bytes(start.1), at(end.0), bytes(end.1)])?;
     let (mut rows, mut next) = (Vec::new(), None);
-    let mut page = FilteredPage::new(filter, after, limit, now);
+    let mut page = FilteredPage::new(filter, range);
     while let Some(row) = found.next()? {
         let position = (time(row.get(0)?), id_of(row.get(1)?));
         let key = TaskKey { owner: owner.clone(), id: position.1 };

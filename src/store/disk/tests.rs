@@ -288,7 +288,7 @@ async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     let later = open(&folder).await;
     assert_eq!(later.last_seen(), past);
     assert!(later.load(&gone.key, START).await.unwrap().is_none());
-    assert_eq!(later.page(&gone.key.owner, None, 9, START).await.unwrap().tasks.len(), 1);
+    assert_eq!(later.page(&gone.key.owner, PageRange::new(None, 9, START)).await.unwrap().tasks.len(), 1);
     assert_eq!(later.sweep(START, 9).await.unwrap(), 1);
 }
 

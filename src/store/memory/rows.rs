@@ -15,7 +15,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::STEP;
 use crate::replica::fencing::{claimed as claimed_by, may_claim};
 use crate::replica::{GuardedRow, Incarnation};
-use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoreHint, StoredTask, SummaryPage, Usage};
+use crate::store::tasks::{PAGE_BYTES_MAX, PageRange, Revision, StoreError, StoreHint, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, Summary, Task, TaskId,
@@ -222,21 +222,19 @@ impl MemoryRows {
     /// Fills a page from steps of an index. Each step returns keys after a position.
     pub(super) fn listed<P: Copy>(
         &self,
-        mut after: Option<P>,
-        limit: usize,
-        now: Timestamp,
+        range: PageRange<P>,
         step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
     ) -> SummaryPage<P> {
         let mut page = SummaryPage { tasks: Vec::new(), next: None };
-        let (mut last, mut bytes) = (None, 0);
+        let (mut after, mut last, mut bytes) = (range.after, None, 0);
         loop {
             let found = step(after);
             let is_last = found.len() < STEP;
             after = None;
             for (position, key) in found {
                 after = Some(position);
-                let Some(summary) = self.summary(&key).filter(|task| !task.is_gone(now)) else { continue };
-                if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
+                let Some(summary) = self.summary(&key).filter(|task| !task.is_gone(range.now)) else { continue };
+                if page.tasks.len() >= range.limit || bytes > PAGE_BYTES_MAX {
                     page.next = last;
                     return page;
                 }

@@ -8,7 +8,7 @@ use super::statements;
 use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
 use crate::store::integers::revision;
-use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageStep, Revision};
+use crate::store::tasks::{FilteredPage, NewestCursor, PAGE_BYTES_MAX, PageRange, PageStep, Revision};
 use crate::task::{
     Digest, ListDirection, ListFilter, ListPosition, OrderedBy, Principal, ShortReference, TaskId, TaskKey, Timestamp,
 };
@@ -31,15 +31,14 @@ fn paged(wanted: &str, order: &str, bytes_max: usize) -> String {
 /// The cursor is after the last row, which may be unreadable.
 fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
-    after: Option<P>,
-    limit: usize,
+    range: PageRange<P>,
     position: impl Fn(Timestamp, &TaskKey) -> P,
 ) -> Result<(Vec<SummaryRow>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
-    let listed = rows.iter().take(limit).map(SummaryRow::of).collect::<Result<Vec<_>, _>>()?;
+    let listed = rows.iter().take(range.limit).map(SummaryRow::of).collect::<Result<Vec<_>, _>>()?;
     let last = listed.last().map(|row| position(row.created_at, &row.key));
     // An unreadable key gives no cursor.
-    let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
+    let next = last.filter(|last| count(found) > listed.len() && range.after.as_ref() != Some(last));
     Ok((listed, next))
 }
 
@@ -47,9 +46,7 @@ fn page_of<P: PartialEq>(
 pub(super) async fn page(
     link: &mut ReaderLink,
     owner: &Principal,
-    after: Option<(Timestamp, TaskId)>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange,
 ) -> Result<(Vec<SummaryRow>, Option<ListPosition>), Error> {
     let wanted = format!(
         "SELECT {} FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
@@ -57,31 +54,29 @@ pub(super) async fn page(
         ORDER BY created, id LIMIT $5",
         super::columns::LISTED
     );
-    let (from, last) = after.map_or((-1, vec![]), |(time, id)| (at(time), id.bits().to_be_bytes().to_vec()));
-    let (owner, now, wanted_rows) = (owner.as_str().as_bytes(), at(now), number(limit.saturating_add(1)));
+    let (from, last) = range.after.map_or((-1, vec![]), |(time, id)| (at(time), id.bits().to_be_bytes().to_vec()));
+    let (owner, now, wanted_rows) = (owner.as_str().as_bytes(), at(range.now), number(range.limit.saturating_add(1)));
     let rows = link
         .query(&paged(&wanted, "created, id", PAGE_BYTES_MAX), &vec![&owner, &from, &last, &now, &wanted_rows])
         .await?;
-    page_of(&rows, after, limit, |created, key| (created, key.id))
+    page_of(&rows, range, |created, key| (created, key.id))
 }
 
 pub(super) async fn survey(
     link: &mut ReaderLink,
-    after: Option<NewestCursor>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange<NewestCursor>,
 ) -> Result<(Vec<SummaryRow>, Option<NewestCursor>), Error> {
     let wanted = format!(
         "SELECT {}, ref FROM tg_task WHERE created <= $1 AND (created < $1 OR ref > $2) AND (NOT settled OR expires > $3)
         ORDER BY created DESC, ref LIMIT $4",
         super::columns::LISTED
     );
-    let (from, last) = after.map_or((i64::MAX, vec![]), |(time, reference)| (at(time), reference.0.to_vec()));
-    let (now, wanted_rows) = (at(now), number(limit.saturating_add(1)));
+    let (from, last) = range.after.map_or((i64::MAX, vec![]), |(time, reference)| (at(time), reference.0.to_vec()));
+    let (now, wanted_rows) = (at(range.now), number(range.limit.saturating_add(1)));
     let rows = link
         .query(&paged(&wanted, "created DESC, ref", PAGE_BYTES_MAX), &vec![&from, &last, &now, &wanted_rows])
         .await?;
-    page_of(&rows, after, limit, |created, key| (created, ShortReference::of(key)))
+    page_of(&rows, range, |created, key| (created, ShortReference::of(key)))
 }
 
 pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {
@@ -219,14 +214,12 @@ pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,
     filter: &ListFilter,
-    after: Option<ListPosition>,
-    limit: usize,
-    now: Timestamp,
+    range: PageRange,
 ) -> Result<(Vec<SummaryRow>, Option<ListPosition>), Error> {
-    let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, after, limit, now));
+    let (mut shown, mut page) = (Vec::new(), FilteredPage::new(filter, range));
     let mut has_more = true;
     for is_first in [true, false] {
-        let wanted = if is_first { limit.min(page.rest()) } else { page.rest() };
+        let wanted = if is_first { range.limit.min(page.rest()) } else { page.rest() };
         let (rows, more) = rows_after(link, owner, filter, page.last(), wanted).await?;
         has_more = more;
         for row in rows {
@@ -241,10 +234,10 @@ pub(super) async fn select(
                 PageStep::End => return Ok((shown, page.last())),
             }
         }
-        if !has_more || shown.len() >= limit {
+        if !has_more || shown.len() >= range.limit {
             break;
         }
     }
     // An unreadable key gives no cursor.
-    Ok((shown, page.last().filter(|last| has_more && after != Some(*last))))
+    Ok((shown, page.last().filter(|last| has_more && range.after != Some(*last))))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use support::sample_task::working;
-use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore, WriteRole};
+use taskgate::store::{DiskSettings, DiskStore, MemoryStore, PageRange, Revision, StoreError, TaskStore, WriteRole};
 use taskgate::task::{
     Digest, Event, Idempotency, ListFilter, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp, transition,
 };
@@ -64,17 +64,21 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     }),
     ("overdue", Holds::Live, Holds::Live, |store| Box::pin(async { store.overdue(NOW, 10).await.map(drop) })),
     ("page", Holds::Settled, Holds::Settled, |store| {
-        Box::pin(async { store.page(&task().key.owner, None, 10, NOW).await.map(drop) })
+        Box::pin(async { store.page(&task().key.owner, PageRange::new(None, 10, NOW)).await.map(drop) })
     }),
     ("select", Holds::Settled, Holds::Settled, |store| {
-        Box::pin(async { store.select(&task().key.owner, &ListFilter::default(), None, 10, NOW).await.map(drop) })
+        Box::pin(async {
+            store.select(&task().key.owner, &ListFilter::default(), PageRange::new(None, 10, NOW)).await.map(drop)
+        })
     }),
     ("claim", Holds::Live, Holds::Live, |store| Box::pin(async { store.claim(10, &[]).await.map(drop) })),
     ("held", Holds::Live, Holds::Live, |store| Box::pin(async { store.held().await.map(drop) })),
     ("resolve_write", Holds::Live, Holds::Live, |store| {
         Box::pin(async { store.resolve_write(&task().key, NOW).await.map(drop) })
     }),
-    ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
+    ("survey", Holds::Settled, Holds::Settled, |store| {
+        Box::pin(async { store.survey(PageRange::new(None, 10, NOW)).await.map(drop) })
+    }),
     ("revisions", Holds::Live, Holds::Live, |store| Box::pin(async { store.revisions(&[task().key]).await.map(drop) })),
     ("holders", Holds::Live, Holds::Live, |store| Box::pin(async { store.holders(&[task().key]).await.map(drop) })),
     ("find_reference", Holds::Live, Holds::Live, |store| {
@@ -95,7 +99,7 @@ fn every_method_of_a_store_is_dropped_here() {
 async fn held(store: &dyn TaskStore) -> Holds {
     let usage = store.usage();
     let read = store.load(&task().key, NOW).await.unwrap();
-    let listed = store.page(&task().key.owner, None, 10, NOW).await.unwrap();
+    let listed = store.page(&task().key.owner, PageRange::new(None, 10, NOW)).await.unwrap();
     let found = match &read {
         None => Holds::Nothing,
         Some(row) if row.task.is_settled() => Holds::Settled,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use taskgate::engine::{CallEvent, recovery};
-use taskgate::store::TaskStore;
+use taskgate::store::{PageRange, TaskStore};
 use taskgate::task::{
     AfterCrash, Answer, EarlyInput, Failure, Outcome, Phase, Plan, Principal, Reason, Task, TaskKey, TaskMode,
     TaskVisibility, Timestamp,
@@ -367,7 +367,7 @@ async fn after_a_crash_each_element_is_judged_by_itself() {
             asked.abort();
             let (begun, survived) = (world.upstream.begins(), world.store.usage().tasks);
             let world = world.next_life();
-            let parent = world.store.survey(None, 100, Timestamp::from_millis(0)).await.unwrap();
+            let parent = world.store.survey(PageRange::new(None, 100, Timestamp::from_millis(0))).await.unwrap();
             let parent = parent.tasks.iter().find(|task| task.tree.parent.is_none()).map(|task| task.key.clone());
             let Some(parent) = parent else {
                 assert!(!made, "a handle without a row, after {writes} writes");

@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use taskgate::replica::Incarnation;
 use taskgate::store::{
-    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
+    NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
-use taskgate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts,
     ServerNotification, Upstream, UpstreamRequest,
@@ -138,15 +139,14 @@ store_while_living! {
     living sweep(now: Timestamp, limit: usize) -> usize;
     writing sweep_one(key: &TaskKey, now: Timestamp) -> ();
     living overdue(now: Timestamp, limit: usize) -> Vec<TaskKey>;
-    living page(owner: &Principal, after: Option<(Timestamp, TaskId)>, limit: usize, now: Timestamp) -> SummaryPage;
-    living select(owner: &Principal, filter: &ListFilter, after: Option<ListPosition>,
-        limit: usize, now: Timestamp) -> SummaryPage;
+    living page(owner: &Principal, range: PageRange) -> SummaryPage;
+    living select(owner: &Principal, filter: &ListFilter, range: PageRange) -> SummaryPage;
     living resolve_write(key: &TaskKey, now: Timestamp) -> Option<StoredTask>;
     living claim(limit: usize, upstreams: &[Arc<str>]) -> Vec<TaskKey>;
     living revisions(keys: &[TaskKey]) -> Vec<Option<Revision>>;
     living held() -> Vec<TaskKey>;
     living find_idempotent(owner: &Principal, key: &Digest, now: Timestamp) -> Option<StoredTask>;
-    living survey(after: Option<NewestCursor>, limit: usize, now: Timestamp) -> SummaryPage<NewestCursor>;
+    living survey(range: PageRange<NewestCursor>) -> SummaryPage<NewestCursor>;
     living find_reference(reference: ShortReference, limit: usize) -> Vec<TaskKey>;
 }
 

@@ -9,10 +9,10 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use parking_lot::Mutex;
 use taskgate::replica::Incarnation;
 use taskgate::store::{
-    MemoryStore, NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    MemoryStore, NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    Usage, WriteRole,
 };
-use taskgate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::store_faults::{Method, StoreFault, StoreFaults};
@@ -117,7 +117,7 @@ impl GatedStore {
 
     /// The tasks that have not settled, in the order of their keys.
     pub(crate) async fn unsettled(&self) -> Vec<TaskKey> {
-        let page = self.inner().survey(None, 100, Timestamp::from_millis(0)).await.unwrap();
+        let page = self.inner().survey(PageRange::new(None, 100, Timestamp::from_millis(0))).await.unwrap();
         let mut keys: Vec<_> = page.tasks.into_iter().filter(|task| !task.is_settled()).map(|task| task.key).collect();
         keys.sort();
         keys
@@ -224,13 +224,8 @@ impl TaskStore for GatedStore {
         self.with(Method::Load, self.inner().find_idempotent(owner, key, now)).await
     }
 
-    async fn survey(
-        &self,
-        after: Option<NewestCursor>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        self.with(Method::Page, self.inner().survey(after, limit, now)).await
+    async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError> {
+        self.with(Method::Page, self.inner().survey(range)).await
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
@@ -284,25 +279,17 @@ impl TaskStore for GatedStore {
         self.with(Method::Overdue, self.inner().overdue(now, limit)).await
     }
 
-    async fn page(
-        &self,
-        owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
-        self.with(Method::Page, self.inner().page(owner, after, limit, now)).await
+    async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {
+        self.with(Method::Page, self.inner().page(owner, range)).await
     }
 
     async fn select(
         &self,
         owner: &Principal,
         filter: &ListFilter,
-        after: Option<ListPosition>,
-        limit: usize,
-        now: Timestamp,
+        range: PageRange,
     ) -> Result<SummaryPage, StoreError> {
-        self.with(Method::Page, self.inner().select(owner, filter, after, limit, now)).await
+        self.with(Method::Page, self.inner().select(owner, filter, range)).await
     }
 
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {

@@ -104,9 +104,9 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
             }
         }
         assert!(store.claim(99, &known()).await.unwrap().is_empty(), "it is not read again");
-        let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
+        let page = store.page(&live.key.owner, PageRange::new(None, 99, START)).await.unwrap();
         assert_eq!((page.tasks.len(), page.next), (12, None));
-        assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
+        assert_eq!(store.survey(PageRange::new(None, 99, START)).await.unwrap().tasks.len(), 12);
         let past = START.after(Duration::from_secs(7 * 24 * 3_600));
         assert_eq!(store.overdue(past, 99).await.unwrap(), keys);
         let freed = store.sweep(past, 99).await.unwrap();
@@ -218,8 +218,8 @@ async fn f56_a_damaged_column_is_found() {
         let found = store.load(&one.key, START).await.unwrap().unwrap();
         assert!(is_condemned(&found.task), "{change}: {found:?}");
         assert_eq!(*store.load(&other.key, START).await.unwrap().unwrap().task, other);
-        store.page(&one.key.owner, None, 9, START).await.unwrap();
-        store.survey(None, 9, START).await.unwrap();
+        store.page(&one.key.owner, PageRange::new(None, 9, START)).await.unwrap();
+        store.survey(PageRange::new(None, 9, START)).await.unwrap();
     }
 }
 
@@ -238,8 +238,8 @@ async fn no_list_reads_a_record() {
     drop(conn);
     let store = open(&folder).await;
     let expected: Vec<_> = tasks.iter().map(Summary::of).collect();
-    assert_eq!(store.page(&Principal::new("a"), None, 9, START).await.unwrap().tasks, expected);
-    assert_eq!(store.survey(None, 9, START).await.unwrap().tasks.len(), 5);
+    assert_eq!(store.page(&Principal::new("a"), PageRange::new(None, 9, START)).await.unwrap().tasks, expected);
+    assert_eq!(store.survey(PageRange::new(None, 9, START)).await.unwrap().tasks.len(), 5);
     assert!(store.logged.lock().is_empty(), "nothing was found damaged");
     for one in &tasks {
         assert!(is_condemned(&store.load(&one.key, START).await.unwrap().unwrap().task));

@@ -255,7 +255,7 @@ async fn f63_a_stalled_disk_holds_up_no_poll() {
         for id in [1, 2] {
             assert!(store.load(&task("a", id).key, START).await.unwrap().is_some());
         }
-        assert_eq!(store.page(&late.key.owner, None, 9, START).await.unwrap().tasks.len(), 2);
+        assert_eq!(store.page(&late.key.owner, PageRange::new(None, 9, START)).await.unwrap().tasks.len(), 2);
         assert_eq!(store.usage().tasks, 2, "an unwritten row is not there");
         release.send(()).unwrap();
     };

@@ -50,7 +50,7 @@ async fn listers_over_large_results_beside_a_poller() {
             let lister = listers.spawn(async move {
                 let mut pages = 0_u32;
                 loop {
-                    let page = store.page(&Principal::new("lister"), None, 50, START).await.unwrap();
+                    let page = store.page(&Principal::new("lister"), PageRange::new(None, 50, START)).await.unwrap();
                     assert_eq!(page.tasks.len(), 50);
                     pages += 1;
                     if pages.is_multiple_of(64) {
@@ -69,7 +69,7 @@ async fn listers_over_large_results_beside_a_poller() {
     let mut took = Vec::new();
     for _ in 0..100 {
         let began = Instant::now();
-        store.page(&Principal::new("lister"), None, 50, START).await.unwrap();
+        store.page(&Principal::new("lister"), PageRange::new(None, 50, START)).await.unwrap();
         took.push(began.elapsed());
     }
     println!("alone: p50 {:?} p99 {:?}", percentile(&mut alone, 500), percentile(&mut alone, 990));
@@ -82,7 +82,7 @@ async fn first_pages(what: &str, store: &impl TaskStore, rows: u64, all: u64) {
     let mut found = Vec::new();
     for number in 0..50 {
         let began = Instant::now();
-        assert_eq!(store.survey(None, 100, START).await.unwrap().tasks.len(), 100);
+        assert_eq!(store.survey(PageRange::new(None, 100, START)).await.unwrap().tasks.len(), 100);
         listed.push(began.elapsed());
         let key = many(number * rows / 50).key;
         let began = Instant::now();

@@ -237,7 +237,7 @@ async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     let corrupt = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
     for incarnation in 0..2 {
         let store = open(&folder).await;
-        let page = store.page(&done.key.owner, None, 9, START).await.unwrap();
+        let page = store.page(&done.key.owner, PageRange::new(None, 9, START)).await.unwrap();
         assert_eq!(page.tasks.len(), 3, "incarnation {incarnation}");
         for key in [&done.key, &live.key] {
             let row = store.load(key, START).await.unwrap().unwrap();

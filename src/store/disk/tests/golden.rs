@@ -149,14 +149,14 @@ async fn holds_every_row(store: &DiskStore) {
     let open: Vec<_> = open.into_iter().map(|task| task.key.clone()).collect();
     assert_eq!(store.claim(99, &known()).await.unwrap(), open);
     let newest: Vec<_> = tasks.iter().rev().map(Summary::of).collect();
-    assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, newest);
+    assert_eq!(store.survey(PageRange::new(None, 99, START)).await.unwrap().tasks, newest);
     let bytes = tasks.iter().map(Task::stored_bytes).sum();
     let unsettled = tasks.iter().filter(|task| !task.is_settled()).count();
     assert_eq!(store.usage(), Usage { tasks: tasks.len(), unsettled, bytes });
     assert_eq!(store.last_seen(), START.after(Duration::from_secs(60)));
     for owner in ["key:ada", "key:bob", "local"].map(Principal::new) {
         let own: Vec<_> = tasks.iter().filter(|task| task.key.owner == owner).map(Summary::of).collect();
-        assert_eq!(store.page(&owner, None, 99, START).await.unwrap().tasks, own);
+        assert_eq!(store.page(&owner, PageRange::new(None, 99, START)).await.unwrap().tasks, own);
     }
 }
 

@@ -76,7 +76,7 @@ impl InjectedFaults {
 async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
     let (mut found, mut after) = (BTreeMap::new(), None);
     loop {
-        let page = store.survey(after, 1_000, START).await.unwrap();
+        let page = store.survey(PageRange::new(after, 1_000, START)).await.unwrap();
         for task in &page.tasks {
             // A cached settled row may be older than a write that failed and was made.
             store.resident.forget_settled(&task.key);

@@ -201,7 +201,7 @@ async fn a_row_that_is_damaged_is_a_failed_task() {
         let again = store.load(&task.key, START).await.unwrap().unwrap();
         assert_eq!((again.revision, again.holder), (Revision(2), None), "{change}: it is written so");
     }
-    let listed = store.page(&Principal::new("a"), None, 9, START).await.unwrap();
+    let listed = store.page(&Principal::new("a"), PageRange::new(None, 9, START)).await.unwrap();
     assert_eq!(listed.tasks.len(), changes.len());
     assert_eq!(store.usage().unsettled, 0);
     store.close().await;
@@ -281,11 +281,11 @@ async fn lists_go_on_behind_rows_that_cannot_be_read() {
         let (mut seen, mut surveyed, mut after, mut behind) = (Vec::new(), Vec::new(), None, None);
         // Each page examines as many rows as its limit.
         for number in 1..=6 / limit {
-            let page = store.page(&Principal::new("a"), after, limit, START).await.unwrap();
+            let page = store.page(&Principal::new("a"), PageRange::new(after, limit, START)).await.unwrap();
             seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
             after = page.next;
             assert_eq!(after.is_none(), number == 6 / limit, "page {number}");
-            let page = store.survey(behind, limit, START).await.unwrap();
+            let page = store.survey(PageRange::new(behind, limit, START)).await.unwrap();
             surveyed.extend(page.tasks.iter().map(|task| task.key.id.bits()));
             behind = page.next;
             assert_eq!(behind.is_none(), number == 6 / limit, "survey {number}");

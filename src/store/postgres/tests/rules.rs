@@ -145,7 +145,7 @@ async fn rule_4_what_was_read_is_believed_behind_a_barrier_alone() {
     let key = task("a", 1).key;
     assert!(at.store.load(&key, START).await.unwrap().is_some());
     at.names("missing").await;
-    let page = at.store.page(&key.owner, None, 9, START).await;
+    let page = at.store.page(&key.owner, PageRange::new(None, 9, START)).await;
     let (row, found) = tokio::join!(at.store.load(&key, START), at.store.overdue(START, 9));
     assert!(row.is_err() && page.is_err() && found.is_err(), "{row:?} {page:?} {found:?}");
     at.names("").await;

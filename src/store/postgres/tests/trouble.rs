@@ -130,7 +130,8 @@ async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
     until("no other client is connected", || at.server.psql(&count) == "2").await;
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 2"));
     let key = task("a", 1).key;
-    let (row, page) = (at.store.load(&key, START).await, at.store.page(&key.owner, None, 9, START).await);
+    let (row, page) =
+        (at.store.load(&key, START).await, at.store.page(&key.owner, PageRange::new(None, 9, START)).await);
     assert!(row.is_err() && page.is_err(), "{row:?} {page:?}");
     let reason = "the database's server has no connection left (53300)";
     assert_eq!(at.store.health(), PostgresHealth::Refusing(reason.to_owned()));

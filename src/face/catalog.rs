@@ -199,10 +199,7 @@ impl Catalog {
         }
     }
 
-    /// Concurrent requests share one fetch.
-    ///
-    /// # Errors
-    /// If the upstream returns none; nothing else was sent by then.
+    /// Concurrent requests share one fetch. Fails if the upstream returns none; nothing else was sent by then.
     pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let key = list_key(context);
         if let Some(list) = self.lists.get(&key).await {
@@ -240,10 +237,7 @@ impl Catalog {
         (is_its && list.tool(tool).is_some() && list.is_fresh()).then(|| Arc::clone(list))
     }
 
-    /// The list with this tool, fetched again if the cached one lacks it.
-    ///
-    /// # Errors
-    /// As [`Catalog::list`].
+    /// The list with this tool, fetched again if the cached one lacks it. Fails as [`Catalog::list`].
     pub async fn list_with(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let list = self.list(context).await?;
         if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
@@ -303,10 +297,8 @@ impl Catalog {
         Ok(ToolListPages { first, tools, is_whole, end: pages.end() })
     }
 
-    /// Fetches the names of all tools, uncached, and whether the list is complete.
-    ///
-    /// # Errors
-    /// If the upstream returns no list.
+    /// Fetches the names of all tools, uncached, and whether the list is complete. Fails if the upstream returns no
+    /// list.
     pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
         let ToolListPages { tools, is_whole, .. } = self.pages(context).await?;
         let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();

@@ -47,10 +47,7 @@ pub(in crate::face) async fn refusal(
 }
 
 /// The first event of a call that is a task from its beginning, after the delay: a client with a handle never receives
-/// the challenge.
-///
-/// # Errors
-/// If the server refused the client's credential.
+/// the challenge. Fails if the server refused the client's credential.
 pub(in crate::face) async fn first_event(
     engine: &Arc<Engine>,
     call: &mut CallStream,

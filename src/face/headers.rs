@@ -20,8 +20,8 @@ pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// # Errors
-/// [`RequestError::Header`] if it occurs twice (B113), or has characters beside visible ASCII, spaces and tabs.
+/// Fails with [`RequestError::Header`] if it occurs twice (B113), or has characters beside visible ASCII, spaces and
+/// tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -88,10 +88,8 @@ pub fn decode(value: &str) -> Option<Cow<'_, str>> {
 }
 
 /// Compares a call's headers with the arguments that they repeat (`x-mcp-header`, MOD-06, MOD-07, T-74, B116). Headers
-/// without an annotation are ignored (B76).
-///
-/// # Errors
-/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
+/// without an annotation are ignored (B76). Fails with [`RequestError::Header`] or [`RequestError::Params`] that names
+/// the header.
 pub fn check_arguments(
     mirrored: &[HeaderArgument],
     all: &HeaderMap,

@@ -40,11 +40,9 @@ impl IdempotencyScope {
     }
 }
 
-/// The key's digest and the call's; `None` without a key. Absent arguments equal empty ones.
-///
-/// # Errors
-/// For a key that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and `_meta`; and for
-/// a client that cannot be told from others: its key could return another client's task.
+/// The key's digest and the call's; `None` without a key. Absent arguments equal empty ones. Fails for a key that is
+/// not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and `_meta`; and for a client that
+/// cannot be told from others: its key could return another client's task.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,

@@ -32,10 +32,8 @@ impl ListenPermits {
         &self.ending
     }
 
-    /// `owner` is the principal by which its requests are counted. Its limit is checked before the total (B159).
-    ///
-    /// # Errors
-    /// `Draining` or `TooManyListeners`.
+    /// `owner` is the principal by which its requests are counted. Its limit is checked before the total (B159). Fails
+    /// with `Draining` or `TooManyListeners`.
     pub(in crate::face) fn take(
         self: &Arc<Self>,
         owner: &Principal,

@@ -216,8 +216,7 @@ impl Rates {
         }
     }
 
-    /// # Errors
-    /// The time after which the requests will pass. Nothing is counted then.
+    /// Fails with the time after which the requests will pass; then nothing is counted.
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {

@@ -46,11 +46,9 @@ pub(super) struct ForwardedMarker;
 /// Sends requests to other replicas.
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
-    /// Sends a request to a replica and returns the response head; the body follows as the replica sends it. Dropping either
-    /// cancels the request there. Until then it counts among `owner`'s requests in progress.
-    ///
-    /// # Errors
-    /// If no response arrived.
+    /// Sends a request to a replica and returns the response head; the body follows as the replica sends it. Dropping
+    /// either cancels the request there. Until then it counts among `owner`'s requests in progress. Fails if no
+    /// response arrived.
     async fn send(
         &self,
         peer: ReplicaPeer,

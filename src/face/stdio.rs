@@ -47,10 +47,7 @@ pub struct StdioError(#[source] io::Error);
 /// The end of the input is no disconnect: requests read so far are answered, within their limits.
 ///
 /// Returns once the client's session has ended, at most two seconds later, and its messages are written. Dropping the
-/// future leaves a session open.
-///
-/// # Errors
-/// If the input could not be read to its end.
+/// future leaves a session open. Fails if the input could not be read to its end.
 pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,

@@ -72,9 +72,7 @@ use crate::boot_clock::since_boot;
 use crate::cause::CauseChain;
 use crate::metric;
 use crate::replica::{BootTime, Incarnation, OwnStanding, StoreGeneration, TaskClock};
-use crate::task::{
-    Clock, Digest, ListFilter, ListPosition, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp,
-};
+use crate::task::{Clock, Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;

@@ -130,18 +130,13 @@ pub struct SessionUpstream {
 }
 
 impl SessionUpstream {
-    /// Sends no request yet. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// If the address, the system's trusted roots or the configured files are unusable.
+    /// Sends no request yet. Must be called within a tokio runtime. Fails if the address, the system's trusted roots or
+    /// the configured files are unusable.
     pub fn new(settings: HttpUpstreamSettings, scope: TaskScope) -> Result<Self, ClientError> {
         Self::within(settings, scope, &SharedLimits::default())
     }
 
-    /// As [`SessionUpstream::new`], within these limits of principals.
-    ///
-    /// # Errors
-    /// As [`SessionUpstream::new`].
+    /// As [`SessionUpstream::new`], within these limits of principals. Fails as [`SessionUpstream::new`].
     pub fn within(
         settings: HttpUpstreamSettings,
         scope: TaskScope,
@@ -259,20 +254,15 @@ impl SessionUpstream {
     }
 
     /// Opens this client's session, and waits for its stream up to `max`: some servers lose messages sent before it is
-    /// open, others send no response head before the first event. Cancel safe.
-    ///
-    /// # Errors
-    /// If no handshake succeeds.
+    /// open, others send no response head before the first event. Cancel safe. Fails if no handshake succeeds.
     pub async fn listened(&self, context: &CallContext, max: Duration) -> Result<(), BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let _ = tokio::time::timeout(max, session.listened()).await;
         Ok(())
     }
 
-    /// A token to follow a server's task in this client's session, from a handle that another program received.
-    ///
-    /// # Errors
-    /// If no handshake succeeds.
+    /// A token to follow a server's task in this client's session, from a handle that another program received. Fails
+    /// if no handshake succeeds.
     pub async fn task_token(&self, task: &str, context: &CallContext) -> Result<ResumeToken, BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let at = CallPosition::Task { id: Arc::from(task), tasks: session.tasks, above: Arc::default() };

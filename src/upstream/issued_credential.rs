@@ -177,10 +177,7 @@ struct Holder {
 }
 
 impl IssuedCredentials {
-    /// Sends no request yet.
-    ///
-    /// # Errors
-    /// If the file of the client's password cannot be used.
+    /// Sends no request yet. Fails if the file of the client's password cannot be used.
     pub(crate) fn new(
         upstream: &Arc<str>,
         settings: &IssuedCredentialSettings,

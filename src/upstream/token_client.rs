@@ -73,10 +73,8 @@ impl TokenClientSettings {
         Arc::new(IssuerConnections::new(Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")))))
     }
 
-    /// The client, with its password from its file if it is in one.
-    ///
-    /// # Errors
-    /// If other users than the owner may read the file, or its content is no password.
+    /// The client, with its password from its file if it is in one. Fails if other users than the owner may read the
+    /// file, or its content is no password.
     pub fn read(&self) -> Result<TokenClient, CredentialError> {
         self.over(&self.connections())
     }

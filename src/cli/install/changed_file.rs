@@ -32,8 +32,7 @@ pub(super) enum CopyChange {
 }
 
 impl ReadFile {
-    /// # Errors
-    /// If the file is missing, empty, too large or not UTF-8.
+    /// Fails if the file is missing, empty, too large or not UTF-8.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let name = path.display().to_string();
         let refused = |error: io::Error| {
@@ -57,8 +56,7 @@ impl ReadFile {
         Ok(Self { path, text, metadata })
     }
 
-    /// # Errors
-    /// If the file or its folder is read-only. Checked by mode, which a rename and root would ignore.
+    /// Fails if the file or its folder is read-only. Checked by mode, which a rename and root would ignore.
     pub(super) fn check_writable(&self) -> Result<(), String> {
         let folder = self.folder();
         let folder_metadata = fs::metadata(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -79,10 +77,8 @@ impl ReadFile {
         Self::read(&self.copy_path()).ok().map(|copy| copy.text)
     }
 
-    /// Replaces the file at once: a reader sees the old text or the new one. Mode and owner stay.
-    ///
-    /// # Errors
-    /// If the file was changed since it was read, another run changes it, or it cannot be written. It is unchanged then.
+    /// Replaces the file at once: a reader sees the old text or the new one. Mode and owner stay. Fails if the file was
+    /// changed since it was read, another run changes it, or it cannot be written. It is unchanged then.
     pub(super) fn replace(&self, text: &str, copy: CopyChange) -> Result<(), String> {
         let new = NewFile::create(&self.beside(NEW))?;
         let at = |error: io::Error| format!("{}: {error}; nothing was changed", self.path.display());

@@ -78,10 +78,8 @@ fn splice(range: &Range<usize>, text: impl Into<String>) -> Splice {
     Splice { range: range.clone(), text: text.into() }
 }
 
-/// Makes each named server start as `own` and `wrap`; all servers without names.
-///
-/// # Errors
-/// If the text is not valid, or a named server is missing or cannot be wrapped.
+/// Makes each named server start as `own` and `wrap`; all servers without names. Fails if the text is not valid, or a
+/// named server is missing or cannot be wrapped.
 pub(super) fn wrap(
     text: &str,
     shape: &HostShape,
@@ -107,11 +105,9 @@ pub(super) fn wrap(
     })
 }
 
-/// Makes each named server start as before; all wrapped servers without names. `original` is the file before `wrap`, if known:
-/// it tells how the server was spelled.
-///
-/// # Errors
-/// If the text is not valid, or a named server is missing or cannot be unwrapped.
+/// Makes each named server start as before; all wrapped servers without names. `original` is the file before `wrap`, if
+/// known: it tells how the server was spelled. Fails if the text is not valid, or a named server is missing or cannot
+/// be unwrapped.
 pub(super) fn unwrap(
     text: &str,
     shape: &HostShape,
@@ -167,8 +163,7 @@ pub(super) struct ListedServer {
     pub(super) project: Option<String>,
 }
 
-/// # Errors
-/// If the text is not valid.
+/// Fails if the text is not valid.
 pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<ListedServer>, ShapeError> {
     let root = LocatedNode::parse(body(text), shape.syntax)?;
     let listed = |entry: &HostEntry<'_>| {

@@ -61,8 +61,7 @@ pub(super) enum ShapeError {
 }
 
 impl HostShape {
-    /// # Errors
-    /// If the file has no table of servers.
+    /// Fails if the file has no table of servers.
     pub(super) fn entries<'n>(&'n self, root: &'n LocatedNode) -> Result<Vec<HostEntry<'n>>, ShapeError> {
         let mut tables = Vec::new();
         for path in &self.lists {

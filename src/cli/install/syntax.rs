@@ -62,8 +62,7 @@ impl SyntaxError {
 }
 
 impl LocatedNode {
-    /// # Errors
-    /// If the text is not valid, is nested too deeply, or names a member twice.
+    /// Fails if the text is not valid, is nested too deeply, or names a member twice.
     pub(super) fn parse(text: &str, syntax: Syntax) -> Result<Self, SyntaxError> {
         let root = match syntax {
             Syntax::Json => json::parse(text)?,

@@ -122,8 +122,7 @@ impl ListOwners {
 debug_members!(ListOwners, |owners| lists: owners.0.entry_count());
 
 impl CombinedUpstreams {
-    /// # Errors
-    /// If all upstreams refuse: the first refusal. The inner error is for a cursor that is not of this list.
+    /// Fails if all upstreams refuse: the first refusal. The inner error is for a cursor that is not of this list.
     pub(super) async fn page(
         &self,
         client: &EndpointClient,

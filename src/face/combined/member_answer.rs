@@ -118,8 +118,7 @@ impl MemberRefusal {
     }
 }
 
-/// # Errors
-/// If the response holds no result.
+/// Fails if the response holds no result.
 pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Result<Object, MemberRefusal> {
     let (head, body) = answer.into_parts();
     let Some(text) = whole(body, limits).await else { return Err(MemberRefusal::malformed()) };

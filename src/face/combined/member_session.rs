@@ -235,10 +235,8 @@ impl ClientWords<'_> {
 }
 
 impl CombinedUpstreams {
-    /// Opens a session if there is none, or if the last one has ended at its upstream: the client's own session continues.
-    ///
-    /// # Errors
-    /// If the upstream refuses one.
+    /// Opens a session if there is none, or if the last one has ended at its upstream: the client's own session
+    /// continues. Fails if the upstream refuses one.
     pub(super) async fn member_session(
         self: &Arc<Self>,
         session: &Arc<CombinedSession>,

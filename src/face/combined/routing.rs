@@ -39,8 +39,7 @@ const fn item_of(list: MergedList, name: &str) -> AccessItem<'_> {
 }
 
 impl CombinedUpstreams {
-    /// # Errors
-    /// If the item's name is missing, or belongs to no upstream.
+    /// Fails if the item's name is missing, or belongs to no upstream.
     pub(super) async fn target(
         &self,
         client: &EndpointClient,

@@ -228,8 +228,7 @@ pub(super) struct ForgottenReplica {
 }
 
 impl ForgottenReplica {
-    /// # Errors
-    /// The status and the reason if the replica was not forgotten.
+    /// Fails with the status and the reason if the replica was not forgotten.
     pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
         let because = |why: String| Err((StatusCode::CONFLICT, why));
         match outcome {

@@ -287,11 +287,9 @@ pub(in crate::face) struct HeldCall {
 }
 
 impl HeldCall {
-    /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next.
-    ///
-    /// # Errors
-    /// As [`crate::upstream::limits::CallPermits::acquire`]; if the gateway ends meanwhile; if the call must be recorded and
-    /// cannot be.
+    /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next. Fails as
+    /// [`crate::upstream::limits::CallPermits::acquire`]; if the gateway ends meanwhile; if the call must be recorded
+    /// and cannot be.
     pub(in crate::face) fn begin(
         served: &Served,
         owner: &Principal,

@@ -32,10 +32,8 @@ pub enum KeyError {
 }
 
 impl SealingKeys {
-    /// Reads one key per line; ignores empty lines and whitespace around a key.
-    ///
-    /// # Errors
-    /// For the first invalid line, and for a text without keys.
+    /// Reads one key per line; ignores empty lines and whitespace around a key. Fails for the first invalid line, and
+    /// for a text without keys.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let mut keys = Vec::new();
         for (number, line) in text.lines().enumerate() {

@@ -71,10 +71,8 @@ impl Credential {
         }
     }
 
-    /// The header, from its file if it is in one.
-    ///
-    /// # Errors
-    /// If other users than the owner may read the file, or its content is invalid (B168).
+    /// The header, from its file if it is in one. Fails if other users than the owner may read the file, or its content
+    /// is invalid (B168).
     pub fn read(&self) -> Result<(HeaderName, HeaderValue), CredentialError> {
         let value = match &self.source {
             CredentialSource::Known(value) => value.clone(),

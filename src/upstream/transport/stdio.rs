@@ -151,10 +151,8 @@ impl StdioTransport {
     }
 }
 
-/// The value without a final line break.
-///
-/// # Errors
-/// If other users than the owner may read the file, or it is no text, or larger than 64 KiB (B168).
+/// The value without a final line break. Fails if other users than the owner may read the file, or it is no text, or
+/// larger than 64 KiB (B168).
 pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
     let held = secret_file::read(file, "value", SECRET_BYTES_MAX)?;
     let text = String::from_utf8(held).ok().filter(|text| !text.contains('\0')).ok_or(VariableFileError::Content)?;
@@ -414,10 +412,8 @@ pub enum ProgramError {
 
 impl StdioUpstreamSettings {
     /// Finds the program as a start would: from its working folder if it is a path, else in `PATH`, which `env` may
-    /// set.
-    ///
-    /// # Errors
-    /// If a start would fail because the program or its folder is missing. A start may fail for other reasons.
+    /// set. Fails if a start would fail because the program or its folder is missing. A start may fail for other
+    /// reasons.
     pub fn find_program(&self) -> Result<PathBuf, ProgramError> {
         if let Some(why) = &self.unusable {
             return Err(ProgramError::Unusable { why: Arc::clone(why) });

@@ -112,10 +112,8 @@ impl ProxySettings {
         }
     }
 
-    /// Reads the credentials file, if there is one.
-    ///
-    /// # Errors
-    /// If it holds no credentials, or other users than its owner may read it.
+    /// Reads the credentials file, if there is one. Fails if it holds no credentials, or other users than its owner may
+    /// read it.
     pub fn check(&self) -> Result<(), ProxyError> {
         match self {
             Self::At { credentials_file: Some(file), .. } => read_credentials(file.clone()).map(drop),

@@ -37,10 +37,8 @@ struct DevOutput {
     tasks: Mutex<ClientTasks>,
 }
 
-/// The source of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevSource {
-    /// A file that changed.
     Files,
     /// The start, the end and the state of the program.
     Program,

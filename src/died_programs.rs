@@ -29,12 +29,10 @@ pub(crate) fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Keeps the last lines of a process.
 pub(crate) fn keep(process: u64, lines: Vec<String>) {
     push(&mut DIED.lock().programs, PROGRAMS_MAX, (process, lines.into()));
 }
 
-/// Notes that a task failed with a process.
 pub(crate) fn note(task: &TaskKey, process: u64) {
     push(&mut DIED.lock().tasks, TASKS_MAX, (task.clone(), process));
 }

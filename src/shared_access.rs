@@ -61,7 +61,6 @@ impl SharedAccess {
         self.has_item(caller, upstream, AccessItem::Tool(tool))
     }
 
-    /// Whether a caller may use an upstream and all of its tools.
     pub fn has_every_tool(&self, caller: &Caller, upstream: &str) -> bool {
         self.has_upstream(caller, upstream) && !self.tools_of(caller, upstream).is_narrowed()
     }

@@ -349,7 +349,6 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }
 
-/// The files that the configuration names.
 fn named_files(config: &Config) -> Vec<&Path> {
     let clients = config.listen.client_certificates.iter().flat_map(|files| [Some(&files.ca), files.crl.as_ref()]);
     let clients = clients.flatten().map(PathBuf::as_path);

@@ -198,7 +198,6 @@ impl ReloadTrigger {
 }
 
 impl ReloadWait {
-    /// See [`ReloadTrigger::next`].
     async fn next(&mut self) -> ReloadCause {
         let (mut why, at) = match self.received {
             Some(received) => received,

@@ -130,7 +130,6 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    /// As [`Section::read`], for a required key.
     pub(super) fn require<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
             let location = self.source.at(self.location.line, join(&self.location.key, key));

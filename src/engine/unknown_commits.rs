@@ -19,7 +19,6 @@ use crate::task::{Effect, Task, TaskKey, Timestamp};
 /// Unresolved writes per task. Above this, the task's runner and its waiters read the row themselves.
 const OF_ONE_MAX: usize = 16;
 
-/// A write with an unknown commit.
 #[derive(Debug)]
 pub(super) struct UnknownCommit {
     pub(super) before: Arc<Task>,

@@ -29,7 +29,6 @@ use crate::wire::{Message, RequestId, method};
 enum Destination {
     Here,
     There(ReplicaPeer),
-    /// All, including this one.
     All,
 }
 

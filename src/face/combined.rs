@@ -123,7 +123,6 @@ pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
 
 struct CombinedUpstreams {
     settings: CombinedSettings,
-    /// Their names.
     upstreams: Arc<Vec<Arc<str>>>,
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,

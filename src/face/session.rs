@@ -85,7 +85,6 @@ pub(super) struct SessionRegistry {
     pub(super) replays: ReplayBuffers,
     /// Open questions; each ends with its call.
     questions: Arc<BridgedQuestions>,
-    /// Questions in the pipe.
     forwarded_questions: ForwardedQuestions,
 }
 

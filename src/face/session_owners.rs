@@ -100,7 +100,6 @@ impl SessionOwners {
         Self { directory: ArcSwap::from_pointee(directory), sealer, clock, number: AtomicU64::new(0), link }
     }
 
-    /// Replaces the directory.
     pub fn replace(&self, directory: ReplicaDirectory) {
         if **self.directory.load() != directory {
             self.link.keep(&directory);
@@ -123,7 +122,6 @@ impl SessionOwners {
         &*self.clock
     }
 
-    /// The living replica that an id names.
     pub(super) fn named(&self, id: &GatewayId) -> Option<OwnerReplica> {
         let (replica, directory) = (id.replica?, self.directory.load());
         match replica == directory.own() {

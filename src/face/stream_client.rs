@@ -163,7 +163,6 @@ struct UnansweredRequest {
     withdrawn: CancellationToken,
 }
 
-/// The kind of response to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RequestKind {
     Single,

@@ -151,7 +151,6 @@ pub struct Membership {
     window_after_outage: Duration,
     looked: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
-    /// A final standing.
     end: Option<OwnStanding>,
 }
 

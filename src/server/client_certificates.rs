@@ -18,7 +18,6 @@ use crate::task::digest::Digest;
 use crate::task::time::millis;
 use crate::task::{Caller, Claims, NamePattern, Principal, Timestamp};
 
-/// The longest name of a certificate.
 const NAME_BYTES_MAX: usize = 255;
 /// A certificate with more names identifies nobody: all would be compared with all patterns.
 const NAMES_MAX: usize = 64;

@@ -66,7 +66,6 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// For a connection that these settings admitted.
     pub(super) fn new(handshakes: &Arc<ArcSwap<HandshakeSettings>>, admitted_by: Arc<HandshakeSettings>) -> Self {
         Self { handshakes: Arc::clone(handshakes), admitted_by: ArcSwap::new(admitted_by) }
     }

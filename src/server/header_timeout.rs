@@ -16,7 +16,6 @@ use super::connection_state::ConnectionState;
 pub(super) enum HeaderTimeoutStage {
     /// The first byte of a request.
     Idle,
-    /// The rest of a head.
     Head,
 }
 

@@ -115,7 +115,6 @@ pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
         && fields.into_iter().all(|field| field.to_str().is_ok_and(is_here))
 }
 
-/// The host of a request, with its port.
 fn named_host<B>(request: &Request<B>) -> Option<&str> {
     let target = request.uri().authority().map(http::uri::Authority::as_str);
     target.or_else(|| request.headers().get(HOST)?.to_str().ok())

@@ -366,7 +366,6 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
         || headers.keys().any(|name| is_added(name.as_str()))
 }
 
-/// The path that a request asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AskedPath<'p> {
     /// The path of the endpoint, if there is one that asks for credentials.

@@ -42,7 +42,6 @@ impl ListenerFiles {
 }
 
 impl Tls {
-    /// Reads the files.
     pub(super) fn read(identity: IdentityFiles, clients: Option<ClientCertificateFiles>) -> Result<Self, TlsFileError> {
         let files = ListenerFiles { identity, clients };
         let (identity, peers) = files.read()?;

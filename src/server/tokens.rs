@@ -78,7 +78,6 @@ pub(super) enum TokenVerdict {
     IssuerAway,
 }
 
-/// Why a proof is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProofRefusal {
     Invalid(ProofError),

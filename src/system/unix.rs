@@ -82,7 +82,6 @@ pub(crate) fn owner(file: &Metadata) -> u32 {
     file.uid()
 }
 
-/// The user of this process.
 pub(crate) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }

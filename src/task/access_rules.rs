@@ -25,7 +25,6 @@ pub struct AccessRules {
 pub struct GroupMembers {
     pub name: Arc<str>,
     pub ids: BTreeSet<Principal>,
-    /// Groups of credentials.
     pub groups: BTreeSet<Arc<str>>,
 }
 

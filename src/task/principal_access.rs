@@ -73,7 +73,6 @@ pub enum DecidedBy {
     /// The configuration has no credential of the caller.
     UnknownCaller,
     Rule(Arc<str>),
-    /// No rule fits.
     EndOfRules,
     /// The lists beside the principal's keys.
     Key(Arc<str>),

@@ -55,7 +55,6 @@ struct KeptClient {
     client: HttpClient,
 }
 
-/// The answer to a form.
 #[derive(Clone, Debug)]
 pub(crate) struct FormAnswer {
     pub(crate) status: StatusCode,

@@ -104,7 +104,6 @@ pub enum HttpTransport {
     Sse,
 }
 
-/// TLS files for one upstream, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTlsFiles {
     /// Trusted instead of the system's authorities, any of which could certify an impostor of a private server.

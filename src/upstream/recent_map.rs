@@ -16,7 +16,6 @@ use crate::task::Principal;
 /// Requests with different keys seldom contend for one lock. A power of two.
 const SHARDS: usize = 64;
 
-/// A value of a [`RecentMap`].
 pub(crate) trait RecentValue: Clone {
     /// Whether it is used outside the map: then its entry makes no room.
     fn is_in_use(&self) -> bool {

@@ -109,7 +109,6 @@ fn read_file(path: &Path) -> Result<String, CredentialError> {
     text.filter(|text| is_client_secret(text)).ok_or_else(|| CredentialError::Secret { path: path.to_owned() })
 }
 
-/// A client with its password.
 #[derive(Clone, Debug)]
 pub struct TokenClient {
     connections: Arc<IssuerConnections>,

@@ -100,7 +100,6 @@ impl TransportDetection {
         Self { name, http, sse, seen }
     }
 
-    /// As [`Transport::send`].
     async fn send(
         &self,
         outgoing: &OutgoingRequest,

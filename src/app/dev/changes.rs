@@ -58,7 +58,6 @@ fn is_in_working_directory(program: &Path) -> bool {
     }
 }
 
-/// The files of one moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::app) struct ChangedFiles(BTreeSet<PathBuf>);
 

@@ -21,7 +21,6 @@ pub(super) struct UpstreamCall {
     state: CallState,
     /// The entry in the list of calls in progress; `None` for methods that need no permit.
     in_progress: Option<CallInProgress>,
-    /// Whether a drain waits for this call.
     outlives_drain: bool,
 }
 

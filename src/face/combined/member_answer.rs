@@ -31,7 +31,6 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status, headers, error, needed: None }))
     }
 
-    /// The refusal of a response with this head.
     fn in_response(mut head: Parts, error: Option<RpcError>) -> Self {
         let needed = head.extensions.remove();
         Self(Arc::new(RefusedAnswer { status: head.status, headers: head.headers, error, needed }))

@@ -61,7 +61,6 @@ impl EndpointClient {
         &self.head.caller
     }
 
-    /// The principal that its sessions count for.
     pub(super) fn counted_as(&self) -> Principal {
         self.head.counted_as()
     }

@@ -75,7 +75,6 @@ struct CombinedSessionState {
 #[derive(Debug)]
 enum MemberSession {
     Opening(MemberOpening),
-    /// The id of the open session.
     Open(HeaderValue),
     /// The upstream refused the last attempt to open one.
     Refused,

@@ -256,7 +256,6 @@ const ANSWER: char = ':';
 const OWN: char = '!';
 
 impl<'t> MarkedEvent<'t> {
-    /// The event id for the client.
     pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
             // An empty id resets the position.

@@ -162,7 +162,6 @@ pub struct OperatorReplica {
     pub incarnation: u64,
     /// `this one`, `living`, `leaving` or `dead`.
     pub state: &'static str,
-    /// The address for other replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub version: String,

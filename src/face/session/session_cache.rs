@@ -67,7 +67,6 @@ impl ClientSession {
         &self.own.opened.counted_as
     }
 
-    /// The server has no session.
     pub(super) fn is_bridged(&self) -> bool {
         self.token.upstream_version.is_stateless()
     }

@@ -62,7 +62,6 @@ struct NewestStream {
 pub(super) enum StreamTurn {
     Newest,
     Older,
-    /// The session has ended.
     Over,
 }
 

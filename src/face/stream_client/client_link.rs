@@ -110,7 +110,6 @@ impl ClientLink {
         response
     }
 
-    /// The id of the open session.
     pub(super) fn session_id(&self) -> Option<HeaderValue> {
         self.session.lock().as_ref().map(|session| session.id.clone())
     }

@@ -30,7 +30,6 @@ struct SeenMax {
     share: usize,
 }
 
-/// The proofs that end in one minute.
 #[derive(Debug, Default)]
 struct SeenMinute {
     /// Halves of digests: 128 bits.

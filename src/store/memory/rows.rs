@@ -62,7 +62,6 @@ pub(super) struct MemoryShard {
     pub(super) rows: HashMap<TaskKey, MemoryRow>,
     pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
     pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
-    /// Rows with pending effects.
     pub(super) with_effects: BTreeSet<TaskKey>,
 }
 

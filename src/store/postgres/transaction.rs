@@ -93,7 +93,6 @@ impl std::fmt::Display for CommitFailure {
     }
 }
 
-/// Counts a transaction that served only as a barrier.
 pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }

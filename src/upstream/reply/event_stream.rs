@@ -110,7 +110,6 @@ struct CommentRate {
 }
 
 impl CommentRate {
-    /// Counts bytes that belong to no event.
     fn count(&mut self, bytes: usize) {
         let now = Instant::now();
         let cost = Duration::from_secs(1) * u32::try_from(bytes).unwrap_or(u32::MAX) / BYTES_PER_SECOND;

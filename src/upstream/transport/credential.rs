@@ -39,7 +39,6 @@ pub(crate) trait CredentialIssuer: fmt::Debug + Send + Sync {
     /// Another value after the server refused this one; `None` if there is none.
     async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue>;
 
-    /// Whether each client has another credential.
     fn is_per_client(&self) -> bool;
 }
 

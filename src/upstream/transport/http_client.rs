@@ -99,7 +99,6 @@ pub(crate) struct HttpClient {
     pool: ConnectionPool,
     breaker: Arc<Breaker>,
     health: Arc<UpstreamHealth>,
-    /// The retry budget.
     resends: Arc<TpsBudget>,
     resent: Counter,
 }

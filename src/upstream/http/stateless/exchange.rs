@@ -20,7 +20,6 @@ use crate::upstream::{
 };
 use crate::wire::{Payload, method};
 
-/// Queued events.
 const EVENTS_MAX: usize = 64;
 /// How long a cancel waits for a task handle: servers make tasks at once, and dropping the request does not end one.
 const HANDLE_MAX: Duration = Duration::from_secs(1);

@@ -41,7 +41,6 @@ const ANNOTATION_BYTES_MAX: u64 = 16 << 20;
 /// Memory of an entry, and of one annotation, beside their text.
 const OVERHEAD_BYTES: usize = 128;
 
-/// The tools with header annotations.
 #[derive(Debug)]
 pub(super) struct AnnotatedTools {
     known: moka::sync::Cache<String, Arc<[HeaderArgument]>>,

@@ -46,7 +46,6 @@ pub(super) fn new(max: NonZeroUsize, limits: SharedLimits) -> CallPermits {
     CallPermits::unmetered(CallPermitSettings { in_flight_max: max, queue_max: WAITING_MAX }, limits)
 }
 
-/// Why a connection may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvictionReason {
     /// Its owner has at least two more: only calls and tasks protect it.

@@ -52,7 +52,6 @@ pub enum StderrUse {
     OnDeath,
 }
 
-/// The output of one process.
 #[derive(Debug)]
 pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,

@@ -37,29 +37,17 @@ struct DevOutput {
     tasks: Mutex<ClientTasks>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DevSource {
-    Files,
-    /// The start, the end and the state of the program.
-    Program,
-    Stderr,
-    /// A line of standard output that is no message.
-    Stdout,
-    /// A message of the program.
-    Server,
-    Client,
-}
-
-impl DevSource {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Program => "program",
-            Self::Stderr => "stderr",
-            Self::Stdout => "stdout",
-            Self::Server => "server",
-            Self::Client => "client",
-        }
+named_variants! {
+    pub enum DevSource, label {
+        Files = "files",
+        /// The start, the end and the state of the program.
+        Program = "program",
+        Stderr = "stderr",
+        /// A line of standard output that is no message.
+        Stdout = "stdout",
+        /// A message of the program.
+        Server = "server",
+        Client = "client",
     }
 }
 

@@ -28,6 +28,29 @@ macro_rules! from_variant {
     };
 }
 
+/// Declares an enum with a name for each variant, which the method `$named` returns, and the list `ALL` of its variants.
+macro_rules! named_variants {
+    ($(#[$doc:meta])* $vis:vis enum $type:ident, $named:ident {
+        $($(#[$why:meta])* $variant:ident = $name:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $type {
+            $($(#[$why])* $variant,)*
+        }
+
+        impl $type {
+            $vis const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            $vis const fn $named(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
 pub mod boot_clock;
 pub mod cause;
 mod console;

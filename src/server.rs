@@ -70,26 +70,16 @@ pub(crate) use host::is_loopback;
 pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, CertificateHolders, ForwardedCallers, LocalUser, TokenHolders};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListenerRole {
-    /// MCP clients. Pages of allowed origins may send requests and read responses.
-    Clients,
-    /// Operators. No page of another origin may read a response.
-    Operators,
-    /// Metrics scrapers and health probes, under any host name. No page may send requests.
-    Probes,
-    /// Other replicas of the gateway, which forward their clients' requests.
-    Replicas,
-}
-
-impl ListenerRole {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Clients => "clients",
-            Self::Operators => "admin",
-            Self::Probes => "metrics",
-            Self::Replicas => "replicas",
-        }
+named_variants! {
+    pub enum ListenerRole, name {
+        /// MCP clients. Pages of allowed origins may send requests and read responses.
+        Clients = "clients",
+        /// Operators. No page of another origin may read a response.
+        Operators = "admin",
+        /// Metrics scrapers and health probes, under any host name. No page may send requests.
+        Probes = "metrics",
+        /// Other replicas of the gateway, which forward their clients' requests.
+        Replicas = "replicas",
     }
 }
 

@@ -18,52 +18,29 @@ pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 const TEXT_BYTES_MAX: usize = 256;
 const DIGEST_DIGITS: usize = 16;
 
-/// The kind of an event; `what` of its line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuditAct {
-    LoginRefused,
-    RuleDenied,
-    /// A call is about to be sent; recorded with `required` alone.
-    CallBegun,
-    CallEnded,
-    CallAnswered,
-    TaskCreated,
-    TaskSettled,
-    TaskRead,
-    TaskAnswered,
-    TaskCancelled,
-    TaskDeleted,
-    OperatorCancelled,
-    OperatorForgot,
-    Reload,
-    /// The first line of a process, and of a file after its rotation.
-    Opened,
-    Closed,
-    /// Records were lost: the file could not be written.
-    Lost,
-}
-
-impl AuditAct {
-    pub(super) const fn label(self) -> &'static str {
-        match self {
-            Self::LoginRefused => "login.refused",
-            Self::RuleDenied => "rule.denied",
-            Self::CallBegun => "call.begun",
-            Self::CallEnded => "call.ended",
-            Self::CallAnswered => "call.answered",
-            Self::TaskCreated => "task.created",
-            Self::TaskSettled => "task.settled",
-            Self::TaskRead => "task.read",
-            Self::TaskAnswered => "task.answered",
-            Self::TaskCancelled => "task.cancelled",
-            Self::TaskDeleted => "task.deleted",
-            Self::OperatorCancelled => "operator.cancelled",
-            Self::OperatorForgot => "operator.forgot",
-            Self::Reload => "reload",
-            Self::Opened => "audit.opened",
-            Self::Closed => "audit.closed",
-            Self::Lost => "audit.lost",
-        }
+named_variants! {
+    /// The kind of an event; `what` of its line.
+    pub enum AuditAct, label {
+        LoginRefused = "login.refused",
+        RuleDenied = "rule.denied",
+        /// A call is about to be sent; recorded with `required` alone.
+        CallBegun = "call.begun",
+        CallEnded = "call.ended",
+        CallAnswered = "call.answered",
+        TaskCreated = "task.created",
+        TaskSettled = "task.settled",
+        TaskRead = "task.read",
+        TaskAnswered = "task.answered",
+        TaskCancelled = "task.cancelled",
+        TaskDeleted = "task.deleted",
+        OperatorCancelled = "operator.cancelled",
+        OperatorForgot = "operator.forgot",
+        Reload = "reload",
+        /// The first line of a process, and of a file after its rotation.
+        Opened = "audit.opened",
+        Closed = "audit.closed",
+        /// Records were lost: the file could not be written.
+        Lost = "audit.lost",
     }
 }
 

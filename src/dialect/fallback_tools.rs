@@ -33,11 +33,12 @@ const ID_BYTES_MAX: usize = 128;
 /// The text for an unknown task, equal for all clients.
 const UNKNOWN: &str = "There is no such task. Its id may be mistyped, or its time to live may be over.";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FallbackTool {
-    Status,
-    Result,
-    Cancel,
+named_variants! {
+    pub enum FallbackTool, base {
+        Status = "task_status",
+        Result = "task_result",
+        Cancel = "task_cancel",
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +49,6 @@ pub struct FallbackToolName {
 }
 
 impl FallbackTool {
-    pub const ALL: [Self; 3] = [Self::Status, Self::Result, Self::Cancel];
-
-    pub const fn base(self) -> &'static str {
-        match self {
-            Self::Status => "task_status",
-            Self::Result => "task_result",
-            Self::Cancel => "task_cancel",
-        }
-    }
-
     /// Its name with the prefix repeated `level` times.
     pub fn name(self, level: usize) -> String {
         [&PREFIX.repeat(level), self.base()].concat()

@@ -245,31 +245,22 @@ fn need_of(question: &Payload) -> Option<(&'static str, Option<&'static str>)> {
     }
 }
 
-/// Severity of log messages, lowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogLevel {
-    Debug,
-    Info,
-    Notice,
-    Warning,
-    Error,
-    Critical,
-    Alert,
-    Emergency,
+named_variants! {
+    /// Severity of log messages, lowest first.
+    #[derive(PartialOrd, Ord)]
+    pub enum LogLevel, as_str {
+        Debug = "debug",
+        Info = "info",
+        Notice = "notice",
+        Warning = "warning",
+        Error = "error",
+        Critical = "critical",
+        Alert = "alert",
+        Emergency = "emergency",
+    }
 }
 
 impl LogLevel {
-    const ALL: [Self; 8] = [
-        Self::Debug,
-        Self::Info,
-        Self::Notice,
-        Self::Warning,
-        Self::Error,
-        Self::Critical,
-        Self::Alert,
-        Self::Emergency,
-    ];
-
     /// The level of a log message, by its params.
     pub fn of(params: Option<&Object>) -> Option<Self> {
         params?.get_string("level").as_deref().and_then(Self::parse)
@@ -277,19 +268,6 @@ impl LogLevel {
 
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.as_str() == text)
-    }
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Notice => "notice",
-            Self::Warning => "warning",
-            Self::Error => "error",
-            Self::Critical => "critical",
-            Self::Alert => "alert",
-            Self::Emergency => "emergency",
-        }
     }
 }
 

@@ -1,25 +1,13 @@
 //! The protocol drafts that an operator can enable for an upstream.
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Draft {
-    /// Tasks with client-chosen ids.
-    Sep1686,
-    /// Subtasks.
-    Sep2268,
-    /// Filtered task lists.
-    Sep1904,
-}
-
-impl Draft {
-    pub const ALL: [Self; 3] = [Self::Sep1686, Self::Sep2268, Self::Sep1904];
-
-    /// Its name in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sep1686 => "sep-1686",
-            Self::Sep2268 => "sep-2268",
-            Self::Sep1904 => "sep-1904",
-        }
+named_variants! {
+    pub enum Draft, as_str {
+        /// Tasks with client-chosen ids.
+        Sep1686 = "sep-1686",
+        /// Subtasks.
+        Sep2268 = "sep-2268",
+        /// Filtered task lists.
+        Sep1904 = "sep-1904",
     }
 }
 

@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use super::shape::{HostShape, MeantProjects};
 use super::syntax::Syntax;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KnownHost {
-    ClaudeDesktop,
-    ClaudeCode,
-    VsCode,
-    Cursor,
-    Windsurf,
-    GeminiCli,
-    Zed,
-    Goose,
-    Codex,
-    LibreChat,
+named_variants! {
+    pub(super) enum KnownHost, name {
+        ClaudeDesktop = "claude-desktop",
+        ClaudeCode = "claude-code",
+        VsCode = "vscode",
+        Cursor = "cursor",
+        Windsurf = "windsurf",
+        GeminiCli = "gemini",
+        Zed = "zed",
+        Goose = "goose",
+        Codex = "codex",
+        LibreChat = "librechat",
+    }
 }
 
 /// The folders below which hosts keep their files.
@@ -54,35 +55,6 @@ impl HostFolders {
 }
 
 impl KnownHost {
-    pub(super) const ALL: [Self; 10] = [
-        Self::ClaudeDesktop,
-        Self::ClaudeCode,
-        Self::VsCode,
-        Self::Cursor,
-        Self::Windsurf,
-        Self::GeminiCli,
-        Self::Zed,
-        Self::Goose,
-        Self::Codex,
-        Self::LibreChat,
-    ];
-
-    /// The name on the command line.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::ClaudeDesktop => "claude-desktop",
-            Self::ClaudeCode => "claude-code",
-            Self::VsCode => "vscode",
-            Self::Cursor => "cursor",
-            Self::Windsurf => "windsurf",
-            Self::GeminiCli => "gemini",
-            Self::Zed => "zed",
-            Self::Goose => "goose",
-            Self::Codex => "codex",
-            Self::LibreChat => "librechat",
-        }
-    }
-
     pub(super) fn named(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|host| host.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");

@@ -123,7 +123,10 @@ impl SseEndpoint {
 
     /// Accepts a message for a stream: 202 once it will be processed, with any outcome.
     async fn take(&self, inbound: Box<Inbound>) -> FaceResponse {
-        let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
+        let Some(sealed) = stream_named(inbound.query.as_deref()) else {
+            // Shows a client that tries streamable HTTP first the older transport (transports, backwards compatibility).
+            return not_allowed("GET");
+        };
         let opened = self.sse.served.sealer.open(IdKind::SseStream, Some(&inbound.caller.principal), sealed);
         let stream = opened.map(|opened| opened.id);
         if let (Some(owners), Some(id)) = (&self.sse.served.owners, &stream)
@@ -207,11 +210,6 @@ impl Endpoint for SseEndpoint {
 
 fn stream_named(query: Option<&str>) -> Option<&str> {
     query?.split('&').find_map(|member| member.strip_prefix(STREAM)?.strip_prefix('='))
-}
-
-/// Shows a client that tries streamable HTTP first the older transport (transports, backwards compatibility).
-fn only_get() -> FaceResponse {
-    not_allowed("GET")
 }
 
 fn not_allowed(allowed: &'static str) -> FaceResponse {

@@ -82,9 +82,9 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
         CommitEnd::Acknowledged { settings, .. } if !is_promised_by(durability, settings) => {
             WriteFate::Unknown(UnknownCommitCause::Unreplicated)
         }
-        CommitEnd::Acknowledged { rows_written, .. } if promises_nothing(rows_written) => {
-            WriteFate::Unknown(UnknownCommitCause::WroteNothing)
-        }
+        // Without a written row, a transaction waits for no disk and no standby: its reads may be rolled back. Therefore
+        // each batch writes its replica's own row.
+        CommitEnd::Acknowledged { rows_written: 0, .. } => WriteFate::Unknown(UnknownCommitCause::WroteNothing),
         CommitEnd::Acknowledged { .. } => WriteFate::Done,
         CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unknown(UnknownCommitCause::Lost),
         CommitEnd::Refused { .. } => WriteFate::NotDone,
@@ -98,12 +98,6 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
 /// session with a warning of class 57. No harmless warning on a commit is known.
 pub fn voids_acknowledgement(notice: &SqlNotice<'_>) -> bool {
     notice.severity == "WARNING" || matches!(notice.sqlstate.get(..2), Some("01" | "57") | None)
-}
-
-/// Without a written row, a transaction waits for no disk and no standby: its reads may be rolled back. Therefore each
-/// batch writes its replica's own row.
-const fn promises_nothing(rows_written: u64) -> bool {
-    rows_written == 0
 }
 
 fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> bool {

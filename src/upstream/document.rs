@@ -14,7 +14,6 @@ use super::reply::{self, ReadLimits};
 use super::transport::http_client::{
     AddressReach, ClientError, ClientTls, HttpClient, PooledBody, ProxySettings, is_public,
 };
-use crate::task::Reason;
 
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// From the connection to the last byte.
@@ -122,7 +121,7 @@ impl IssuerConnections {
         let client =
             client.map_err(|_| DocumentError::Unreachable("the address, the proxy or the roots are unusable"))?;
         let sent = client.try_send(request, &HandedOver::default()).await;
-        sent.map_err(|fault| DocumentError::Unreachable(cause(fault.reason)))
+        sent.map_err(|fault| DocumentError::Unreachable(fault.reason.key()))
     }
 
     /// The client for an address. A client whose addresses are limited has no connection of one without limits.
@@ -152,10 +151,6 @@ async fn read(response: Response<PooledBody>, bytes_max: usize) -> Result<Bytes,
     let body = response.into_body().reporting_to(None);
     let text = reply::read_whole(body, &ReadLimits::of_bytes(bytes_max)).await;
     text.map_err(|_| DocumentError::Unreadable(bytes_max))
-}
-
-fn cause(reason: Reason) -> &'static str {
-    reason.key()
 }
 
 /// Whether an address is literally one of a private network; names are checked when they are resolved.

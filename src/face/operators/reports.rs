@@ -179,11 +179,8 @@ pub(super) struct OperatorReplicaList {
 impl OperatorReplica {
     /// All incarnations in the store, in the order in which they began.
     pub fn all(store: &PostgresStore) -> Vec<Self> {
-        Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
-    }
-
-    pub(super) fn all_in(view: &ReplicaView, own: Incarnation, now: BootTime) -> Vec<Self> {
-        view.rows.iter().map(|one| Self::of(one, view, own, now)).collect()
+        let (view, own, now) = (store.replicas(), store.holder(), BootTime(since_boot()));
+        view.rows.iter().map(|one| Self::of(one, &view, own, now)).collect()
     }
 
     fn of(one: &StoredReplica, view: &ReplicaView, own: Incarnation, now: BootTime) -> Self {

@@ -192,12 +192,9 @@ fn glimpses<P>(
     Ok((rows, None))
 }
 
-pub(super) fn row_statement() -> String {
-    format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
-}
-
 fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
-    let found = conn.prepare_cached(&row_statement())?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
+    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
+    let found = conn.prepare_cached(&sql)?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
     Ok(found.map(|(columns, summary)| match summary {
         Ok(summary) => ListedRow::Whole(Box::new(summary)),
         Err(_) => ListedRow::Unreadable(Some(columns.key)),

@@ -8,7 +8,6 @@ mod affinity;
 pub mod answer;
 mod argument_limits;
 mod array_answer;
-pub mod array_tools;
 pub mod arrival;
 pub mod call_stream;
 pub mod catalog;

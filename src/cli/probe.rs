@@ -6,7 +6,6 @@ pub(super) mod arguments;
 mod discovery;
 mod error;
 mod report;
-mod toml_block;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Defines the faces' HTTP types: checked requests, and responses with any body.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -16,9 +16,10 @@ use http::{HeaderName, HeaderValue, Method};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-use super::array_tools::ArrayTools;
 use super::arrival::Arrival;
 use crate::task::{Caller, Principal, WithheldBy};
 use crate::upstream::ForwardedHeaders;
@@ -342,6 +343,26 @@ impl Body for SingleEventBody {
             }
         }
     }
+}
+
+/// The tools of each server that the calls of an array name, listed once. At an endpoint the calls have several servers.
+#[derive(Debug, Default)]
+pub struct ArrayTools(Mutex<HashMap<Arc<str>, Arc<ServerTools>>>);
+
+impl ArrayTools {
+    pub(super) fn of(&self, upstream: &Arc<str>) -> Arc<ServerTools> {
+        Arc::clone(self.0.lock().entry(Arc::clone(upstream)).or_default())
+    }
+}
+
+/// A server's tools, listed at the first use.
+pub(super) type ServerTools = OnceCell<ListedNames>;
+
+/// Empty if the server returns no list.
+#[derive(Debug, Default)]
+pub(super) struct ListedNames {
+    pub(super) names: HashSet<String>,
+    pub(super) is_whole: bool,
 }
 
 #[cfg(test)]

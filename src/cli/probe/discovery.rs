@@ -10,12 +10,12 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::super::printable::printable;
+use super::ProbeCommand;
 use super::error::{ProbeError, fault_text};
 use super::report::{
     ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, ServerDescription,
-    VersionSupport,
+    VersionSupport, shown_target, toml_block,
 };
-use super::{ProbeCommand, toml_block};
 use crate::config::ServerTarget;
 use crate::task::{Answer, Principal, Reason};
 use crate::upstream::era::question_era::{QuestionEra, QuestionRoute};
@@ -173,9 +173,9 @@ impl ProbeRun<'_> {
             None => None,
         };
         upstream.close().await;
-        let toml = toml_block::of(self.probe, found.transport, &server, &tools);
+        let toml = toml_block(self.probe, found.transport, &server, &tools);
         Ok(ProbeReport {
-            target: toml_block::shown(&self.probe.target),
+            target: shown_target(&self.probe.target),
             transport: found.transport,
             versions,
             questions: found.questions(),

@@ -1,4 +1,4 @@
-//! Records who did what in the audit file: JSON lines, each with the digest of the line before.
+//! Records actors and their acts in the audit file: JSON lines, each with the digest of the line before.
 //!
 //! Requests append to a bounded queue; one thread owns the file (`writer`). Read `record` first: the events, the form of a
 //! line and the chain. Arguments, results and credentials are in no event.

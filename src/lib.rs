@@ -1,6 +1,6 @@
 //! taskgate: a reverse proxy that turns slow MCP tool calls into tasks.
 //!
-//! The modules in reading order. Each may use only what stands above it; `tests/tidy.rs` keeps that.
+//! The modules in reading order. Each may use only modules above it (`tests/tidy.rs`).
 
 /// Implements `Debug` with some members of a type. The others are secrets, or have no useful text.
 macro_rules! debug_members {

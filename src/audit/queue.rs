@@ -92,7 +92,7 @@ impl AuditQueue {
         self.news.notify_one();
     }
 
-    /// Counts a refused request without a record of its own. A line has the count after a moment, or at the end.
+    /// Counts a refused request that gets no record. A line has the count after a moment, or at the end.
     pub(super) fn count_unnamed(&self) {
         let mut state = self.state.lock();
         if state.is_ending {

@@ -86,7 +86,7 @@ fn completed<T>(
     Some(finish(edit.set(META, meta)))
 }
 
-/// Adds what a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
+/// Adds the members that a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
 /// nothing is missing.
 pub fn with_required(method: &str, result: &Object) -> Option<Payload> {
     let hints = || [("ttlMs", Payload::of(&0)), ("cacheScope", Payload::text("private"))];

@@ -152,7 +152,7 @@ impl StatelessRequest {
         }
     }
 
-    /// Whether it declares extensions beside that of tasks, which may have results of their own types (MOD-11).
+    /// Whether it declares extensions besides tasks, which may have results of their own types (MOD-11).
     pub fn declares_other_extensions(&self) -> bool {
         let extensions = self.capabilities.get_object("extensions");
         extensions.is_some_and(|all| all.keys().any(|name| name != TASKS_EXTENSION))

@@ -375,7 +375,7 @@ impl<'a> ClaimedRow<'a> {
         Some(Self { engine, found, commands: Some(claim?), looks: 0 })
     }
 
-    /// Reads the row, and decides what it needs.
+    /// Reads the row, and decides its next step.
     async fn judge(&mut self, origins: &CallTargets) -> Result<RowWork, RowEnd> {
         let (engine, found) = (self.engine, &mut self.found);
         if self.looks == LOOKS_MAX {

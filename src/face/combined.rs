@@ -100,7 +100,7 @@ impl KnownMember {
         self.summary.read().as_ref().map(|(summary, _)| Arc::clone(summary))
     }
 
-    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps what it began with.
+    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps the introduction of its beginning.
     fn lacks(&self, capability: &str, client: &EndpointClient) -> bool {
         let summary = if client.session.is_some() { self.last_summary() } else { self.fresh_summary() };
         summary.is_some_and(|summary| !summary.has(capability))

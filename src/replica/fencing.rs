@@ -56,7 +56,7 @@ impl GuardedWrite {
 ///
 /// The claim is a write at the row's revision, so only one claimant succeeds. A claimant that still has an older, fenced runner
 /// for this row stops that runner first: once the row names this replica again, the runner's writes would succeed, and it
-/// might send again what the other replica has sent.
+/// might send a call again that the other replica has sent.
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))
 }

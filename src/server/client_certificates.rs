@@ -19,7 +19,7 @@ use crate::task::time::millis;
 use crate::task::{Caller, Claims, NamePattern, Principal, Timestamp};
 
 const NAME_BYTES_MAX: usize = 255;
-/// A certificate with more names identifies nobody: all would be compared with all patterns.
+/// A certificate with more names identifies no client: all would be compared with all patterns.
 const NAMES_MAX: usize = 64;
 
 /// The kind of a subject alternative name. Each has its own form, so that no principal has two origins.

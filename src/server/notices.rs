@@ -152,7 +152,7 @@ impl AuditedRefusals {
 }
 
 impl RefusalSecond {
-    /// Whether a further refusal has a line of its own.
+    /// Whether a further refusal gets its own line.
     fn has_room(&mut self) -> bool {
         let now = Instant::now();
         if self.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {

@@ -42,7 +42,7 @@ pub(super) enum Refusal {
     ProofRefused(HeaderValue, ProofError),
     /// A proof that cannot be remembered, so that it could be repeated.
     ProofsFull,
-    /// A client certificate that identifies nobody, or another client than the credential beside it; or none where one
+    /// A client certificate that identifies no client, or another client than the credential beside it; or none where one
     /// is required. Carries the challenge.
     CertificateRefused(HeaderValue, CertificateRefusal),
     /// A valid token without a scope that every request needs. Carries the challenge, and the token's owner.

@@ -1,4 +1,4 @@
-//! Defines who sends a request, and what the request's credential grants.
+//! Defines the sender of a request, and the claims of its credential.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

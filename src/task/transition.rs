@@ -263,7 +263,7 @@ fn notified(mut task: Task) -> (Task, Vec<Effect>) {
     (task, vec![Effect::Keep])
 }
 
-/// The recovery state of a finished task: what is still to be done, and when its call was sent, for operators.
+/// The recovery state of a finished task: its pending effects, and when its call was sent, for operators.
 fn done_with(recovery: &Recovery) -> Recovery {
     let Recovery { dispatched_at, pending_effects, .. } = *recovery;
     Recovery { dispatched_at, pending_effects, ..Recovery::default() }

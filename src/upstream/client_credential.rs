@@ -69,7 +69,7 @@ impl ClientCredential {
         Self(token.map_or(CredentialState::Absent, CredentialState::Exchanged))
     }
 
-    /// Whether each client has a credential of its own at the server.
+    /// Whether each client has its own credential at the server.
     pub(crate) fn is_clients(&self) -> bool {
         self.0 != CredentialState::NotPassedOn
     }

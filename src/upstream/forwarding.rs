@@ -70,7 +70,7 @@ impl ForwardingRules {
         Self { subjects, ..self }
     }
 
-    /// Whether each client has a credential of its own at the server: forwarded, or in exchange for its token.
+    /// Whether each client has its own credential at the server: forwarded, or in exchange for its token.
     pub fn is_per_client(&self) -> bool {
         self.subjects.is_some() || self.has(&AUTHORIZATION)
     }

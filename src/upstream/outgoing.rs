@@ -142,7 +142,7 @@ impl OutgoingRequest {
         self.client().is_clients()
     }
 
-    /// The credential of the request's client, else that of its session's.
+    /// The credential of the request's client, else of its session's client.
     pub(crate) fn client(&self) -> ClientCredential {
         let own = self.forwarded.credential();
         if own.is_clients() { own } else { self.credentials.client.clone() }

@@ -26,7 +26,7 @@ const FILES_MAX: usize = 64;
 /// ChangeNotices that are not read yet. Further ones are dropped: these suffice for a restart.
 const NOTICES_MAX: usize = 256;
 
-/// Folders whose files are made by tools.
+/// Folders of files that tools generate.
 const IGNORED_FOLDERS: &str =
     ".git .hg .jj .svn .idea .mypy_cache .pytest_cache .ruff_cache .tox .venv __pycache__ node_modules target";
 /// The endings of files that people write. Other files are often written by the program itself: a restart for each would

@@ -438,7 +438,7 @@ fn program(
         name,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
-        // The rest of the probe's environment is not what the gateway would pass.
+        // The gateway would not pass the rest of the probe's environment.
         env: probe.env.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))).collect(),
         env_files: Vec::new(),
         folder: None,

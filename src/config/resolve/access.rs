@@ -1,4 +1,4 @@
-//! Resolves who may use what: `[[auth.rules]]`, `[auth.groups]`, the lists beside keys and the scopes of tools.
+//! Resolves the rights of callers: `[[auth.rules]]`, `[auth.groups]`, the lists beside keys and the scopes of tools.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

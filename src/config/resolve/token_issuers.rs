@@ -1,4 +1,4 @@
-//! Resolves the issuers of access tokens, and checks what tokens need elsewhere.
+//! Resolves the issuers of access tokens, and checks the other keys that tokens need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use crate::wire::{Object, Payload, method};
 /// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
-/// The default is of a server whose introduction is unknown.
+/// The default describes a server without a known introduction.
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,

@@ -1,6 +1,6 @@
 //! Reads signed texts of three parts (JWS, RFC 7515): access tokens, and proofs of possession.
 //!
-//! The strict scan refuses what two parsers could read differently; `jsonwebtoken` checks the signature alone.
+//! The strict scan refuses JSON that two parsers could read differently; `jsonwebtoken` checks the signature alone.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -16,7 +16,7 @@ const HEADER_BYTES_MAX: usize = 4 << 10;
 /// The last second of the year 9999; later times are mistakes.
 const SECONDS_MAX: f64 = 253_402_300_799.0;
 
-/// A text whose parts are read, and prove nothing yet.
+/// The parts of a text, before its signature is verified.
 pub(super) struct SignedText<'t> {
     signed: &'t str,
     signature: &'t str,

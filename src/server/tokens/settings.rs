@@ -1,4 +1,4 @@
-//! Defines what the gateway knows about the issuers of access tokens.
+//! Defines the settings of the issuers of access tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -53,7 +53,7 @@ pub(super) struct DiskWriter {
     pub(super) stored_bytes_max: usize,
     /// `None` from a failure until the file is reopened.
     pub(super) conn: Option<Connection>,
-    /// Whether the connection was dropped for lack of room alone, so that memory still shows what is in the file.
+    /// Whether the connection was dropped for lack of room alone, so that memory still equals the file.
     pub(super) is_memory_current: bool,
     pub(super) identity: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,

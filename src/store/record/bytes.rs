@@ -13,7 +13,7 @@ pub(super) struct RecordWriter {
     /// The pieces before `text`.
     pieces: Vec<Bytes>,
     text: Vec<u8>,
-    /// The size from which a payload is a piece of its own, which is not copied.
+    /// The size from which a payload is a separate piece, which is not copied.
     piece_min: usize,
 }
 

@@ -339,7 +339,7 @@ impl OwnSessions {
         }
     }
 
-    /// Sends the log level, then the subscriptions, several at a time, even if nobody awaits it.
+    /// Sends the log level, then the subscriptions, several at a time, even if no caller awaits it.
     fn tell_preferences(
         self: &Arc<Self>,
         session: &OwnSession,

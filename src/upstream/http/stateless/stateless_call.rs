@@ -291,7 +291,7 @@ impl StatelessCall {
                         self.questions.taken();
                         self.note_untaken();
                     }
-                    // It is sent again after a pause of its own, unless the task ends before.
+                    // It is sent again after a separate pause, unless the task ends before.
                     Ok(None) => (),
                 }
             }

@@ -36,7 +36,7 @@ const NAME: HeaderName = HeaderName::from_static("mcp-name");
 /// Most pages of a tool list read for header annotations, and bytes of the names on them (U35).
 const PAGES_MAX: usize = 200;
 const NAME_BYTES_MAX: usize = 4 << 20;
-/// Bytes of all annotations that are kept; those of the least recently called tools are evicted.
+/// Bytes of all annotations that are kept; the least recently called tools lose theirs.
 const ANNOTATION_BYTES_MAX: u64 = 16 << 20;
 /// Memory of an entry, and of one annotation, beside their text.
 const OVERHEAD_BYTES: usize = 128;

@@ -215,7 +215,6 @@ impl AnswerBudget {
         self.grant();
     }
 
-    /// The bytes of all responses.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> usize {
         self.0.counts.lock().all.bytes

@@ -42,7 +42,6 @@ pub struct AuditSettings {
     pub path: PathBuf,
     /// Whether a call is refused if it cannot be recorded.
     pub is_required: bool,
-    /// Whether calls that become no task are recorded.
     pub records_calls: bool,
     /// Whether the digest of a call's arguments is recorded.
     pub digests_arguments: bool,

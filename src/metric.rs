@@ -99,7 +99,6 @@ pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
 pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
 pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
 
-/// Counts an unusable message of an upstream.
 pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
 }

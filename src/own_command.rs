@@ -47,7 +47,6 @@ fn named_in_path(exe: &Path, path: &OsStr) -> Option<PathBuf> {
 }
 
 impl OwnCommand {
-    /// The command of the running program.
     pub fn of_this_process() -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
         match std::env::current_exe().map(|exe| own_command(&exe)) {

@@ -28,7 +28,6 @@ const READY_MAX: Duration = Duration::from_secs(60);
 const EARLY: Duration = Duration::from_secs(2);
 /// The most restarts in a row by such changes.
 const EARLY_RESTARTS_MAX: usize = 5;
-/// The most tools that are named.
 const TOOLS_SHOWN: usize = 10;
 
 #[derive(Clone, Debug)]
@@ -38,7 +37,6 @@ pub struct DevSettings {
     pub command: Vec<String>,
 }
 
-/// The program under development.
 #[derive(Debug)]
 pub(super) struct Development {
     changes: FileChanges,

@@ -79,7 +79,6 @@ pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
 pub(super) enum IncarnationEnd {
     /// The other replicas have taken over.
     Replaced(PriorIncarnation),
-    /// The store lost acknowledged writes.
     StoreLost,
 }
 

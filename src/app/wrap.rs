@@ -40,7 +40,6 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// The time for the server to exit. After that it is killed in the background.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 const REST_MAX: Duration = Duration::from_millis(500);
-/// Tasks that are cancelled per page.
 const PAGE: usize = 100;
 
 /// Serves the host at standard input and output until it closes or a signal arrives. Uses the configuration's first
@@ -197,7 +196,6 @@ impl WrappedGateway {
     }
 }
 
-/// Logs the calls that end with the gateway, if any.
 fn log_lost_calls(calls: &CallSurvey) {
     if !calls.is_empty() {
         tracing::warn!(calls_lost = calls.lost(), %calls, "calls that were in progress end with the gateway");

@@ -32,7 +32,6 @@ pub enum AuditOpenError {
 pub(super) struct AuditSink {
     path: PathBuf,
     kind: SinkKind,
-    /// The chain that the lines continue.
     pub(super) end: ChainEnd,
     /// The bytes of an incomplete last line, which was cut off.
     pub(super) torn_bytes: u64,

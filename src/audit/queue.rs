@@ -49,7 +49,6 @@ struct QueueState {
     waits_since: Option<Instant>,
     /// Set once nothing more is accepted.
     is_ending: bool,
-    /// Whether the writer has ended.
     is_over: bool,
     closed: Vec<oneshot::Sender<()>>,
 }
@@ -61,7 +60,6 @@ pub(super) struct AuditQueue {
     is_failing: AtomicBool,
 }
 
-/// The writer's next work.
 pub(super) enum WriterWork {
     Items(VecDeque<QueueItem>),
     /// No item arrived in time.

@@ -106,7 +106,6 @@ pub fn env_line(name: &str, value: &str) -> String {
 pub(super) struct KeyFileReader<'a> {
     pub(super) env: Environment<'a>,
     pub(super) report: MistakeCollector,
-    /// The line of every written key.
     pub(super) lines: BTreeMap<KeyPlace, usize>,
 }
 

@@ -63,7 +63,6 @@ pub fn sent(process: u64, message: &Bytes) {
     });
 }
 
-/// Shows a program's message.
 pub fn received(process: u64, message: &Bytes) {
     let Some(output) = OUTPUT.get() else { return };
     if message.len() > MESSAGE_BYTES_MAX {

@@ -18,7 +18,6 @@ pub enum TaskCommand {
     Get(TaskId),
     Answer(TaskId, BTreeMap<InputKey, Answer>),
     Cancel(TaskId),
-    /// Waits for the outcome.
     Await(TaskId),
     /// Returns the outcome, if there is one.
     Fetch(TaskId),

@@ -345,7 +345,6 @@ enum RowStep {
     Remove,
 }
 
-/// Why the handling of a row ends.
 enum RowEnd {
     /// It needs nothing, or others handle it.
     Left,

@@ -68,7 +68,6 @@ pub(super) async fn serve_one_way<P: Future<Output = FaceResponse>>(
     refused.unwrap_or_else(accepted)
 }
 
-/// The response to one message of an array.
 #[derive(Debug)]
 struct ItemAnswer {
     text: Bytes,

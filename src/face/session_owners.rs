@@ -21,7 +21,6 @@ use crate::replica::{Incarnation, OwnerReplica, OwnerRequest, ReplicaDirectory, 
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
 
-/// The header with the seal of a forwarded request.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
 /// The header of its response: the replica took the request, and the notes of its face.
 const FORWARDED: HeaderName = HeaderName::from_static("taskgate-forwarded");
@@ -43,7 +42,6 @@ const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ForwardedMarker;
 
-/// Sends requests to other replicas.
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
     /// Sends a request to a replica and returns the response head; the body follows as the replica sends it. Dropping
@@ -69,7 +67,6 @@ pub enum ForwardFailure {
     Lost,
 }
 
-/// Why a request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardReason {
     Session,
@@ -217,7 +214,6 @@ pub(super) fn unreachable() -> GatewayFault {
     GatewayFault { retry_after: Some(UNREACHABLE_RETRY), ..GatewayFault::new(Reason::ReplicaUnavailable, Executed::No) }
 }
 
-/// The headers for the next hop.
 fn end_to_end(all: &HeaderMap) -> HeaderMap {
     let mut kept = all.clone();
     let named = all.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());

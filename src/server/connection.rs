@@ -291,7 +291,6 @@ pub(super) struct Phases {
 }
 
 impl Phases {
-    /// The token that ends a connection that begins now.
     pub(super) fn ending(&self) -> &CancellationToken {
         if self.notice.is_cancelled() { &self.stop } else { &self.notice }
     }

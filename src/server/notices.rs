@@ -116,7 +116,6 @@ impl Notices {
 /// credentials have one, so that others cannot hide them.
 const RECORDED_MAX: u64 = 100;
 
-/// Records refused requests in the audit.
 #[derive(Debug)]
 struct AuditedRefusals {
     log: Arc<AuditLog>,

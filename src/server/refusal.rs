@@ -131,7 +131,6 @@ impl RefusalResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RefusalAdvice {
     pub(super) reason: &'static str,
-    /// The configuration key to set.
     pub(super) key: &'static str,
     /// The event, and the effect of the key.
     pub(super) sentence: &'static str,
@@ -337,7 +336,6 @@ impl Refusal {
         Some(RefusalAdvice { reason: self.terms().reason, key, sentence, shown })
     }
 
-    /// Counts the refusal and builds its response.
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
         let RefusalResponse { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);

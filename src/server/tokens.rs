@@ -92,7 +92,6 @@ pub(super) enum KeyWait {
     Over,
 }
 
-/// The token of a request, as received.
 struct AskedToken<'t> {
     token: &'t str,
     key: Digest,

@@ -150,7 +150,6 @@ impl DiskStore {
         self.monitor.now()
     }
 
-    /// Follows the store's health, for readiness.
     pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }

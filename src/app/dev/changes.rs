@@ -21,7 +21,6 @@ const SETTLE: Duration = Duration::from_millis(200);
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// The most watched folders; the system limits them, too.
 const FOLDERS_MAX: usize = 4_096;
-/// The most changed files that are counted.
 const FILES_MAX: usize = 64;
 /// ChangeNotices that are not read yet. Further ones are dropped: these suffice for a restart.
 const NOTICES_MAX: usize = 256;
@@ -147,7 +146,6 @@ impl FileChanges {
         Ok(changes)
     }
 
-    /// See [`super::Development::next`].
     pub(super) async fn next(&mut self) -> ChangedFiles {
         loop {
             let mut changed = self.notices.next().await;

@@ -125,7 +125,6 @@ impl UpstreamCall {
         }
     }
 
-    /// Whether the call has no permit yet.
     pub(super) const fn is_queued(&self) -> bool {
         matches!(self.state, CallState::Queued { .. })
     }

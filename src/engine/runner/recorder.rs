@@ -62,7 +62,6 @@ impl Recorder {
         }
     }
 
-    /// A call with a stored row.
     pub(super) fn of_row(
         task: &Task,
         commands: RunnerCommands,

@@ -159,7 +159,6 @@ impl Runner {
         Ok(())
     }
 
-    /// Releases subtasks that could not be stored.
     async fn release(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {

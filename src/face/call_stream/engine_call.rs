@@ -29,7 +29,6 @@ const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unk
 pub struct CallView<D> {
     pub addressee: Addressee,
     pub method: Cow<'static, str>,
-    /// The URI of a `resources/read`.
     pub uri: Option<String>,
     pub server_info: Payload,
     pub notices: CallNotices,

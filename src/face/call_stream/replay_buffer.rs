@@ -320,7 +320,6 @@ impl Drop for ReplayReader {
     }
 }
 
-/// The streams that can be resumed.
 #[derive(Debug, Default)]
 pub(in crate::face) struct ReplayBuffers {
     kept: Mutex<ReplayIndex>,

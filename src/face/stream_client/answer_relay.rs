@@ -35,13 +35,11 @@ pub(super) enum RelayOutcome {
     Nothing,
 }
 
-/// The position in a stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
     /// The delay before a reconnect that the server requests.
     pub(super) retry: Option<Duration>,
-    /// Whether a message was received.
     pub(super) moved: bool,
 }
 

@@ -167,7 +167,6 @@ impl<'t> UnverifiedToken<'t> {
     }
 }
 
-/// Whether a token is short enough to be checked.
 pub(super) const fn is_short(token: &str) -> bool {
     token.len() <= TOKEN_BYTES_MAX
 }

@@ -279,7 +279,6 @@ fn reach_of(url: &Url, issuer: &Url) -> AddressReach {
     if url.host() == issuer.host() || is_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
 }
 
-/// Reads a file with a key set.
 pub fn check_file(path: &Path) -> Result<(), KeySourceError> {
     read_file(path).map(drop)
 }

@@ -31,7 +31,6 @@ const SHARED_CLAIMS_MAX: usize = 512;
 #[derive(Clone, Debug)]
 pub(super) struct RememberedToken {
     pub(super) caller: Caller,
-    /// The position of its issuer in the settings.
     pub(super) issuer: u32,
     bytes: u32,
     /// Shared, as most tokens have none.

@@ -63,7 +63,6 @@ pub(super) const MOVING: (&str, &str) =
     ("revision, settled, pending, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
 
 impl RowColumns {
-    /// Rounds times to a column's range.
     pub(super) fn of(task: &Task, reference: ShortReference, revision: Revision, record: i64) -> Self {
         Self {
             key: task.key.clone(),

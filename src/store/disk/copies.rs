@@ -20,7 +20,6 @@ use crate::task::ShortReference;
 const NAMED_MAX: usize = 20;
 const OTHER_FOLDER: &str = "name another folder";
 
-/// The contents of a store's file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CheckedStore {
     pub tasks: u64,

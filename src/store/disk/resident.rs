@@ -32,7 +32,6 @@ const REMOVED_MAX: usize = 1_024;
 
 /// Any process before this one: the file needs no holders, since only one process has the store open.
 const EARLIER: Incarnation = Incarnation(0);
-/// This process.
 pub(super) const OWN: Incarnation = Incarnation(1);
 
 #[derive(Debug)]

@@ -22,7 +22,6 @@ pub struct DiskSettings {
     pub stored_bytes_max: usize,
     /// Whether memory and network disks are acceptable (B171).
     pub is_ephemeral: bool,
-    /// How long to wait for a process that has the store open.
     pub lock_wait: Duration,
     /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not
     /// depend on that clock.
@@ -58,7 +57,6 @@ pub(super) struct DiskTuning {
     /// The file size at which the disk counts as full.
     pub(super) pages_max: Option<u32>,
     pub(super) tick: Duration,
-    /// The first statement of the file check.
     pub(super) check_first: Option<&'static str>,
     pub(super) check_log_bytes_max: Option<u64>,
     pub(super) distrust: Duration,

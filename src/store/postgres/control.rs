@@ -81,7 +81,6 @@ struct ControlLink {
     notifications: mpsc::Receiver<Notification>,
     /// When a hint to this connection itself was sent.
     hinted: Option<Instant>,
-    /// Whether any hint has arrived.
     hears: bool,
     heartbeat: Statement,
     proof: Statement,

@@ -138,7 +138,6 @@ impl PostgresOpenError {
         }
     }
 
-    /// The health of a store that was open before.
     pub fn health(&self) -> PostgresHealth {
         if let Self::Unavailable(trouble) = self {
             return trouble.clone();

@@ -30,8 +30,7 @@ const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
 /// The most time between two looks of a reader that counts: a reader with a slow client does not look.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const _: () = assert!(INCOMPLETE_MAX.as_secs() < WAIT_MAX.as_secs(), "waiting responses outlast it");
-/// Once a response in memory has waited this long, new requests are refused: its principal, or all together, read too
-/// slowly.
+/// Once a response in memory has waited this long, new requests are refused: its principal, or all, read too slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]

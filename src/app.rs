@@ -132,8 +132,7 @@ impl Gateway {
         Self::start_on(config, metrics, Sockets::default()).await
     }
 
-    /// As [`Gateway::start`], on sockets that listen already. Fails if a socket is reachable from more networks than
-    /// configured.
+    /// As [`Gateway::start`], on sockets that listen already. Fails if more networks reach a socket than configured.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
         Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }

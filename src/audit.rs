@@ -129,8 +129,7 @@ impl AuditLog {
         }
     }
 
-    /// Begins the record of a tool call. With `may_become_task`, `required` is
-    /// enough to record it.
+    /// Begins the record of a tool call. With `may_become_task`, `required` is enough to record it.
     pub fn call(
         self: &Arc<Self>,
         who: &Principal,

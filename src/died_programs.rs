@@ -1,7 +1,6 @@
 //! Keeps the last lines of standard error of programs that died, and the tasks that failed with them.
 //!
-//! In this process's memory alone, for operators, and only where the configuration says so: the lines may hold
-//! arguments of calls.
+//! In memory alone, for operators, and only where the configuration says so: lines may hold arguments of calls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -185,8 +185,7 @@ impl Engine {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
 
-    /// Takes a permit for a task that a call in progress turns out to need, even during a drain. Fails with
-    /// `TooManyTasks`.
+    /// Takes a permit for a task that a call in progress needs, even during a drain. Fails with `TooManyTasks`.
     fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
         self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
     }

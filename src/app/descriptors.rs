@@ -18,8 +18,7 @@ pub(super) struct ConnectionCapacity {
 }
 
 impl ConnectionCapacity {
-    /// Raises the process's limit for all connections and calls; reduces the configuration with a warning if that
-    /// fails.
+    /// Raises the process's limit for all connections and calls, or reduces the configuration with a warning.
     pub(super) fn provide(config: &mut Config) -> (Self, Option<DescriptorShortage>) {
         let named = config.listen.connections_max;
         let shortage = provide(config);

@@ -77,8 +77,7 @@ impl Gateway {
             plan.over.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
-        // Forwarded requests are awaited, too. Only a successor in this process takes over the replica listener's
-        // socket.
+        // Forwarded requests are awaited, too. Only a successor in this process takes over the replicas' socket.
         let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
@@ -145,8 +144,7 @@ fn until_calls_end(max: Duration) -> Duration {
     max - NOTIFY_TIME.min(max / 10)
 }
 
-/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no
-/// drain.
+/// Waits for calls in progress, then ends the subscription streams: they get their tasks' results, and delay no drain.
 async fn finish(
     calls: &LiveCalls,
     heard_out: impl Future<Output = ()>,

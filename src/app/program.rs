@@ -353,8 +353,7 @@ impl Signals {
         Ok(Self { hangup, ..Self::new()? })
     }
 
-    /// Waits for a signal that is no repetition; returns the notice for load balancers, which is zero for a user at a
-    /// terminal.
+    /// Waits for a signal that is no repetition; returns the notice for load balancers, zero for a user at a terminal.
     pub(super) async fn next(&mut self) -> Duration {
         loop {
             tokio::select! {

@@ -257,8 +257,7 @@ impl Gateway {
         Ok(changes)
     }
 
-    /// Retires removed upstreams after their last call. Unless another has its path, an upstream's tasks can be read
-    /// there.
+    /// Retires removed upstreams after their last call. Its tasks can be read at its path, unless another has it.
     fn retire(&mut self, before: Vec<ServedUpstream>) {
         // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.
         before.iter().for_each(|one| one.older.leaving.cancel());

@@ -231,8 +231,7 @@ impl SharedStoreOpening {
     }
 }
 
-/// The later incarnation of the replica's file and of this process. The file may be out of date, or name a failed
-/// start.
+/// The later incarnation of the replica's file and of this process. The file may be old, or name a failed start.
 fn newest_incarnation(kept: Option<PriorIncarnation>, former: PriorIncarnation) -> PriorIncarnation {
     kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }

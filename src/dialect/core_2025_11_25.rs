@@ -67,8 +67,7 @@ impl CoreTasks {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
     }
 
-    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02), lists if authenticated
-    /// (L25-54).
+    /// The gateway's `capabilities.tasks`: the served methods (L25-01, L25-02), lists if authenticated (L25-54).
     pub fn capability(lists: ListSupport) -> Payload {
         let none = Payload::empty_object();
         let nested = |name: &'static str, value: &Payload| ObjectWriter::new().member(name, value).finish();
@@ -225,8 +224,7 @@ pub enum RequestedTtl {
 }
 
 impl RequestedTtl {
-    /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or a number of
-    /// milliseconds.
+    /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or milliseconds.
     pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
         params.get_object("task").map(|task| Self::of(&task)).transpose()
     }

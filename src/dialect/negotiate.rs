@@ -62,8 +62,7 @@ impl StatelessRequest {
         meta.get_str(PROTOCOL_VERSION).unwrap_or_default()
     }
 
-    /// Reads the other members, once the version is known to be served. Refuses an invalid progress token or log level
-    /// (MOD-36).
+    /// Reads the other members of a served version. Refuses an invalid progress token or log level (MOD-36).
     pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, RequestError> {
         let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::Metadata(Cow::Borrowed(
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",

@@ -193,8 +193,7 @@ impl SubscriptionFilter {
     }
 }
 
-/// Whether a notification is only for those that subscribed to it, or concerns a request or a task of the gateway's own
-/// (T-67).
+/// Whether a notification is only for its subscribers, or concerns a request or a task of the gateway's own (T-67).
 pub(super) fn is_reserved(name: &str) -> bool {
     [method::RESOURCE_UPDATED, method::LISTEN_ACKNOWLEDGED, method::CANCELLED].contains(&name)
         || name.starts_with(method::TASKS_CHANGED)

@@ -64,8 +64,7 @@ impl CallSpec {
         self.idempotency.is_some() || self.chosen.is_some()
     }
 
-    /// Whether a client with an idempotency key waits for the response: the call has a row, but no handle before grace
-    /// ends.
+    /// Whether a client with an idempotency key waits for the response: the call has a row, but no handle during grace.
     pub(super) const fn is_held_by_key(&self) -> bool {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
@@ -94,8 +93,7 @@ impl CallSpec {
     }
 }
 
-/// Receives notices of a running task. The call's runner calls it in order, before the task's end is stored; it must
-/// not block.
+/// Receives a running task's notices. The call's runner calls it in order, before it stores the end; it must not block.
 pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 
 #[derive(Debug)]

@@ -92,8 +92,7 @@ impl Engine {
         caller.reaches(&origin.upstream) && self.access.has_tool(caller, &origin.upstream, &origin.tool)
     }
 
-    /// A subtask while it exists: only with a parent that lists it, and no longer than its parent (SUB-05, SUB-17).
-    /// Cancel safe.
+    /// A subtask, which exists only with a parent that lists it, and no longer than that (SUB-05, SUB-17). Cancel safe.
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.parent_key() else { return Ok(task) };
         let parent = Box::pin(self.shown(&parent)).await?;
@@ -250,8 +249,7 @@ impl Engine {
         .await
     }
 
-    /// Removes a task and its remaining children. The task goes first, because a child without a parent is invisible
-    /// (SUB-05).
+    /// Removes a task and its remaining children. The task goes first: a child without a parent is invisible (SUB-05).
     pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
         self.store.remove(&task.key).await?;
         for child in &*task.tree.children {

@@ -110,8 +110,7 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
     handled.await;
 }
 
-/// Claims and handles all rows; returns how many there were. Failed rows are retried at growing intervals, and delay no
-/// claim.
+/// Claims and handles all rows; returns their number. Failed rows are retried at growing intervals, and delay no claim.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) -> usize {
     let handle = |found| handle_or_queue(engine, origins, found, notices);
     let mut left = LeftRows::new();
@@ -149,8 +148,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) ->
     }
 }
 
-/// Resumes rows of this process that have no runner, as recovery does. A row that could not be resumed is found again
-/// later.
+/// Resumes rows of this process that have no runner, as recovery does. A row that was not resumed is found again later.
 async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
@@ -613,8 +611,7 @@ impl CallTarget {
         task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
     }
 
-    /// The call of a row, as its runner needs it. It has a handle, so questions that its client did not declare are
-    /// refused.
+    /// The call of a row, for its runner. It has a handle, so questions that its client did not declare are refused.
     fn restored_call(&self, task: &Task, policy: ToolPolicy, native_task: UpstreamTaskMode) -> CallSpec {
         let call = task.recovery.call.as_ref();
         let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());

@@ -287,8 +287,7 @@ impl Runner {
         }
     }
 
-    /// Writes are boxed, here and below: each of these futures would hold the memory of the largest one, and be copied
-    /// with it.
+    /// Writes are boxed, here and below: each of these futures would have the size of the largest one, and be copied.
     async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
             RunnerEvent::Upstream(StageEvent::PermitTaken) => self.dispatched(None).await,
@@ -418,8 +417,7 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Keeps the upstream task's status text. A plain call cannot show it: it is not progress, as no number grows
-    /// (GW-24).
+    /// Keeps the upstream task's status text. A plain call cannot show it as progress: no number grows (GW-24).
     fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
         if self.recorder.has_handle() {
             self.recorder.keep_progress(text);

@@ -59,8 +59,7 @@ impl Engine {
         Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
     }
 
-    /// The part of `tree` that its owner sees: no subtasks where they are parts of the task (SUB-06, T-40). Cancel
-    /// safe.
+    /// The part of `tree` that its owner sees: no subtasks that are parts of the task (SUB-06, T-40). Cancel safe.
     pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreeLinks) -> Result<TreeLinks, TaskError> {
         // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };

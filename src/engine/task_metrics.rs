@@ -17,8 +17,7 @@ pub(super) struct TaskMetrics {
 
 struct UpstreamTaskMetrics {
     created: Counter,
-    /// Briefly negative if a task settles before its handle is created. Tasks left unsettled at the end are subtracted
-    /// on drop.
+    /// Briefly negative if a task settles before its handle is created. Unsettled tasks are subtracted on drop.
     in_flight: GaugeShare,
     age: Histogram,
     /// By outcome, for outcomes that have occurred: a few dozen.

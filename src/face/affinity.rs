@@ -283,8 +283,7 @@ impl AnsweredRequest for ReplicaStream {
     }
 }
 
-/// Another replica's response. If the replica ends, an event stream that the client cannot resume ends with an error
-/// (F92).
+/// Another replica's response. If that ends, an event stream that the client cannot resume ends with an error (F92).
 fn ended_with_error(response: FaceResponse, id: &RequestId) -> FaceResponse {
     if !is_event_stream(&response) {
         return response;

@@ -189,8 +189,7 @@ impl Catalog {
         Self { unmatched_rules: Some(Arc::clone(rules)), ..self }
     }
 
-    /// Drops unused lists until stopped. The cache does so only when used, and a cached list keeps an upstream session
-    /// busy.
+    /// Drops unused lists until stopped. The cache does so only when used, and a list keeps an upstream session busy.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
             self.last.lock().take_if(|(_, list)| !list.is_fresh());
@@ -297,8 +296,7 @@ impl Catalog {
         Ok(ToolListPages { first, tools, is_whole, end: pages.end() })
     }
 
-    /// Fetches the names of all tools, uncached, and whether the list is complete. Fails if the upstream returns no
-    /// list.
+    /// Fetches the names of all tools, uncached, and whether the list is complete. Fails without a list.
     pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
         let ToolListPages { tools, is_whole, .. } = self.pages(context).await?;
         let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();

@@ -229,8 +229,7 @@ impl CombinedUpstreams {
         health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
     }
 
-    /// Asks an upstream that failed last whether it is available again, before a call. Fails with the refusal for the
-    /// client.
+    /// Asks an upstream that failed last whether it is available again, before a call. Fails with the client's refusal.
     async fn check_available(&self, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
         if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());

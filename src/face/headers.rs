@@ -20,8 +20,7 @@ pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Fails with [`RequestError::Header`] if it occurs twice (B113), or has characters beside visible ASCII, spaces and
-/// tabs.
+/// Fails with [`RequestError::Header`] if it occurs twice (B113), or is not of visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());

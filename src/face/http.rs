@@ -107,8 +107,7 @@ pub struct Inbound {
     pub carriage: MessageChannel,
     /// A counted request takes no rate and no stream permit.
     pub is_counted: bool,
-    /// The nonce of the client's session at an endpoint of several upstreams; its sessions at each of them have the
-    /// same.
+    /// The nonce of the client's session at an endpoint of several upstreams; its sessions at these have the same.
     pub endpoint_session: Option<u128>,
     pub arrival: Arrival,
     /// For a message of an array: the tools that its calls share.

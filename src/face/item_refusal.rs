@@ -91,8 +91,7 @@ impl<'a> AskedAccess<'a> {
         self.refusal(AccessItem::Tool(tool), decision, || RequestError::unknown_tool(Some(params)))
     }
 
-    /// Whether a request gets the answer of an unknown item. One that needs scopes is refused, and recorded, by a later
-    /// check.
+    /// Whether a request gets the answer of an unknown item. A later check refuses and records one that needs scopes.
     pub(super) fn withholds(&self, item: AccessItem<'_>, params: &Object) -> bool {
         self.decision_of(item, params).is_some_and(|decision| {
             let is_denied = decision.verdict == AccessVerdict::Denied;

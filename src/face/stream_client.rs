@@ -50,8 +50,7 @@ const WAITING_MAX: usize = 64;
 const NOTES_MAX: usize = 32;
 /// The time for cancels of pending requests at the server, at the end.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
-/// The first requests wait this long for the head of the session's own stream; some servers delay it to the first
-/// event.
+/// The first requests wait this long for the head of the session's own stream; some delay it to the first event.
 const OPENING_MAX: Duration = Duration::from_millis(500);
 
 /// Harmless if it is repeated or reordered.

@@ -28,8 +28,7 @@ const NOTICES_MAX: usize = 256;
 /// Folders of files that tools generate.
 const IGNORED_FOLDERS: &str =
     ".git .hg .jj .svn .idea .mypy_cache .pytest_cache .ruff_cache .tox .venv __pycache__ node_modules target";
-/// The endings of files that people write. Other files are often written by the program itself: a restart for each would
-/// never end.
+/// The endings of files that people write. The program itself may write others: restarts for these would never end.
 const SOURCES: &str = "bash c cc cjs clj cpp cs cts dart ex exs fs go h hpp java jl js jsx kt lua mjs mts php pl py pyi rb rs scala sh sql swift toml ts tsx yaml yml";
 
 /// The folder of the first argument that is a file, and the program itself if it is a path. Without such an argument the

@@ -148,8 +148,7 @@ impl Runner {
         self.end(outcome).await
     }
 
-    /// Refuses a question. Not retried: if a subtask's row lacks the refusal, the question is withdrawn after its
-    /// deadline.
+    /// Refuses a question. Not retried: if a subtask's row lacks the refusal, its deadline withdraws the question.
     pub(super) async fn refuse_question(&mut self, ask: &Payload, refused: RefusalAnswer) {
         self.count_question("refused");
         let answer = match refused {

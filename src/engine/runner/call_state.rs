@@ -187,8 +187,7 @@ impl UpstreamCall {
         self.state = CallState::Queued { until: None };
     }
 
-    /// Resumes an exchange, without a permit: the upstream never stopped working on it. Fails if the token is not valid
-    /// any more.
+    /// Resumes an exchange, without a permit: the upstream never stopped. Fails if the token is not valid any more.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         match self.only_mut() {
             Some(exchange) => exchange.resume(spec, token).await,

@@ -107,8 +107,7 @@ impl Runner {
         }
     }
 
-    /// Ends the call at shutdown. A waiting client receives the reason; a task remains as stored, for a later process
-    /// to judge.
+    /// Ends the call at shutdown. A waiting client receives the reason; a task stays as stored, for a later process.
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.record_orderly_end().await;
         if !self.recorder.has_handle() {

@@ -76,8 +76,7 @@ impl Dialog {
         self.grace_status = status;
     }
 
-    /// Sends an event before the response or the handle. A client that does not read does not delay the end of the
-    /// grace period.
+    /// Sends an event before the response or the handle. A client that does not read delays no grace period.
     pub(super) async fn send_within_grace(&self, event: CallEvent) {
         let sent = self.clients.send(event);
         match self.grace_end {

@@ -6,8 +6,7 @@
 //! to it. A repetition waits until the row has the outcome, in any replica; if a question is open, the repetition's
 //! client receives it, too.
 //!
-//! A task id that the client chose is a name, too (D86-06). The row's key is derived from it, and a repetition is
-//! refused.
+//! A task id that the client chose is a name, too (D86-06): the row's key derives from it, and repetitions are refused.
 
 use std::collections::BTreeMap;
 use std::io;

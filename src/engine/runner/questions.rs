@@ -60,8 +60,7 @@ impl Runner {
         }
     }
 
-    /// Whether the client supports this question. A call under an idempotency key continues without an answer, as a
-    /// task does.
+    /// Whether the client supports this question. A call under an idempotency key continues unanswered, as a task does.
     pub(super) fn askable(&self, request: &Payload) -> Askable {
         match (self.spec.questions)(request) {
             Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
@@ -226,8 +225,7 @@ impl Runner {
         self.withdraw(withdrawn, None).await
     }
 
-    /// Removes a question from the task, then refuses it at the upstream where required, unless it was answered just
-    /// before.
+    /// Removes a question from the task, then refuses it at the upstream where required, unless it was just answered.
     async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
         let WithdrawnQuestion { ask, refused } = &withdrawn;

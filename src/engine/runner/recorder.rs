@@ -38,8 +38,7 @@ pub(super) struct Recorder {
 
 struct RunnerRow {
     key: TaskKey,
-    /// Whether its owner has the handle. `Hidden` while the client of a call under an idempotency key waits for the
-    /// outcome.
+    /// Whether its owner has the handle. `Hidden` while a client with an idempotency key waits for the outcome.
     shown: TaskVisibility,
     /// Whether the metrics include it.
     is_counted: bool,

@@ -80,8 +80,7 @@ impl Runner {
 }
 
 impl Engine {
-    /// Stores a task's outcome, retrying as long as the store fails, until the calls end. A dropped outcome is lost
-    /// (L8).
+    /// Stores a task's outcome, retrying while the store fails, until the calls end. A dropped outcome is lost (L8).
     pub(super) async fn store_outcome(
         self: &Arc<Self>,
         key: &TaskKey,

@@ -1,7 +1,6 @@
 //! Shows a running call to a stateless client: one JSON response, or an event stream.
 //!
-//! During a grace period that may end in a task handle, the client gets progress and log messages (GW-34), and no life
-//! signs.
+//! During a grace period that may end in a task handle, the client gets progress and logs (GW-34), and no life signs.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};

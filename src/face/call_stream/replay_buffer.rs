@@ -293,8 +293,7 @@ impl ReplayReader {
                             is_new.then(|| ReplayItem::Last(last, number))
                         }
                         None if state.is_unwanted => None,
-                        // The writer was dropped without a result: by a panic or at the process's end. Its number
-                        // follows all events.
+                        // Dropped without a result, by a panic or at the process's end. Its number follows all events.
                         None => Some(ReplayItem::Last(fault(Reason::Internal), u64::MAX)),
                     };
                 }

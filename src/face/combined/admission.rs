@@ -116,8 +116,7 @@ impl ServerVoice {
         }
     }
 
-    /// Whether progress is for a running task of the gateway: its token outlives its call. No server knows such task
-    /// ids.
+    /// Whether progress is for a running task of the gateway: its token outlives its call. Servers know no such ids.
     fn is_of_running_task(&self, caller: &Caller, params: &Object) -> bool {
         let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
         let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));

@@ -237,8 +237,7 @@ impl CombinedUpstreams {
         if has_missed { missed(response) } else { response }
     }
 
-    /// Tasks are the gateway's: any upstream's endpoint reports them, in a separate stream, as its server may be
-    /// unavailable.
+    /// Tasks are the gateway's: any upstream's endpoint reports them, in a separate stream: servers may be unavailable.
     async fn parts(&self, client: &EndpointClient, requested: SubscriptionFilter) -> Vec<(usize, SubscriptionFilter)> {
         let lists = SubscriptionFilter { lists: requested.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];

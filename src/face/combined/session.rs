@@ -319,8 +319,7 @@ impl CombinedUpstreams {
         self.tell(client, only.as_deref(), &text).await
     }
 
-    /// Forwards a response to the upstream that asked. A task's question needs no session there: the task is in the
-    /// store.
+    /// Forwards a response to the upstream that asked. A task's question needs no session there: its task is stored.
     async fn answered(&self, client: &EndpointClient, response: &Response, body: &Bytes) -> FaceResponse {
         if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
             && self.members[0].endpoint.is_asked_by_a_task(&id)

@@ -72,8 +72,7 @@ impl SplitExchange {
         self.plan.part().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
-    /// The next event; pends while only elements with rows are in progress. `begins`: whether elements begin here.
-    /// Cancel safe.
+    /// The next event; pends while only elements with rows run. `begins`: whether elements begin here. Cancel safe.
     pub(super) async fn next(&mut self, begins: bool) -> StageEvent {
         StageEvent::Exchange(self.next_event(begins).await)
     }

@@ -54,8 +54,7 @@ pub(in crate::engine::runner) struct OpenQuestion {
 }
 
 impl CallQuestions {
-    /// Questions that wait for the store count as open ones, so their number is bounded however long the store is
-    /// unavailable.
+    /// Questions that wait for the store count as open ones, so their number is bounded while it is unavailable.
     pub(in crate::engine::runner) fn is_full(&self) -> bool {
         self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.count >= ASKED_MAX
     }
@@ -69,8 +68,7 @@ impl CallQuestions {
         self.round_due
     }
 
-    /// Whether only this runner knows a question or withdrawal: a later process would not receive it after the stored
-    /// position.
+    /// Whether only this runner knows a question or withdrawal: a later process misses it after the stored position.
     pub(in crate::engine::runner) fn has_unstored(&self) -> bool {
         !(self.unasked.is_empty() && self.withdrawn.is_empty())
     }

@@ -47,8 +47,7 @@ pub(in crate::engine::runner) struct AdoptedElement {
 }
 
 impl ElementRows {
-    /// Claims rows for a call that is about to become a task; none is stored yet. Fails with `Exists` if a runner has
-    /// one.
+    /// Claims rows, not stored yet, for a call that is about to become a task. Fails with `Exists` if a runner has one.
     pub(super) fn claimed(
         engine: &Arc<Engine>,
         begin: BeginChild,

@@ -361,7 +361,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let refused = load(&file).unwrap_err().to_string();
         assert!(refused.contains("store.password_file"), "{refused}");
-        let warnings: Vec<_> = load_again(&file).unwrap().warnings.iter().map(ToString::to_string).collect();
+        let warnings = configured_again(&file).unwrap().warnings;
         assert!(warnings.iter().any(|warning| warning.contains("store.password_file")), "{warnings:?}");
     }
 

@@ -6,9 +6,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
-use crate::task::{
-    Digest, ListFilter, ListPosition, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
-};
+use crate::task::{Digest, ListFilter, ListPosition, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
 
 /// Counts a row's writes. A writer names the revision that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -60,6 +60,7 @@ impl<K: Clone + Eq + Hash> OwnerCounts<K> {
         self.by_owner.len()
     }
 
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.all == 0 && self.by_owner.is_empty()
     }

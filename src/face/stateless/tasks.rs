@@ -176,11 +176,11 @@ impl StatelessFace {
         match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
                 let dialect = self.fallback_texts();
-                Box::pin(self.view(*request, promotable, dialect).respond_from(first, call)).await
+                Box::pin(self.view(*request, promotable, dialect).respond(first, call)).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let dialect = self.dialect();
-                Box::pin(self.view(*request, promotable, dialect).respond_from(first, call)).await
+                Box::pin(self.view(*request, promotable, dialect).respond(first, call)).await
             }
         }
     }

@@ -123,11 +123,6 @@ impl MessageClassifier {
         self.has_outcome && !self.is_method
     }
 
-    /// Whether its result may hold questions: a member `inputRequests` in any case, or one with an escaped name.
-    pub const fn has_requests(&self) -> bool {
-        self.has_requests
-    }
-
     /// Whether its result may hold a state to send back: a member `requestState` in any case, or one with an escaped name.
     pub const fn has_state(&self) -> bool {
         self.has_state
@@ -452,7 +447,7 @@ mod tests {
                 let mut glance = MessageClassifier::default();
                 glance.feed(&text.as_bytes()[..cut]);
                 glance.feed(&text.as_bytes()[cut..]);
-                assert_eq!(glance.has_requests(), has_requests, "{text} cut at {cut}");
+                assert_eq!(glance.has_requests, has_requests, "{text} cut at {cut}");
             }
         }
     }

@@ -51,8 +51,7 @@ struct BarrierProof {
 }
 
 impl ReadTrust {
-    /// `age_max` is the maximum age of the last barrier when a read is used; with zero every read needs a later
-    /// barrier.
+    /// `age_max`: the maximum age of the last barrier when a read is used; with zero every read needs a later barrier.
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
         Self { age_max, distrusted: at, proof: None, settling: None }
     }

@@ -47,8 +47,7 @@ impl ReplicaTls {
     }
 }
 
-/// The replica listener at `address`: with TLS, or in the clear on loopback. Routes and body limit are the client
-/// listener's.
+/// The replica listener at `address`: with TLS, or in the clear on loopback. Routes and body limit are the clients'.
 pub fn site(
     address: SocketAddr,
     tls: Option<ReplicaTls>,

@@ -96,8 +96,7 @@ pub enum StoreHint {
     Missed,
 }
 
-/// A sweep of a shared or disk store stops after this many bytes, regardless of its limit: a longer one delays other
-/// writes.
+/// A sweep of a shared or disk store stops after this many bytes, regardless of its limit: longer ones delay writes.
 pub const SWEEP_BYTES_MAX: usize = 32 << 20;
 
 /// A page ends after this many bytes of summaries, regardless of its limit in tasks.
@@ -263,8 +262,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     fn holder(&self) -> Incarnation;
 
-    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends because of its
-    /// `ttl`.
+    /// Whether the clock may be wrong by more than tasks live. Nothing is freed then, and no task ends by its `ttl`.
     fn is_time_distrusted(&self) -> bool {
         false
     }

@@ -48,8 +48,7 @@ pub enum ListDirection {
 pub struct ListFilter {
     /// The accepted phases; an empty set accepts none.
     pub phases: BTreeSet<PhaseKind>,
-    /// The session with the client-chosen ids; `None` for ids by the gateway. The two kinds of lists are disjoint
-    /// (T-66).
+    /// The session with the client-chosen ids; `None` for ids by the gateway. The two lists are disjoint (T-66).
     pub scope: Option<SessionScope>,
     pub ids: Option<BTreeSet<TaskId>>,
     pub created: TimeRange,

@@ -94,8 +94,7 @@ pub struct ChosenId {
 }
 
 impl ChosenId {
-    /// Deterministic, and unpredictable without the session's number, which only the gateway reads from the session's
-    /// id.
+    /// Deterministic, and unpredictable without the session's number, which only the gateway reads from its id.
     pub fn task_id(&self) -> TaskId {
         let Digest(bytes) = digest([b"chosen task id", &self.session.0.to_be_bytes(), self.text.as_bytes()]);
         let (bits, _) = bytes.split_first_chunk().expect("a digest is longer than an id");
@@ -141,8 +140,7 @@ pub struct Recovery {
     pub dispatched_at: Option<Timestamp>,
     /// Consecutive processes that resumed the call and ended before the upstream gave a sign.
     pub crashes: u8,
-    /// Accepted answers by the exchange's name of the question. Each is removed before it is sent, and never sent
-    /// again.
+    /// Accepted answers by the exchange's name of the question. Each is removed before it is sent: it is sent once.
     pub undelivered: Vec<(Payload, Answer)>,
     pub pending_effects: PendingEffects,
 }

@@ -113,8 +113,7 @@ impl ToolNames {
         }
     }
 
-    /// The upstream's own name of the tool that clients see as `shown`. The first rule that gives or keeps a name
-    /// decides.
+    /// The upstream's own name of the tool that clients see as `shown`. The first rule about a name decides.
     pub fn own<'n>(&self, shown: &'n str) -> Option<Cow<'n, str>> {
         let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);
         for (pattern, naming) in &self.rules {

@@ -140,8 +140,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// The plan for an unlisted tool: no handle before grace is over, since a call that can only fail needs no task
-    /// (T-72).
+    /// The plan for an unlisted tool: no handle before grace is over, as a call that must fail needs no task (T-72).
     #[must_use]
     pub fn waiting(self, grace: Duration) -> Self {
         if self == Self::Task { Self::Grace(grace) } else { self }

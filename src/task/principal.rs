@@ -46,8 +46,7 @@ impl Principal {
         Self::new(ANONYMOUS)
     }
 
-    /// A client with a credential for the upstream, unchecked and kept as a digest. Equal credentials are one
-    /// principal.
+    /// A client with a credential for the upstream, unchecked and kept as a digest. Equal ones are one principal.
     pub fn bearing(credential: &[u8]) -> Self {
         let mut text = String::from(UNCHECKED);
         for byte in digest([b"credential", credential]).0 {

@@ -11,8 +11,7 @@ pub const SHORT: usize = 12;
 /// The reference of [`Principal::local`].
 const OF_LOCAL: &str = "e39b801c66c8";
 
-/// A task's name for operators: [`SHORT`] hex digits. The id, perhaps a bearer secret (T-22), cannot be guessed from
-/// it.
+/// A task's name for operators: [`SHORT`] hex digits. It does not reveal the id, perhaps a bearer secret (T-22).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShortReference(pub [u8; SHORT / 2]);
 
@@ -64,8 +63,7 @@ impl fmt::Display for LoggedTask<'_> {
     }
 }
 
-/// A principal's name for operators: its key's id, which is no secret; an anonymous client's address; or [`SHORT`]
-/// digits.
+/// A principal's name for operators: its key's id, no secret; an anonymous client's address; or [`SHORT`] digits.
 pub fn principal_reference(principal: &Principal) -> String {
     if let Some(shown) = principal.key_id().or_else(|| principal.address()) {
         return shown.to_owned();

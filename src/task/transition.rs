@@ -345,8 +345,7 @@ impl SendAttempt {
         }
     }
 
-    /// The events to store, in one commit, before the call's first byte is sent. Nothing is sent if the last one has no
-    /// effect.
+    /// The events to store, in one commit, before the call's first byte. Nothing is sent if the last one has no effect.
     pub fn events(self, current: Attempt, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {
         match self {
             Self::First => vec![Event::Dispatched { attempt: current, call: call() }],

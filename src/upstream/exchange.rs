@@ -42,8 +42,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         params.detached()
     }
 
-    /// Turns [stored](Upstream::stored) params into the params of [`Upstream::begin`]; `None` if they would run another
-    /// tool.
+    /// Turns [stored](Upstream::stored) params into the params of [`Upstream::begin`]; `None` for another tool.
     fn restored(&self, _tool: &str, params: &Payload) -> Option<Payload> {
         Some(params.clone())
     }

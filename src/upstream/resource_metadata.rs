@@ -1,7 +1,6 @@
 //! Fetches a server's protected resource metadata (RFC 9728): its authorization servers.
 //!
-//! Only from the server's own origin: another address could send the gateway's clients to an attacker's authorization
-//! server.
+//! Only from the server's own origin: another could send clients to an attacker's authorization server.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -103,8 +103,7 @@ impl<'a> WriteBatch<'a> {
         Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
 
-    /// A refused write changes nothing. The outer error ends the whole transaction; the inner one is for the write's
-    /// caller.
+    /// A refused write changes nothing. The outer error ends the whole transaction; the inner one is its caller's.
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),

@@ -1,5 +1,4 @@
-//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Also receives
-//! hints.
+//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Receives hints.
 //!
 //! A heartbeat is an ordinary commit, so it also proves that the server still keeps its acknowledged writes, and that
 //! the store is the same. [`Membership`] draws the conclusions.

@@ -124,8 +124,7 @@ impl RecordReader {
         self.fixed().map(u32::from_be_bytes)
     }
 
-    /// Reads the length of a list with elements of at least one byte, so that a wrong length cannot cause a large
-    /// allocation.
+    /// Reads the length of a list with elements of at least one byte, so a wrong length causes no large allocation.
     pub(super) fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.number()?).ok()?;
         (count <= self.0.len()).then_some(count)

@@ -37,8 +37,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
-    /// Events that the owner received. The stream is read ahead: a later process resumes before the events still
-    /// queued.
+    /// Events that the owner received. The stream is read ahead: a later process resumes before queued events.
     heard: u64,
     sent: Instant,
 }
@@ -87,8 +86,7 @@ impl HttpExchange {
         Ok(exchange)
     }
 
-    /// Resumes a call of another process; its events show whether the upstream still knows it. Fails for a foreign
-    /// token.
+    /// Resumes another process's call; its events show whether the upstream knows it. Fails for a foreign token.
     pub(super) fn resume(
         link: &Arc<UpstreamLink>,
         home: SessionSource,

@@ -50,8 +50,7 @@ impl AgreedSession {
     }
 }
 
-/// Opens a session for the pool, and its own stream, within `HANDSHAKE_MAX`. Declares exactly the key's capabilities
-/// (UPC-21).
+/// Opens a session for the pool, and its own stream, within `HANDSHAKE_MAX`. Declares the key's capabilities (UPC-21).
 pub(crate) async fn open(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,

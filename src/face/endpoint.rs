@@ -297,7 +297,6 @@ impl RequestOutcomes {
         }
     }
 
-    /// Counts a request by its response head.
     fn count(&self, response: &FaceResponse) {
         let status = response.status();
         let counter = if status.is_client_error() || status.is_server_error() {

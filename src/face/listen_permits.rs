@@ -14,7 +14,6 @@ use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 /// The most open streams in total.
 pub const LISTENERS_MAX: usize = 4_096;
 
-/// The permits of all streams, of any upstream.
 #[derive(Debug)]
 pub struct ListenPermits {
     taken: Mutex<PrincipalCounts>,

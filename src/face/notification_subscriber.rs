@@ -11,7 +11,6 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
 use crate::waits::or_pending;
 
-/// The pauses after failed subscriptions.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A subscription that lasted this long counts as successful.

@@ -445,7 +445,6 @@ impl Operators {
         }
     }
 
-    /// Records an act, with its HTTP status.
     fn record(&self, route: OperatorRoute<'_>, who: &Principal, status: StatusCode) {
         let (act, item) = match route {
             OperatorRoute::Cancel(reference) => (AuditAct::OperatorCancelled, reference),

@@ -172,7 +172,6 @@ pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     Some(envelope::request(&request.id, &request.method, Some(&edit.finish())))
 }
 
-/// The task support of a tool, by its name.
 pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use crate::wire::Object;
 /// A longer argument counts as unclear.
 const ARGUMENT_BYTES_MAX: usize = 4_096;
 
-/// The rules in the order of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRules {
     pub rules: Vec<AccessRule>,
@@ -81,7 +80,6 @@ pub enum AccessVerdict {
     NeedsScopes(BTreeSet<Arc<str>>),
 }
 
-/// The arguments of a call, if they are known.
 #[derive(Clone, Copy, Debug)]
 pub enum DecisionArguments<'a> {
     /// Decides whether some arguments would be allowed.
@@ -126,7 +124,6 @@ enum CallerFit {
 }
 
 impl AccessRules {
-    /// Chooses a caller's rules at one upstream.
     pub fn for_caller(&self, caller: &Caller, upstream: &str) -> CallerRules {
         let groups = self.groups_of(caller);
         let mut chosen = Vec::new();

@@ -206,7 +206,6 @@ pub struct Idempotency {
 }
 
 impl Task {
-    /// When the task expires.
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
     }

@@ -227,7 +227,6 @@ impl AccessDecision {
 }
 
 impl ToolAccess {
-    /// Denies everything.
     #[must_use]
     pub(crate) fn none() -> Self {
         Self { is_none: true, ..Self::default() }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::{Executed, GatewayFault, Principal, Reason};
 
-/// The exceeded limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateBound {
     Requests {

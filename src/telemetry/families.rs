@@ -17,7 +17,6 @@ enum MetricKind {
 /// Labels with their values: there is a series for each combination, or one without labels.
 type FirstLabels = &'static [(&'static str, &'static [&'static str])];
 
-/// The series of a family that exist from the start.
 #[derive(Clone, Copy)]
 enum FirstSeries {
     /// Created with the process.

@@ -53,7 +53,6 @@ pub(crate) use stateless::task_token as stateless_task_token;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// The resolved settings of one streamable HTTP upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpUpstreamSettings {
     pub name: Arc<str>,

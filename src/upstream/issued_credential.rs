@@ -53,7 +53,6 @@ const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 pub enum IssuedCredentialSettings {
     ClientCredentials(TokenRequestSettings),
     Exchange(Box<ExchangeSettings>),
-    /// A program and its arguments.
     Command(Vec<String>),
 }
 
@@ -399,7 +398,6 @@ async fn run_command(upstream: &str, words: &[String]) -> Result<IssuedToken, To
 struct Finished {
     output: Vec<u8>,
     noise: Vec<u8>,
-    /// The exit status of a program that failed.
     failed: Option<std::process::ExitStatus>,
 }
 

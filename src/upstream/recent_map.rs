@@ -74,7 +74,6 @@ pub(crate) struct OwnedValue<V> {
     pub(crate) value: V,
 }
 
-/// A value in the map, and the values that made room for it.
 #[derive(Debug)]
 pub(crate) struct EnteredValue<V> {
     pub(crate) value: V,

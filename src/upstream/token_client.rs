@@ -17,7 +17,6 @@ use crate::secret_file;
 
 /// Largest answer of a token or introspection endpoint.
 pub const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// The longest password of a client.
 pub const SECRET_BYTES_MAX: usize = 4 << 10;
 
 /// The gateway as a client of an authorization server.

@@ -37,7 +37,6 @@ const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamC
 
 /// How long the same reason is not logged again.
 const TOLD_FOR: Duration = Duration::from_secs(60);
-/// Longest cause that is kept, in bytes.
 const CAUSE_BYTES_MAX: usize = 200;
 
 const UNTRIED: u8 = 0;

@@ -28,7 +28,6 @@ impl VersionChoice {
         self.fixed
     }
 
-    /// The version for the next handshake.
     pub(crate) fn ask(&self) -> ProtocolVersion {
         self.fixed.or_else(|| *self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
     }

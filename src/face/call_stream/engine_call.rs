@@ -74,7 +74,6 @@ pub enum Promotable {
 struct EngineCallMessages<D> {
     view: CallView<D>,
     call: CallStream,
-    /// The next message, if it is known already.
     next: Option<CallMessage>,
 }
 

@@ -46,7 +46,6 @@ struct MemberListen {
     events: EventStream<ResponseBody>,
     /// Whether the request named an unknown task.
     has_missed: bool,
-    /// The pause after its end.
     pause: Duration,
     /// When it counts as reopened, if it does not yet.
     reopened_at: Option<Instant>,

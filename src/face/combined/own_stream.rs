@@ -77,7 +77,6 @@ impl ShownEvents {
     }
 
     fn take(&mut self, part: BodyPart) -> io::Result<()> {
-        // A keep-alive comment.
         if part.is_comment() && self.decoder.is_between_events() {
             self.ready.push_back(part);
             return Ok(());

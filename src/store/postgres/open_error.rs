@@ -71,7 +71,6 @@ pub enum PostgresOpenError {
     Refused(String),
 }
 
-/// Which callers retry a failed open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// No caller: only a change to the program's setup helps.

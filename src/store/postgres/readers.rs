@@ -25,7 +25,6 @@ use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Rows of one query.
 const GROUP_MAX: usize = 512;
 /// Bytes of one answer. A row that starts after this limit is read by the next query.
 const GROUP_BYTES_MAX: i64 = 8 << 20;

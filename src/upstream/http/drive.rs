@@ -330,7 +330,6 @@ pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerWait {
-    /// The result is ready.
     Short,
     /// The response comes once the task has news.
     Endless,

@@ -85,13 +85,11 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
-    /// The request target of HTTP/1.1.
     path: Uri,
     /// For HTTP/1.1.
     headers: HeaderMap,
     /// The gateway's credential, and the operator's other headers.
     own: Arc<[(HeaderName, HeaderValue)]>,
-    /// Fills `Authorization`.
     issuer: Option<Arc<dyn CredentialIssuer>>,
     connect_max: Duration,
     proxy: Option<Arc<Proxy>>,

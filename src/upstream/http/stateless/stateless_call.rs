@@ -320,7 +320,6 @@ impl StatelessCall {
         }
     }
 
-    /// Returns the result of a settled task.
     async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
         let (task, state) = peer::polled(result).ok_or(malformed(Executed::Unknown))?;
         watch.note(&task, self).await;

@@ -140,7 +140,6 @@ impl SessionStreamReaders {
 struct ClientReaderGuard {
     sessions: Arc<OwnSessions>,
     session: OwnSession,
-    /// Whether the server may have given it a stream.
     has_stream: bool,
 }
 

@@ -208,7 +208,6 @@ impl AdapterConnection {
         self.over.clone().drop_guard()
     }
 
-    /// Opens the unsolicited stream.
     pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         self.table.lock().listen(purpose)
     }
@@ -456,7 +455,6 @@ impl Drop for UnopenedConnectionGuard {
     }
 }
 
-/// Dropping it removes the unsent request.
 #[must_use]
 struct UnsentRequestGuard<'a> {
     session: &'a AdapterConnection,
@@ -481,7 +479,6 @@ impl Drop for UnsentRequestGuard<'_> {
 pub(super) struct SessionTemplate {
     pub(super) initialize: Request,
     pub(super) outgoing: OutgoingRequest,
-    /// The last requested log level.
     pub(super) level: Mutex<Option<Request>>,
 }
 

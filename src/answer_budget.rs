@@ -175,10 +175,7 @@ impl RoomWait {
 
     /// Whether new requests are refused while it waits: its client, or all together, read too slowly.
     const fn refuses_others(self) -> bool {
-        match self {
-            Self::InMemory => true,
-            Self::UntilDeadline | Self::InStore(_) => false,
-        }
+        matches!(self, Self::InMemory)
     }
 }
 
@@ -354,10 +351,7 @@ impl AnswerShare {
 
     /// Whether the call's outcome has an owner that keeps it.
     pub const fn is_kept(&self) -> bool {
-        match self.wait {
-            RoomWait::UntilDeadline => true,
-            RoomWait::InMemory | RoomWait::InStore(_) => false,
-        }
+        matches!(self.wait, RoomWait::UntilDeadline)
     }
 
     /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline

@@ -164,17 +164,11 @@ pub enum ServerSettings {
 
 impl ServerSettings {
     pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
-        match self {
-            Self::Http(http) => Some(http),
-            Self::Stdio(_) => None,
-        }
+        if let Self::Http(http) = self { Some(http) } else { None }
     }
 
     pub const fn stdio(&self) -> Option<&StdioUpstreamSettings> {
-        match self {
-            Self::Http(_) => None,
-            Self::Stdio(stdio) => Some(stdio),
-        }
+        if let Self::Stdio(stdio) = self { Some(stdio) } else { None }
     }
 
     /// The protocol version, if the operator has fixed one.

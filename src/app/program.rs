@@ -58,10 +58,7 @@ impl ServedConfig {
     }
 
     fn developed(&self) -> Option<DevSettings> {
-        match self {
-            Self::File(_) | Self::CommandLine(_) => None,
-            Self::Development(_, settings) => Some(settings.clone()),
-        }
+        if let Self::Development(_, settings) = self { Some(settings.clone()) } else { None }
     }
 }
 

@@ -125,10 +125,7 @@ impl<M: CallMessages> MessageStream<M> {
     }
 
     async fn rest(&mut self) -> Option<io::Result<Frame<BodyPart>>> {
-        match &mut self.left {
-            StreamRemainder::Answer(body) => body.frame().await,
-            StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,
-        }
+        if let StreamRemainder::Answer(body) = &mut self.left { body.frame().await } else { None }
     }
 }
 

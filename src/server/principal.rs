@@ -274,14 +274,7 @@ impl Authenticator {
     }
 
     const fn certificates_mut(&mut self) -> Option<&mut CertificateRing> {
-        match self {
-            Self::CertificateHolders(holders) => Some(&mut holders.certificates),
-            Self::Everyone(_)
-            | Self::OnePerson(_)
-            | Self::KeyHolders(_)
-            | Self::TokenHolders(_)
-            | Self::Replicas(_) => None,
-        }
+        if let Self::CertificateHolders(holders) = self { Some(&mut holders.certificates) } else { None }
     }
 
     pub const fn tokens(&self) -> Option<&TokenVerifier> {

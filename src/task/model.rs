@@ -227,10 +227,7 @@ impl Task {
 
     /// The call's outcome, if it ended.
     pub const fn outcome(&self) -> Option<&Outcome> {
-        match &self.phase {
-            Phase::Settled(outcome) => Some(outcome),
-            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => None,
-        }
+        if let Phase::Settled(outcome) = &self.phase { Some(outcome) } else { None }
     }
 
     pub fn stored_bytes(&self) -> usize {

@@ -186,10 +186,7 @@ mod tests {
             (&[("größe_*", "maß_*")], "größe_ä", Some("maß_ä")),
         ] {
             let names = names(rules);
-            let found = match names.shown(own) {
-                PublishedName::Name(name) => Some(name.into_owned()),
-                PublishedName::Nothing | PublishedName::Taken(_) => None,
-            };
+            let found = if let PublishedName::Name(name) = names.shown(own) { Some(name.into_owned()) } else { None };
             assert_eq!(found.as_deref(), shown, "{rules:?} {own}");
             match shown {
                 Some(shown) => assert_eq!(names.own(shown).as_deref(), Some(own), "{rules:?} {own}"),

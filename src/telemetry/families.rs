@@ -194,9 +194,8 @@ pub(super) const FAMILIES: [MetricFamily; 55] = [
 pub(super) fn begin() {
     for family in FAMILIES.iter().chain(&DATABASE_FAMILIES) {
         family.describe();
-        match family.first {
-            Process(labels) => family.begin(vec![], labels),
-            Upstream(_) | Database | Elsewhere => (),
+        if let Process(labels) = family.first {
+            family.begin(vec![], labels);
         }
     }
 }

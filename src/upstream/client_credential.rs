@@ -80,17 +80,11 @@ impl ClientCredential {
     }
 
     pub(crate) const fn subject(&self) -> Option<&SubjectToken> {
-        match &self.0 {
-            CredentialState::Exchanged(token) => Some(token),
-            CredentialState::NotPassedOn | CredentialState::Absent | CredentialState::Given(_) => None,
-        }
+        if let CredentialState::Exchanged(token) = &self.0 { Some(token) } else { None }
     }
 
     pub(crate) fn value(&self) -> Option<&HeaderValue> {
-        match &self.0 {
-            CredentialState::Given(given) => Some(&given.value),
-            CredentialState::NotPassedOn | CredentialState::Absent | CredentialState::Exchanged(_) => None,
-        }
+        if let CredentialState::Given(given) = &self.0 { Some(&given.value) } else { None }
     }
 }
 

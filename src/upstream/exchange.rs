@@ -214,10 +214,7 @@ pub enum UpstreamTaskMode {
 
 impl UpstreamTaskMode {
     pub const fn deadline(self) -> Option<Duration> {
-        match self {
-            Self::Never | Self::Undeclared | Self::Watched => None,
-            Self::WhereServed { deadline } => Some(deadline),
-        }
+        if let Self::WhereServed { deadline } = self { Some(deadline) } else { None }
     }
 
     pub const fn is_wanted(self) -> bool {

@@ -100,10 +100,7 @@ impl IssuedCredentialSettings {
 
     /// The clients' tokens, if they are exchanged.
     pub fn subjects(&self) -> Option<&SubjectTokens> {
-        match self {
-            Self::Exchange(exchange) => Some(&exchange.subjects),
-            Self::ClientCredentials(_) | Self::Command(_) => None,
-        }
+        if let Self::Exchange(exchange) = self { Some(&exchange.subjects) } else { None }
     }
 }
 
@@ -275,10 +272,7 @@ impl CredentialIssuer for IssuedCredentials {
     }
 
     fn is_per_client(&self) -> bool {
-        match &self.0.source {
-            TokenSource::Exchange(_) => true,
-            TokenSource::ClientCredentials(_) | TokenSource::Command(_) => false,
-        }
+        matches!(self.0.source, TokenSource::Exchange(_))
     }
 }
 

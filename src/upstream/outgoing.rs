@@ -205,13 +205,7 @@ impl OutgoingRequest {
     }
 
     pub(crate) const fn message(&self) -> Option<&MessageText> {
-        match &self.verb {
-            OutgoingMethod::Post { message, .. } => Some(message),
-            OutgoingMethod::Get { .. }
-            | OutgoingMethod::Document
-            | OutgoingMethod::Form(_)
-            | OutgoingMethod::Delete => None,
-        }
+        if let OutgoingMethod::Post { message, .. } = &self.verb { Some(message) } else { None }
     }
 
     pub(crate) fn with_body(mut self, text: Bytes) -> Self {
@@ -230,13 +224,7 @@ impl OutgoingRequest {
     }
 
     pub(crate) const fn purpose(&self) -> Option<&StreamPurpose> {
-        match &self.verb {
-            OutgoingMethod::Get { purpose, .. } => purpose.as_ref(),
-            OutgoingMethod::Post { .. }
-            | OutgoingMethod::Document
-            | OutgoingMethod::Form(_)
-            | OutgoingMethod::Delete => None,
-        }
+        if let OutgoingMethod::Get { purpose, .. } = &self.verb { purpose.as_ref() } else { None }
     }
 
     pub(crate) const fn session(&self) -> Option<&HeaderValue> {

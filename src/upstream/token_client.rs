@@ -61,10 +61,7 @@ pub fn is_client_secret(text: &str) -> bool {
 
 impl TokenClientSettings {
     pub fn file(&self) -> Option<&Path> {
-        match &self.secret {
-            ClientSecret::Known(_) => None,
-            ClientSecret::File(path) => Some(path),
-        }
+        if let ClientSecret::File(path) = &self.secret { Some(path) } else { None }
     }
 
     /// The connections to the endpoint, for [`TokenClientSettings::over`].

@@ -57,17 +57,15 @@ impl Transport {
 
     /// Ends idle sessions that hold a permit for a connection or process.
     pub(crate) fn end_idle(&self) {
-        match self {
-            Self::Http(_) | Self::Either(_) => (),
-            Self::Adapted(adapter) => adapter.end_idle(),
+        if let Self::Adapted(adapter) = self {
+            adapter.end_idle();
         }
     }
 
     /// Ends the processes of a server that is a program; bounded in time.
     pub(crate) async fn restart(&self) {
-        match self {
-            Self::Http(_) | Self::Either(_) => (),
-            Self::Adapted(adapter) => adapter.restart().await,
+        if let Self::Adapted(adapter) = self {
+            adapter.restart().await;
         }
     }
 

@@ -32,10 +32,7 @@ pub enum Message {
 
 impl Message {
     pub const fn request(&self) -> Option<&Request> {
-        match self {
-            Self::Request(request) => Some(request),
-            Self::Notification(_) | Self::Response(_) => None,
-        }
+        if let Self::Request(request) = self { Some(request) } else { None }
     }
 }
 
@@ -76,10 +73,7 @@ pub enum Params {
 
 impl Params {
     pub const fn object(&self) -> Option<&Object> {
-        match self {
-            Self::Object(object) => Some(object),
-            Self::Absent | Self::Other(_) => None,
-        }
+        if let Self::Object(object) = self { Some(object) } else { None }
     }
 }
 

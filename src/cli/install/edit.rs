@@ -168,10 +168,7 @@ pub(super) fn servers(text: &str, shape: &HostShape) -> Result<Vec<ListedServer>
     let root = LocatedNode::parse(body(text), shape.syntax)?;
     let listed = |entry: &HostEntry<'_>| {
         let own = |wrap| entry.words().into_iter().take(wrap).map(str::to_owned).collect();
-        let project = match entry.table {
-            ServerTable::Listed(_) => None,
-            ServerTable::Project(folder) => Some(folder.to_owned()),
-        };
+        let project = if let ServerTable::Project(folder) = entry.table { Some(folder.to_owned()) } else { None };
         ListedServer { name: entry.name.to_owned(), own: entry.wrapped().map(|wrapped| own(wrapped.wrap)), project }
     };
     Ok(shape.entries(&root)?.iter().map(listed).collect())

@@ -74,24 +74,15 @@ impl LocatedNode {
     }
 
     pub(super) fn members(&self) -> Option<&[LocatedMember]> {
-        match &self.kind {
-            NodeKind::Table(members) => Some(members),
-            NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Shared | NodeKind::Other => None,
-        }
+        if let NodeKind::Table(members) = &self.kind { Some(members) } else { None }
     }
 
     pub(super) fn items(&self) -> Option<&[Self]> {
-        match &self.kind {
-            NodeKind::List(items) => Some(items),
-            NodeKind::Text(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => None,
-        }
+        if let NodeKind::List(items) = &self.kind { Some(items) } else { None }
     }
 
     pub(super) fn as_text(&self) -> Option<&str> {
-        match &self.kind {
-            NodeKind::Text(text) => Some(text),
-            NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => None,
-        }
+        if let NodeKind::Text(text) = &self.kind { Some(text) } else { None }
     }
 
     pub(super) fn member(&self, key: &str) -> Option<&LocatedMember> {

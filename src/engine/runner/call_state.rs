@@ -84,17 +84,11 @@ impl UpstreamCall {
     }
 
     const fn only(&self) -> Option<&ExchangeStage> {
-        match &self.exchanges {
-            CallExchanges::One(exchange) => Some(exchange),
-            CallExchanges::Split(_) => None,
-        }
+        if let CallExchanges::One(exchange) = &self.exchanges { Some(exchange) } else { None }
     }
 
     const fn only_mut(&mut self) -> Option<&mut ExchangeStage> {
-        match &mut self.exchanges {
-            CallExchanges::One(exchange) => Some(exchange),
-            CallExchanges::Split(_) => None,
-        }
+        if let CallExchanges::One(exchange) = &mut self.exchanges { Some(exchange) } else { None }
     }
 
     /// The next event; pends while none can come. `begins_elements`: whether elements have no rows, and so begin here.
@@ -140,13 +134,7 @@ impl UpstreamCall {
 
     /// When a queued call ends because it lost its expected handle.
     pub(super) const fn queue_end(&self) -> Option<Instant> {
-        match self.state {
-            CallState::Queued { until } => until,
-            CallState::Permitted { .. }
-            | CallState::InExchange(_)
-            | CallState::AwaitingAnswers(..)
-            | CallState::Settling { .. } => None,
-        }
+        if let CallState::Queued { until } = self.state { until } else { None }
     }
 
     /// Limits the wait for a permit.
@@ -208,17 +196,11 @@ impl UpstreamCall {
     }
 
     pub(super) const fn elements(&self) -> Option<&SplitExchange> {
-        match &self.exchanges {
-            CallExchanges::One(_) => None,
-            CallExchanges::Split(split) => Some(split),
-        }
+        if let CallExchanges::Split(split) = &self.exchanges { Some(split) } else { None }
     }
 
     pub(super) const fn elements_mut(&mut self) -> Option<&mut SplitExchange> {
-        match &mut self.exchanges {
-            CallExchanges::One(_) => None,
-            CallExchanges::Split(split) => Some(split),
-        }
+        if let CallExchanges::Split(split) = &mut self.exchanges { Some(split) } else { None }
     }
 
     /// The plan of a split call that has begun, by which elements with rows begin, too.
@@ -272,13 +254,7 @@ impl UpstreamCall {
     }
 
     const fn elicitation_mut(&mut self) -> Option<&mut UrlElicitation> {
-        match &mut self.state {
-            CallState::AwaitingAnswers(_, elicitation) => Some(elicitation),
-            CallState::Queued { .. }
-            | CallState::Permitted { .. }
-            | CallState::InExchange(_)
-            | CallState::Settling { .. } => None,
-        }
+        if let CallState::AwaitingAnswers(_, elicitation) = &mut self.state { Some(elicitation) } else { None }
     }
 
     pub(super) fn elicit(&mut self, ask: Payload) {

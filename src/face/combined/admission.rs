@@ -96,10 +96,7 @@ impl GivenRequests for ServerVoice {
     }
 
     fn asked(&self) -> Option<&RequestId> {
-        match &self.request {
-            AnswerScope::Asked { id, .. } => Some(id),
-            AnswerScope::None | AnswerScope::Resumed(_) => None,
-        }
+        if let AnswerScope::Asked { id, .. } = &self.request { Some(id) } else { None }
     }
 }
 

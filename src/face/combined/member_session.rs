@@ -118,10 +118,7 @@ impl CombinedSession {
     }
 
     pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
-        match self.state.lock().members.get(upstream)? {
-            MemberSession::Open(id) => Some(id.clone()),
-            MemberSession::Opening(_) | MemberSession::Refused => None,
-        }
+        if let MemberSession::Open(id) = self.state.lock().members.get(upstream)? { Some(id.clone()) } else { None }
     }
 
     pub(super) fn give(self: &Arc<Self>, upstream: &str, token: &RequestId) -> GivenToken {

@@ -105,10 +105,7 @@ pub enum KeyLocation {
 
 impl KeyLocation {
     pub const fn file(&self) -> Option<&PathBuf> {
-        match self {
-            Self::File(path) => Some(path),
-            Self::Discovered(_) | Self::Url(_) => None,
-        }
+        if let Self::File(path) = self { Some(path) } else { None }
     }
 }
 

@@ -44,10 +44,7 @@ pub(super) enum ListedRow {
 impl ListedRow {
     /// `None` if it is unreadable.
     pub(super) fn summary(&self) -> Option<&Summary> {
-        match self {
-            Self::Whole(summary) => Some(summary),
-            Self::Unreadable(_) => None,
-        }
+        if let Self::Whole(summary) = self { Some(summary) } else { None }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -47,10 +47,7 @@ pub(super) enum CommitFailure {
 
 impl CommitFailure {
     pub(super) fn code(&self) -> Option<&str> {
-        match self {
-            Self::NotMade(error) => error.code().map(|code| code.code()),
-            Self::Unknown { .. } => None,
-        }
+        if let Self::NotMade(error) = self { error.code().map(|code| code.code()) } else { None }
     }
 
     /// Whether it was committed, but with settings that do not wait for a standby.

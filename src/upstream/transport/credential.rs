@@ -64,10 +64,7 @@ pub fn secret_value(text: &str) -> Option<HeaderValue> {
 
 impl Credential {
     pub fn file(&self) -> Option<&Path> {
-        match &self.source {
-            CredentialSource::Known(_) => None,
-            CredentialSource::File(path) => Some(path),
-        }
+        if let CredentialSource::File(path) = &self.source { Some(path) } else { None }
     }
 
     /// The header, from its file if it is in one. Fails if other users than the owner may read the file, or its content

@@ -107,10 +107,7 @@ impl ExchangeStage {
     }
 
     pub(in crate::engine::runner) fn resume_token(&self) -> Option<ResumeToken> {
-        match &self.step {
-            StepFuture::Exchanging(exchange) => exchange.resume_token(),
-            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => None,
-        }
+        if let StepFuture::Exchanging(exchange) = &self.step { exchange.resume_token() } else { None }
     }
 
     pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {

@@ -434,18 +434,12 @@ impl ElementOutcome {
 
     /// The size of a result that is still to be read from its row.
     const fn bytes_in_row(&self) -> usize {
-        match self {
-            Self::Held(_) => 0,
-            Self::InRow(row) => row.bytes,
-        }
+        if let Self::InRow(row) = self { row.bytes } else { 0 }
     }
 
     /// The outcome, if this process holds it.
     const fn held(&self) -> Option<&Outcome> {
-        match self {
-            Self::Held(outcome) => Some(outcome),
-            Self::InRow(_) => None,
-        }
+        if let Self::Held(outcome) = self { Some(outcome) } else { None }
     }
 
     /// The outcome, read from the row if it is there. Waits while the store is unavailable. Cancel safe.

@@ -106,10 +106,7 @@ pub enum ProxySettings {
 
 impl ProxySettings {
     pub fn file(&self) -> Option<&Path> {
-        match self {
-            Self::At { credentials_file, .. } => credentials_file.as_deref(),
-            Self::Environment | Self::Direct => None,
-        }
+        if let Self::At { credentials_file, .. } = self { credentials_file.as_deref() } else { None }
     }
 
     /// Reads the credentials file, if there is one. Fails if it holds no credentials, or other users than its owner may

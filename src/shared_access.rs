@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess, WithheldBy};
 
 /// Requests are judged by the newest configuration, which may lack the credential that admitted them: here, or at the
-/// replica that forwarded them.
-#[derive(Clone, Debug)]
+/// replica that forwarded them. By default every principal may use everything.
+#[derive(Clone, Debug, Default)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<AccessInForce>>>);
 
 #[derive(Debug, Default)]
@@ -20,13 +20,6 @@ struct AccessInForce {
 impl AccessInForce {
     fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
         self.callers.have(&caller.principal) && self.table.has_upstream(caller, upstream)
-    }
-}
-
-/// Every principal may use everything.
-impl Default for SharedAccess {
-    fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(Arc::default())))
     }
 }
 

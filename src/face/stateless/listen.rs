@@ -38,11 +38,7 @@ enum ListenRefusal {
     NotAcceptable,
 }
 
-impl From<RequestError> for ListenRefusal {
-    fn from(complaint: RequestError) -> Self {
-        Self::Complaint(complaint)
-    }
-}
+from_variant!(ListenRefusal::Complaint(RequestError));
 
 impl From<BeginError> for ListenRefusal {
     fn from(error: BeginError) -> Self {

@@ -9,14 +9,16 @@ pub(super) mod command;
 mod limits;
 mod listeners;
 pub(super) mod store;
-mod token_client;
 mod upstream;
+
+use std::path::PathBuf;
 
 use super::error::ConfigLocation;
 use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
-use super::value::{SERVED_PATH, UPSTREAM_NAME, WordList};
+use super::value::{CLIENT_ID, CLIENT_SECRET, KEY_FILE, SERVED_PATH, UPSTREAM_NAME, WordList};
 use crate::face::combined::PrefixPolicy;
+use crate::upstream::token_client::SecretCarriage;
 pub(super) use audit::RawAudit;
 pub(super) use auth::{
     AuthMode, RawAccessRule, RawAccessRuleValues, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate,
@@ -25,8 +27,6 @@ pub(super) use auth::{
 pub(super) use limits::{RawLimits, RawPrincipalLimits};
 pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
-use token_client::read_client;
-pub(super) use token_client::{RawClientTable, RawTokenClient};
 pub(super) use upstream::{
     RawCallRules, RawCredentialCommand, RawCredentialValues, RawDrafts, RawExchange, RawProgramValues, RawSplit,
     RawTaskRules, RawTokenTarget, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
@@ -294,4 +294,42 @@ impl RawRules {
     pub(super) fn over(&self, wider: &Self) -> Self {
         Self { tasks: self.tasks.over(&wider.tasks), calls: self.calls.over(&wider.calls) }
     }
+}
+
+const SECRET_CARRIAGES: WordList<SecretCarriage> =
+    &[("basic", Some(SecretCarriage::Basic)), ("post", Some(SecretCarriage::Post))];
+
+keys! {
+    /// The keys that every table of a client has.
+    struct RawTokenClient {
+        /// The gateway's name at the authorization server.
+        reload client_id: String = require(&CLIENT_ID);
+        /// The gateway's password there, written as `"${VAR}"`.
+        reload client_secret: String = read(&CLIENT_SECRET);
+        /// A file with the password and nothing else. A changed password is used without a reload.
+        reload client_secret_file: PathBuf = read(&KEY_FILE);
+        /// `"post"`: the password is sent in the form (`client_secret_post`), where the server takes no HTTP Basic.
+        reload client_auth: SecretCarriage = word(SECRET_CARRIAGES), default "basic";
+    }
+}
+
+/// A table with the keys of a client, and with others.
+#[derive(Debug)]
+pub(in crate::config) struct RawClientTable<T> {
+    pub(in crate::config) location: ConfigLocation,
+    pub(in crate::config) client: RawTokenClient,
+    /// Whether the password is in the file itself and not in the environment.
+    pub(in crate::config) is_inline: bool,
+    pub(in crate::config) others: T,
+}
+
+/// Reads a table even if it is absent, so that its keys are known.
+fn read_client<T>(
+    mut section: Section<'_, '_>,
+    others: impl FnOnce(&mut Section<'_, '_>) -> T,
+) -> Option<RawClientTable<T>> {
+    let (location, is_inline) = (section.written_location(), !section.has_variable("client_secret"));
+    let (client, others) = (RawTokenClient::read(&mut section), others(&mut section));
+    section.close();
+    location.map(|location| RawClientTable { location, client, is_inline, others })
 }

@@ -15,8 +15,7 @@ use super::super::value::{
     PATTERN, PRINCIPAL_ID, PROMPT_PATTERN, RESOURCE_PATTERN, SAME_PRINCIPAL, SCOPE, TOKEN_ISSUER, TOKEN_TYPE,
     TRUSTED_URL, UPSTREAM_NAME, UPSTREAM_PATTERN, WordList,
 };
-use super::token_client::{RawClientTable, read_client};
-use super::{RawPrincipalLimits, read_table};
+use super::{RawClientTable, RawPrincipalLimits, read_client, read_table};
 use crate::server::api_keys::ApiKey;
 use crate::server::client_certificates::CertificatePattern;
 use crate::server::tokens::settings::{IntrospectedTokens, ProofPolicy};

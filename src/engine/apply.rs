@@ -351,27 +351,11 @@ fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect
 
 /// The fault to store in place of an outcome that exceeds the store's room.
 fn without_payload(event: &Event) -> Option<Event> {
-    let attempt = match event {
-        Event::Returned { attempt, .. } | Event::Faulted { attempt, failure: Failure::Upstream(_) } => *attempt,
-        Event::Faulted { failure: Failure::Gateway(_), .. }
-        | Event::Dispatched { .. }
-        | Event::TakenUp { .. }
-        | Event::Resent { .. }
-        | Event::Alive { .. }
-        | Event::Checkpointed { .. }
-        | Event::Delivering { .. }
-        | Event::Notified
-        | Event::Progressed { .. }
-        | Event::QuestionReceived { .. }
-        | Event::Withdrawn { .. }
-        | Event::Answered { .. }
-        | Event::ChildrenAdded { .. }
-        | Event::Revealed
-        | Event::CancelRequested
-        | Event::TtlElapsed => return None,
+    let (Event::Returned { attempt, .. } | Event::Faulted { attempt, failure: Failure::Upstream(_) }) = event else {
+        return None;
     };
     let fault = GatewayFault::new(Reason::StoreFull, Executed::Yes);
-    Some(Event::Faulted { attempt, failure: Failure::Gateway(fault) })
+    Some(Event::Faulted { attempt: *attempt, failure: Failure::Gateway(fault) })
 }
 
 /// Failpoints between a commit and its effects: a kill here leaves effects for the next process to find.

@@ -50,15 +50,8 @@ impl ProbeError {
     }
 
     pub(super) fn redirect(&self) -> Option<&Url> {
-        match self {
-            Self::Trouble(known) if known.0.reason == Reason::UpstreamRedirect => known.1.location.as_ref(),
-            Self::Trouble(_)
-            | Self::Fault(_)
-            | Self::Refused(_)
-            | Self::Late
-            | Self::Unusable(_)
-            | Self::NotOverThis => None,
-        }
+        let Self::Trouble(known) = self else { return None };
+        known.1.location.as_ref().filter(|_| known.0.reason == Reason::UpstreamRedirect)
     }
 
     /// Whether another transport at the same address would fail, too.

@@ -64,17 +64,7 @@ impl ClaimableRows {
 
 impl TaskWrite {
     pub(super) fn row(&self) -> Option<&EncodedRow> {
-        match self {
-            Self::Insert(row) | Self::Replace { row, .. } => Some(row),
-            Self::Remove(_)
-            | Self::Withdraw(_)
-            | Self::SweepOne { .. }
-            | Self::Sweep { .. }
-            | Self::Claim { .. }
-            | Self::Retire { .. }
-            | Self::Merge { .. }
-            | Self::Barrier => None,
-        }
+        if let Self::Insert(row) | Self::Replace { row, .. } = self { Some(row) } else { None }
     }
 
     pub(super) fn key(&self) -> Option<&TaskKey> {

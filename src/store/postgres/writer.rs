@@ -174,18 +174,10 @@ impl PostgresWriter {
                 tracing::warn!(%why, writes = writes.len(), "the result of a batch's commit is unknown");
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
-                    let _ = reply.send(Err(match write {
-                        // No caller looks up their rows by key.
-                        TaskWrite::Sweep { .. }
-                        | TaskWrite::Claim { .. }
-                        | TaskWrite::Retire { .. }
-                        | TaskWrite::Merge { .. }
-                        | TaskWrite::Barrier => StoreError::Io(cause),
-                        TaskWrite::Insert(_)
-                        | TaskWrite::Replace { .. }
-                        | TaskWrite::Remove(_)
-                        | TaskWrite::Withdraw(_)
-                        | TaskWrite::SweepOne { .. } => {
+                    let _ = reply.send(Err(match write.key() {
+                        // No caller looks up its rows by key.
+                        None => StoreError::Io(cause),
+                        Some(_) => {
                             metrics::counter!(metric::DATABASE_UNRESOLVED_WRITES).increment(1);
                             StoreError::UnknownCommit(cause)
                         }

@@ -358,7 +358,7 @@ mod tests {
         let file = folder.path().join("taskgate.toml");
         let text = "[store]\nkind = \"postgres\"\nurl = \"postgres://t@127.0.0.1/t\"\ndurability = \"single\"\n\
                     path = \"data\"\npassword_file = \"none\"\n[upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n";
-        std::fs::write(&file, text).unwrap();
+        fs::write(&file, text).unwrap();
         let refused = load(&file).unwrap_err().to_string();
         assert!(refused.contains("store.password_file"), "{refused}");
         let warnings = configured_again(&file).unwrap().warnings;

@@ -420,7 +420,7 @@ mod tests {
             target,
             call: None,
             env: Vec::new(),
-            timeout: std::time::Duration::ZERO,
+            timeout: Duration::ZERO,
             ca: None,
             authorization: None,
             headers: Vec::new(),

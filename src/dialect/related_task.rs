@@ -91,7 +91,7 @@ impl RelatedTask {
 
     pub fn withdrawn(&self, id: &RequestId) -> Bytes {
         let params = ObjectWriter::new()
-            .member("requestId", id.payload())
+            .member("requestId", &id.payload())
             .text("reason", "the question was withdrawn")
             .member(META, &self.meta())
             .finish();

@@ -284,7 +284,7 @@ impl Subscription {
 
     /// The last message (MOD-25, T-52).
     pub fn ended(&self, server_info: &Payload) -> Bytes {
-        let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, self.id.payload()).member(SERVER_INFO, server_info);
+        let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, &self.id.payload()).member(SERVER_INFO, server_info);
         let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta.finish()).finish();
         envelope::result(&self.id, &result)
     }
@@ -298,8 +298,8 @@ impl Subscription {
 
     fn tag(&self, meta: Option<&Object>) -> Payload {
         match meta {
-            Some(meta) => meta.edit().set(SUBSCRIPTION_ID, self.id.payload().clone()).finish(),
-            None => ObjectWriter::new().member(SUBSCRIPTION_ID, self.id.payload()).finish(),
+            Some(meta) => meta.edit().set(SUBSCRIPTION_ID, self.id.payload()).finish(),
+            None => ObjectWriter::new().member(SUBSCRIPTION_ID, &self.id.payload()).finish(),
         }
     }
 }

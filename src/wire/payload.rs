@@ -111,7 +111,12 @@ impl Payload {
 
     /// Copies the text out of a larger buffer, so that keeping a small payload does not keep a large body alive.
     pub fn detached(&self) -> Self {
-        Self { text: Bytes::copy_from_slice(&self.text), is_exact: true, members: None }
+        Self::copied(&self.text)
+    }
+
+    /// A copy of a text that a scan has accepted.
+    pub(in crate::wire) fn copied(text: &[u8]) -> Self {
+        Self { text: Bytes::copy_from_slice(text), is_exact: true, members: None }
     }
 
     /// Whether keeping the text surely keeps nothing else in memory.

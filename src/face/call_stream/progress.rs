@@ -207,7 +207,7 @@ fn with_progress(message: &Bytes, value: &Payload) -> Option<Bytes> {
 /// The progress token of a call, if it has a valid one.
 pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
     let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
-    RequestId::from_payload(&token).map(|token| token.payload().clone())
+    RequestId::from_payload(&token).map(|token| token.payload())
 }
 
 #[cfg(test)]

@@ -179,14 +179,14 @@ fn shown_request(upstream: &str, request: &Request) -> Option<Bytes> {
 fn marked_token(upstream: &str, params: &Object) -> Option<Payload> {
     let meta = params.get_object(META)?;
     let token = marked(upstream, &RequestId::from_payload(&meta.get(PROGRESS_TOKEN)?)?)?;
-    let meta = meta.edit().set(PROGRESS_TOKEN, token.payload().clone()).finish();
+    let meta = meta.edit().set(PROGRESS_TOKEN, token.payload()).finish();
     Some(params.edit().set(META, meta).finish())
 }
 
 fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Bytes> {
     let id = marked(upstream, &notification.cancelled()?)?;
     let params = notification.params.object().filter(|params| params.case_variant(&["requestId"]).is_none())?;
-    let params = params.edit().set("requestId", id.payload().clone()).finish();
+    let params = params.edit().set("requestId", id.payload()).finish();
     Some(envelope::notification(&notification.method, Some(&params)))
 }
 
@@ -204,7 +204,7 @@ pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
 pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     let params = notification.params.object().filter(|_| notification.method == method::PROGRESS)?;
     let (upstream, token) = unmarked(&RequestId::from_payload(&params.get(PROGRESS_TOKEN)?)?)?;
-    let params = params.edit().set(PROGRESS_TOKEN, token.payload().clone()).finish();
+    let params = params.edit().set(PROGRESS_TOKEN, token.payload()).finish();
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 

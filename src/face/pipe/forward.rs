@@ -210,7 +210,7 @@ impl<E: PipeEra> PipedCall<E> {
 
 /// Ends a subscription with its result when the gateway shuts down (MOD-25).
 fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
-    let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
+    let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, &id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
     let message = BodyPart::message(envelope::result(id, &result));
     let stopped = leaving.clone();

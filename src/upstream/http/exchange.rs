@@ -171,7 +171,7 @@ fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payl
 
 /// Replaces the progress token by the gateway's own (UPC-20).
 fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
-    let only = |token: &RequestId| ObjectWriter::new().member(meta::PROGRESS_TOKEN, token.payload()).finish();
+    let only = |token: &RequestId| ObjectWriter::new().member(meta::PROGRESS_TOKEN, &token.payload()).finish();
     let object = match params {
         Params::Object(object) => object,
         Params::Absent => {

@@ -109,13 +109,13 @@ impl SessionCall {
 
     pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
         let mut questions = self.questions.lock();
-        if questions.asked.contains_key(id.payload()) {
+        if questions.asked.contains_key(&id.payload()) {
             return Err(AskRefusal::Again);
         }
         if questions.open >= OPEN_MAX || questions.asked.len() >= ASKED_MAX {
             return Err(AskRefusal::TooMany);
         }
-        questions.asked.insert(id.payload().clone(), QuestionState { is_open: true, is_shown: false });
+        questions.asked.insert(id.payload(), QuestionState { is_open: true, is_shown: false });
         questions.open += 1;
         Ok(())
     }
@@ -123,7 +123,7 @@ impl SessionCall {
     /// Adopts an open question of an earlier process: it was within the limits when it was asked.
     pub(crate) fn adopt_question(&self, id: &RequestId) {
         let mut questions = self.questions.lock();
-        let known = questions.asked.insert(id.payload().clone(), QuestionState { is_open: true, is_shown: true });
+        let known = questions.asked.insert(id.payload(), QuestionState { is_open: true, is_shown: true });
         questions.open += usize::from(known.is_none());
     }
 

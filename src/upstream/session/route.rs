@@ -50,7 +50,7 @@ impl UpstreamSession {
     /// Handles a notification that came on the stream of `call`.
     pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
-            NotificationSubject::Progress(token, progress) if token == *call.id.payload() => {
+            NotificationSubject::Progress(token, progress) if call.id.is_payload(&token) => {
                 call.tell(ExchangeEvent::Progress(progress)).await;
             }
             NotificationSubject::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
@@ -161,7 +161,7 @@ impl UpstreamSession {
         if let Some(event) = self.admit(call, request)
             && !call.try_tell(event)
         {
-            call.close(id.payload());
+            call.close(&id.payload());
             self.link.dropped("slow_reader");
             self.refuse(&id, INTERNAL_ERROR, "the client does not keep up");
         }
@@ -189,13 +189,13 @@ impl UpstreamSession {
         match call.ask(&request.id) {
             Ok(()) => {
                 if let Some(task) = request.params.object().and_then(relay::related_task) {
-                    call.relate(request.id.payload(), Arc::from(task));
+                    call.relate(&request.id.payload(), Arc::from(task));
                 }
                 if let Some(patience) = QuestionKeepAlive::of(&request.id, &request.params) {
                     patience.keep(self, call);
                 }
                 Some(ExchangeEvent::Asked {
-                    ask: request.id.payload().clone(),
+                    ask: request.id.payload(),
                     method: Arc::from(request.method),
                     params: unrelated(request.params),
                 })
@@ -237,7 +237,7 @@ pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
         NotificationSubject::Progress(token, progress) => {
-            (token == *id.payload()).then_some(ExchangeEvent::Progress(progress))
+            (id.is_payload(&token)).then_some(ExchangeEvent::Progress(progress))
         }
         NotificationSubject::Log(params) => Some(ExchangeEvent::Log(params)),
         NotificationSubject::Withdrawn(_)
@@ -320,7 +320,7 @@ impl QuestionKeepAlive {
         let question_meta = params.object()?.get_object(meta::META)?;
         let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;
         let related = question_meta.get(meta::RELATED_TASK).map(|related| related.detached());
-        Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
+        Some(Self { ask: id.payload(), token: token.payload(), related })
     }
 
     /// Sends progress in the background until the question is closed, or its call or session is gone.

@@ -89,7 +89,7 @@ mod tests {
         let ids = [question_id(&sealer, asked.0, asked.1), question_id(&sealer, asked.0, asked.1)];
         assert_ne!(ids[0], ids[1]);
         assert!(ids.iter().all(|id| question(&sealer, id) == Some(asked)));
-        assert!(RequestId::from_payload(ids[0].payload()).is_some(), "short enough for an id");
+        assert!(RequestId::from_payload(&ids[0].payload()).is_some(), "short enough for an id");
         assert_eq!(question(&sealer, &RequestId::text("tg:0123")), None);
         let cursor = cursor(&sealer, &Principal::local(), None, (Timestamp::from_millis(7), asked.0));
         assert_eq!(question(&sealer, &RequestId::text(&format!("tg:{cursor}"))), None, "of another kind");

@@ -341,7 +341,7 @@ impl StatelessSender {
             meta = meta.set(LOG_LEVEL, Payload::of(&**level));
         }
         meta = match draft.progress {
-            true => meta.set(PROGRESS_TOKEN, id.payload().clone()),
+            true => meta.set(PROGRESS_TOKEN, id.payload()),
             false => meta.remove(PROGRESS_TOKEN),
         };
         let meta = meta.finish();

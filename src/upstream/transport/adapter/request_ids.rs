@@ -17,7 +17,7 @@ pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, 
     let outer = OriginalRequest { id: request.id.clone(), token, wants_logs, is_probe };
     let mut request = Request { id: id.clone(), ..request.clone() };
     if let (Some(metadata), Some(params), Some(_)) = (metadata, request.params.object(), &outer.token) {
-        let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, id.payload().clone()).finish();
+        let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, id.payload()).finish();
         request.params = params_of(&params.edit().set(meta::META, metadata).finish());
     }
     let text = text_of(&request);
@@ -35,7 +35,7 @@ pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
 pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
     let edited = notification.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
-        let metadata = metadata.edit().set(meta::SUBSCRIPTION_ID, id.payload().clone()).finish();
+        let metadata = metadata.edit().set(meta::SUBSCRIPTION_ID, id.payload()).finish();
         Some(params.edit().set(meta::META, metadata).finish())
     });
     match edited {
@@ -97,7 +97,7 @@ pub(super) fn question(request: &Request, id: RequestId) -> (Request, Bytes) {
 
 pub(super) fn withdrawal(notification: &Notification, id: &RequestId) -> (Notification, Bytes) {
     let params = notification.params.object();
-    let params = params.map(|params| params.edit().set("requestId", id.payload().clone()).finish());
+    let params = params.map(|params| params.edit().set("requestId", id.payload()).finish());
     let params = params.as_ref().map_or(Params::Absent, params_of);
     let notification = Notification { params, ..notification.clone() };
     let text = verbatim(&notification);

@@ -26,6 +26,7 @@ pub(crate) mod reply;
 pub mod resource_metadata;
 pub(crate) mod session;
 pub(crate) mod shared_lookups;
+pub(crate) mod spare_headers;
 pub mod subject_token;
 #[cfg_attr(not(unix), path = "upstream/no_supervisor.rs")]
 pub mod supervisor;

@@ -22,7 +22,8 @@ use tokio::time::Instant;
 
 use super::arrival::Arrival;
 use crate::task::{Caller, Principal, WithheldBy};
-use crate::upstream::ForwardedHeaders;
+use crate::upstream::raw_channel::RawBody;
+use crate::upstream::{ForwardedHeaders, spare_headers};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
@@ -48,15 +49,11 @@ pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
 }
 
-/// The fields of a usual request head. hyper reads the connection's next head into the map of the last response, and would
-/// enlarge a smaller one each time.
-const HEAD_FIELDS: usize = 12;
-
 /// A response of status 200 with this media type.
 #[must_use]
 pub fn typed_response(body: ResponseBody, kind: &'static str) -> FaceResponse {
     let mut response = FaceResponse::new(body);
-    let mut headers = http::HeaderMap::with_capacity(HEAD_FIELDS);
+    let mut headers = spare_headers::take();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     *response.headers_mut() = headers;
     response
@@ -147,6 +144,11 @@ pub enum MessageChannel {
     /// An HTTP request: headers that repeat parts of the body are required and must agree.
     #[default]
     Request,
+
+    /// Drops the request; its header map serves another head.
+    pub(super) fn finish(self: Box<Self>) {
+        spare_headers::keep(self.headers);
+    }
     /// One of many on a stream: only the body counts (T-70). An HTTP request is never read as such a message.
     Stream,
 }

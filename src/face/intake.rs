@@ -48,7 +48,11 @@ pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> 
     match admitted {
         AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable }) => {
             let response = match face {
-                Face::Stateless => serve_stateless(faces, &inbound, message).await,
+                Face::Stateless => {
+                    let response = serve_stateless(faces, &inbound, message).await;
+                    inbound.finish();
+                    response
+                }
                 Face::Session => faces.post(inbound, message).await,
             };
             match refusable {

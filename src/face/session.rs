@@ -181,7 +181,7 @@ impl SessionFace {
         match sort(&self.shared, &session, *message, &inbound) {
             Ok(MessageRoute::Piped(message)) => {
                 let accepted = inbound.accepted;
-                drop(inbound);
+                inbound.finish();
                 pipe::post(&self.shared, session, message, accepted).await
             }
             Ok(MessageRoute::Weighed(request)) => {

@@ -8,14 +8,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tokio::sync::SetOnce;
 
 use crate::task::Principal;
-use crate::upstream::{ClientCredential, ForwardedHeaders};
+use crate::upstream::{ClientCredential, ForwardedHeaders, spare_headers};
 use crate::wire::{MessageText, ProtocolVersion, method};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-
-const COMMON_AND_FURTHER: usize = 12;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SessionHeaders {
@@ -120,6 +118,13 @@ impl StreamPurpose {
 debug_members!(StreamPurpose, |purpose| is_served: purpose.is_served());
 
 impl OutgoingRequest {
+    /// Drops the request after its response; its header map serves another head.
+    pub(crate) fn finish(self) {
+        if let OutgoingMethod::Post { further: Some(further), .. } = self.verb {
+            spare_headers::keep(*further);
+        }
+    }
+
     pub(crate) fn under_way(self) -> Self {
         Self { part: RequestScope::UnderWay, ..self }
     }
@@ -233,7 +238,8 @@ impl OutgoingRequest {
 
     /// All headers, built for one attempt; `common` are the [`common_headers`].
     pub(crate) fn headers(&self, common: &HeaderMap) -> HeaderMap {
-        let mut headers = common.clone();
+        let mut headers = spare_headers::take();
+        headers.extend(common.iter().map(|(name, value)| (name.clone(), value.clone())));
         // None has the name of an existing or a later one.
         self.forwarded.add_to(&mut headers);
         match &self.verb {
@@ -280,7 +286,7 @@ impl OutgoingRequest {
 }
 
 pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(COMMON_AND_FURTHER);
+    let mut headers = HeaderMap::new();
     if let Some(host) = host {
         headers.insert(HOST, host);
     }

@@ -18,6 +18,7 @@ use super::CallContext;
 use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
 use super::outgoing::SESSION_ID;
 use super::raw_channel::{RawBody, RawResponse, SessionBinding};
+use super::spare_headers;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseEvent};
@@ -168,10 +169,11 @@ impl WholeBody for RawBody {
 
 impl<B> From<Response<B>> for RawResponse<B> {
     fn from(response: Response<B>) -> Self {
-        let headers = response.headers();
-        let (content, retry_after) = (content_of(headers), retry_after(&response));
-        let session = headers.get(SESSION_ID).cloned();
-        Self { status: response.status(), content, retry_after, session, body: response.into_body() }
+        let (content, retry_after) = (content_of(response.headers()), retry_after(&response));
+        let (head, body) = response.into_parts();
+        let session = head.headers.get(SESSION_ID).cloned();
+        spare_headers::keep(head.headers);
+        Self { status: head.status, content, retry_after, session, body }
     }
 }
 

@@ -31,11 +31,11 @@ use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
 use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::{ForwardedHeaders, spare_headers};
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
@@ -222,7 +222,9 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
     let repeats = |name: &http::HeaderName| {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
     };
-    all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+    let mut headers = spare_headers::take();
+    headers.extend(all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())));
+    headers
 }
 
 struct StatelessForward {

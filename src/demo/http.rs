@@ -19,7 +19,7 @@ use super::DemoState;
 use super::rpc::{self, Incoming};
 use super::session::{DemoCall, DemoClientCapabilities, DemoMessages, DemoSession, DemoSessions};
 use super::tools::{self, DemoCaller};
-use crate::face::http::{FaceResponse, empty_body, full_body};
+use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
@@ -301,7 +301,7 @@ where
 {
     let rest = with_comments(rest, session.ended.clone());
     let frames = first.map(|message| event(&message)).chain(rest).map(|part| Ok(Frame::data(part)));
-    let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
+    let mut response = FaceResponse::new(ResponseBody::new(StreamBody::new(frames)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response

@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
 
 use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
 use super::array_answer::{self, ArrayItems};
 use super::headers::{self, Face};
-use super::http::{AcceptedTypes, FaceResponse, Inbound, ending_with, is_event_stream};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody, ending_with, is_event_stream};
 use super::intake::{self, PathContext, PathFaces};
 use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
 use super::replica_array;
@@ -290,7 +289,7 @@ fn ended_with_error(response: FaceResponse, id: &RequestId) -> FaceResponse {
     }
     response.map(|body| {
         let request = ReplicaStream(id.clone());
-        PipeBody::new(body, BodyForm::Events, PipeTimeouts::default(), Some(request)).boxed_unsync()
+        ResponseBody::new(PipeBody::new(body, BodyForm::Events, PipeTimeouts::default(), Some(request)))
     })
 }
 

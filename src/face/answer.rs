@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, StatusCode};
-use http_body_util::BodyExt as _;
 
 use super::http::{
     AcceptedTypes, FaceResponse, Inbound, ResponseBody, SingleEventBody, empty_body, full_body, joined_body,
@@ -48,7 +47,7 @@ impl Addressee {
         if result.is_large() {
             let body = joined_body(envelope::result_of_pieces(id, result.into_pieces()));
             return match self.accepted {
-                AcceptedTypes::EventStream => event_stream(SingleEventBody::new(body).boxed_unsync()),
+                AcceptedTypes::EventStream => event_stream(ResponseBody::new(SingleEventBody::new(body))),
                 AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => json(body),
             };
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -200,7 +200,7 @@ fn error_text(id: Option<&RequestId>, complaint: &RequestError) -> Bytes {
 }
 
 fn body(parts: impl stream::Stream<Item = BodyPart> + Send + 'static) -> ResponseBody {
-    StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))).boxed_unsync()
+    ResponseBody::new(StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))))
 }
 
 /// `None` for a message without response, and for a cancelled request.

@@ -81,7 +81,7 @@ pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: O
     let stream =
         MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
     let frames = stream::unfold(Box::new(stream), |mut stream| async move { Some((stream.next().await?, stream)) });
-    StreamBody::new(frames).boxed_unsync()
+    ResponseBody::new(StreamBody::new(frames))
 }
 
 struct MessageStream<M> {

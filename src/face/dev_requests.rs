@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::http::{FaceResponse, Inbound, ResponseBody, is_event_stream};
@@ -37,7 +36,7 @@ pub(super) fn shown(request: Box<ClientRequest>, response: FaceResponse) -> Face
         true => ResponseText::Events(SseDecoder::new(BYTES_MAX)),
         false => ResponseText::Whole(Vec::new()),
     };
-    response.map(|body| ShownBody { body, request, text, bytes: 0 }.boxed_unsync())
+    response.map(|body| ResponseBody::new(ShownBody { body, request, text, bytes: 0 }))
 }
 
 struct ShownBody {

@@ -13,8 +13,6 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -28,25 +26,28 @@ use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
 /// A complete body, or an event stream. An error aborts the connection.
-pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
+pub type ResponseBody = RawBody;
 
 pub type FaceResponse = http::Response<ResponseBody>;
 
 pub fn empty_body() -> ResponseBody {
-    Empty::new().map_err(|never| match never {}).boxed_unsync()
+    ResponseBody::whole(Bytes::new())
 }
 
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
-    Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
+    match part.into() {
+        BodyPart::Bytes(bytes) => ResponseBody::whole(bytes),
+        event @ BodyPart::Event(_) => PartsBody(VecDeque::from([event])).into(),
+    }
 }
 
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
-    PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
+    PartsBody(messages.into_iter().map(BodyPart::message).collect()).into()
 }
 
 /// Avoids a copy of a large text together with short ones.
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
-    PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
+    PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).into()
 }
 
 /// A response of status 200 with this media type.
@@ -60,6 +61,12 @@ pub fn typed_response(body: ResponseBody, kind: &'static str) -> FaceResponse {
 }
 
 struct PartsBody(VecDeque<BodyPart>);
+
+impl From<PartsBody> for ResponseBody {
+    fn from(parts: PartsBody) -> Self {
+        Self::new(parts)
+    }
+}
 
 impl Body for PartsBody {
     type Data = BodyPart;
@@ -234,7 +241,7 @@ where
     E: Future<Output = ()> + Send + 'static,
 {
     match is_event_stream(&response) {
-        true => response.map(|body| RevocableBody { body, ended: ended().boxed() }.boxed_unsync()),
+        true => response.map(|body| ResponseBody::new(RevocableBody { body, ended: ended().boxed() })),
         false => response,
     }
 }
@@ -368,6 +375,8 @@ pub(super) struct ListedNames {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
+
     use super::*;
 
     #[tokio::test]

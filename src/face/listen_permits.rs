@@ -71,7 +71,7 @@ impl ListenPermit {
             let _permit = &self;
             error
         };
-        body.map_err(holding).boxed_unsync()
+        ResponseBody::new(body.map_err(holding))
     }
 }
 

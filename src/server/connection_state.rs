@@ -275,14 +275,14 @@ mod tests {
     use std::future::poll_fn;
 
     use futures_util::stream;
-    use http_body_util::{BodyExt as _, StreamBody};
+    use http_body_util::StreamBody;
 
     use super::*;
 
     #[tokio::test]
     async fn an_empty_piece_of_an_answer_is_not_sent_on() {
         let pieces = ["", "a", "", "", "b", ""].map(|piece| Ok(Frame::data(BodyPart::Bytes(Bytes::from(piece)))));
-        let body = StreamBody::new(stream::iter(pieces)).boxed_unsync();
+        let body = ResponseBody::new(StreamBody::new(stream::iter(pieces)));
         let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
         let open = OpenRequest::new(trail, &ListenerMetrics::new("replicas"));
         let mut body = OpenRequestBody::new(body, open, Version::HTTP_2);

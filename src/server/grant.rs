@@ -66,7 +66,7 @@ mod tests {
     }
 
     fn endless() -> ResponseBody {
-        http_body_util::StreamBody::new(futures_util::stream::pending()).boxed_unsync()
+        ResponseBody::new(http_body_util::StreamBody::new(futures_util::stream::pending()))
     }
 
     #[tokio::test]

@@ -12,7 +12,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Uri};
-use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -24,7 +23,7 @@ use tokio_rustls::TlsConnector;
 use self::connection::{ForwardedBody, ReplicaSender, Unanswered};
 use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
-use crate::face::http::FaceResponse;
+use crate::face::http::{FaceResponse, ResponseBody};
 use crate::face::listen_permits::LISTENERS_MAX;
 use crate::face::session_owners::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
@@ -145,7 +144,7 @@ impl ReplicaLink for Http2ReplicaLink {
                 Ok(answer) => {
                     let (head, incoming) = answer.into_parts();
                     let body = ForwardedBody::new(incoming, &head.headers, permit);
-                    return Ok(FaceResponse::from_parts(head, body.boxed_unsync()));
+                    return Ok(FaceResponse::from_parts(head, ResponseBody::new(body)));
                 }
                 Err(Unanswered::Unsent) => {}
                 Err(Unanswered::Lost(error)) => {

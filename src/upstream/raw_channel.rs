@@ -4,14 +4,18 @@
 //! not the messages.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::{Body, Frame, SizeHint};
 
-use super::answer_body::BodyKind;
+use super::answer_body::{AnswerBody, BodyKind};
 use super::upstream_health::UpstreamHealth;
 use super::{BeginError, ForwardedHeaders};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
@@ -20,7 +24,58 @@ use crate::wire::framing::BodyPart;
 use crate::wire::{MessageText, ProtocolVersion};
 
 /// A response's body as it comes. Read only on demand; dropping it ends the request at the upstream.
-pub type RawBody = UnsyncBoxBody<BodyPart, io::Error>;
+pub struct RawBody(RawBodySource);
+
+/// The usual bodies need no box.
+enum RawBodySource {
+    Answer(AnswerBody),
+    Other(UnsyncBoxBody<BodyPart, io::Error>),
+}
+
+debug_members!(RawBody);
+
+impl RawBody {
+    pub fn new(body: impl Body<Data = BodyPart, Error = io::Error> + Send + 'static) -> Self {
+        Self(RawBodySource::Other(UnsyncBoxBody::new(body)))
+    }
+
+    /// A complete body, perhaps an empty one.
+    pub fn whole(text: Bytes) -> Self {
+        AnswerBody::Whole(Some(text).filter(|text| !text.is_empty())).into()
+    }
+}
+
+impl From<AnswerBody> for RawBody {
+    fn from(body: AnswerBody) -> Self {
+        Self(RawBodySource::Answer(body))
+    }
+}
+
+impl Body for RawBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        match &mut self.get_mut().0 {
+            RawBodySource::Answer(body) => Pin::new(body).poll_frame(cx),
+            RawBodySource::Other(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            RawBodySource::Answer(body) => body.is_end_stream(),
+            RawBodySource::Other(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            RawBodySource::Answer(body) => body.size_hint(),
+            RawBodySource::Other(body) => body.size_hint(),
+        }
+    }
+}
 
 #[async_trait]
 pub trait RawChannel: Send + Sync + std::fmt::Debug {

@@ -163,7 +163,7 @@ impl WholeBody for AnswerBody {
 
 impl WholeBody for RawBody {
     fn whole(text: Bytes) -> Self {
-        AnswerBody::whole(text).boxed_unsync()
+        Self::whole(text)
     }
 }
 

@@ -12,12 +12,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Method, StatusCode};
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::serving;
-use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, empty_body, full_body};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, ResponseBody, empty_body, full_body};
 use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -109,7 +109,7 @@ fn json_answer(status: u16, text: String) -> FaceResponse {
 
 fn events(pieces: stream::BoxStream<'static, &'static str>) -> FaceResponse {
     let frames = pieces.map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()).into())));
-    let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
+    let mut response = FaceResponse::new(ResponseBody::new(StreamBody::new(frames)));
     response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
     response
 }

@@ -1,14 +1,13 @@
 //! Sends a call's replay buffer to its client, also from `Last-Event-ID` on.
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 
 use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader};
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
-use crate::face::http::{AcceptedTypes, FaceResponse, SingleEventBody, joined_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, SingleEventBody, joined_body};
 use crate::face::named_item::NamedItem;
 use crate::face::sealed::{IdKind, SessionToken, event_id, read_event_id};
 use crate::face::served::Served;
@@ -97,7 +96,7 @@ impl CallMessages for ReplayStream {
                 let message =
                     self.request.as_ref().map(|request| envelope::result_of_pieces(request, result.into_pieces()));
                 let body = SingleEventBody::new(joined_body(message.into_iter().flatten())).named(id);
-                CallMessage::Answer(RequestAnswer::Events(body.boxed_unsync()))
+                CallMessage::Answer(RequestAnswer::Events(ResponseBody::new(body)))
             }
             ReplayItem::Last(ending, number) => {
                 let message = last_message(self.request.as_ref(), &ending);

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
-use http_body_util::BodyExt;
 
 use super::{CallMessage, CallMessages};
 use crate::dialect::RequestError;
@@ -43,7 +42,7 @@ impl RequestAnswer {
     pub(in crate::face) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
-                event_stream(SingleEventBody::new(body).boxed_unsync())
+                event_stream(ResponseBody::new(SingleEventBody::new(body)))
             }
             Self::Json(body) => json(body),
             Self::Events(body) => event_stream(body),
@@ -59,7 +58,7 @@ impl RequestAnswer {
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
             AnswerContent::Message(message) => Some(full_body(BodyPart::message(message))),
-            AnswerContent::Json(body) => Some(SingleEventBody::new(body).boxed_unsync()),
+            AnswerContent::Json(body) => Some(ResponseBody::new(SingleEventBody::new(body))),
             AnswerContent::Events(body) => Some(body),
             AnswerContent::Nothing => None,
         }

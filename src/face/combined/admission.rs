@@ -178,13 +178,13 @@ impl ServerVoice {
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
             Some(Err(error)) => {
                 let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
-                return FaceResponse::from_parts(head, StreamBody::new(broken).boxed_unsync());
+                return FaceResponse::from_parts(head, ResponseBody::new(StreamBody::new(broken)));
             }
             None => BodyPart::default(),
         };
         if !body.is_end_stream() {
             let body = JsonAnswer { voice: self, look: MessageClassifier::default(), held: Some(first), source: body };
-            return FaceResponse::from_parts(head, body.boxed_unsync());
+            return FaceResponse::from_parts(head, ResponseBody::new(body));
         }
         let text = first.into_bytes();
         match text.is_empty() {

@@ -12,7 +12,6 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -50,7 +49,7 @@ pub(super) async fn shown(
 ) -> FaceResponse {
     let limits = voice.upstreams.read_limits(voice.at, principal).with_envelope();
     match is_event_stream(&answer) {
-        true => answer.map(|source| ShownEvents::new(source, voice, limits).boxed_unsync()),
+        true => answer.map(|source| ResponseBody::new(ShownEvents::new(source, voice, limits))),
         false => voice.admit_answer(answer, addressee).await,
     }
 }

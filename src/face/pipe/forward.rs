@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use http_body_util::{BodyStream, StreamBody};
 use hyper::body::{Body as _, Frame};
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
@@ -159,9 +159,12 @@ impl<E: PipeEra> PipedCall<E> {
                         self.answered(answer.outcome());
                         Ok(answer)
                     }
-                    OpenedAnswer::Through(body) => {
-                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
-                    }
+                    OpenedAnswer::Through(body) => Ok(RequestAnswer::Json(ResponseBody::new(PipeBody::new(
+                        body,
+                        BodyForm::Json,
+                        pace,
+                        Some(self),
+                    )))),
                 }
             }
             BodyKind::Events if accepted == AcceptedTypes::Json => {
@@ -179,7 +182,7 @@ impl<E: PipeEra> PipedCall<E> {
                 let body = PipeBody::new(source, BodyForm::Events, pace, Some(self)).with_signs(signs);
                 Ok(RequestAnswer::Events(match subscription {
                     Some((id, leaving)) => until_leaving(body, &id, leaving),
-                    None => body.boxed_unsync(),
+                    None => ResponseBody::new(body),
                 }))
             }
         }
@@ -216,7 +219,7 @@ fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leavi
     let stopped = leaving.clone();
     let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(message))) });
     let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());
-    StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
+    ResponseBody::new(StreamBody::new(frames.chain(last.filter_map(std::future::ready))))
 }
 
 impl<E: PipeEra> AnsweredRequest for PipedCall<E> {

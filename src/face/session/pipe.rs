@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt};
 use http::{HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt, BodyStream, StreamBody};
+use http_body_util::{BodyStream, StreamBody};
 use hyper::body::{Body, Frame};
 use serde_json::json;
 use tokio::time::Instant;
@@ -121,7 +121,7 @@ pub(super) fn request(
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
     let listed = params.filter(|_| request.method == method::TOOLS_LIST);
     let cursor = listed.and_then(sent_cursor).map(|cursor| cursor.detached());
-    let edited = if tool.is_some() { rewrite::plain_call(&request, drafts) } else { None };
+    let edited = if tool.is_some() { rewrite::plain_call(&request, served.settings.drafts) } else { None };
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {
         Some(edited) => edited.into(),
@@ -241,7 +241,7 @@ async fn open_stream(
                 return RequestAnswer::Status(refusal);
             }
             // The server has no such stream, but tasks may use it.
-            (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
+            (ResponseBody::new(StreamBody::new(futures_util::stream::pending())), ResumedStreamKind::Another)
         }
     };
     let body = match resumed.filter(|_| taken_up == ResumedStreamKind::Same) {
@@ -257,7 +257,7 @@ async fn open_stream(
 /// A client's stream that ends properly when the gateway shuts down.
 fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState, body: PipeBody<C>) -> RequestAnswer {
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
-    RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
+    RequestAnswer::Events(ResponseBody::new(StreamBody::new(frames)))
 }
 
 struct PipeForward {
@@ -442,7 +442,7 @@ impl CallMessages for SessionOwnStream {
             biased;
             answer = &mut self.answering => Some(CallMessage::Answer(match (answer, self.own.take()) {
                 (RequestAnswer::Events(source), Some(own)) => {
-                    RequestAnswer::Events(InjectedStream { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
+                    RequestAnswer::Events(ResponseBody::new(InjectedStream { source, own, position: SseDecoder::of_nothing() }))
                 }
                 (answer, _) => answer,
             })),

@@ -24,7 +24,7 @@ fn incomplete(piece: usize, interval: Duration) -> RawBody {
         Some(("x".repeat(piece), ()))
     });
     let pieces = stream::once(async { first }).chain(more);
-    StreamBody::new(pieces.map(|piece| Ok(Frame::data(BodyPart::from(Bytes::from(piece)))))).boxed_unsync()
+    RawBody::new(StreamBody::new(pieces.map(|piece| Ok(Frame::data(BodyPart::from(Bytes::from(piece)))))))
 }
 
 /// Why the reading of a message failed.

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http_body_util::BodyExt;
 use tokio::sync::broadcast;
 
 use super::drive::SessionSource;
 use super::exchange::HttpExchange;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
-use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::session::UpstreamLink;
 use crate::upstream::session::own::{OwnSessionChannel, SessionLease};
 use crate::upstream::upstream_health::UpstreamHealth;
@@ -79,8 +78,10 @@ impl RawChannel for Arc<UpstreamLink> {
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
-        let response = self.transport.send(&outgoing(request), &HandedOver::default()).await?;
-        Ok(response.map(|body| body.boxed_unsync()).into())
+        let outgoing = outgoing(request);
+        let response = self.transport.send(&outgoing, &HandedOver::default()).await?;
+        outgoing.finish();
+        Ok(response.map(RawBody::from).into())
     }
 
     fn health(&self) -> Option<&UpstreamHealth> {

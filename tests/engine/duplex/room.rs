@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
 use support::serving;
-use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound, ResponseBody};
 use taskgate::face::stdio::{self, StdioEnds};
 use taskgate::face::stream_client::{self, ClientMessage, StreamClient};
 use taskgate::shared_limits::SharedLimits;
@@ -94,7 +93,7 @@ impl Endpoint for Generous {
             is_sized: matches!(self.sending, Sending::Sized),
             taken: Arc::clone(&self.taken),
         };
-        let mut response = FaceResponse::new(large.boxed_unsync());
+        let mut response = FaceResponse::new(ResponseBody::new(large));
         let kind = if is_stream { "text/event-stream" } else { "application/json" };
         response.headers_mut().insert("content-type", kind.parse().unwrap());
         response

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use serde_json::json;
 use support::scripted::in_time;
 use support::serving;
@@ -16,9 +16,8 @@ use taskgate::face::http::{Endpoint as _, Inbound};
 use taskgate::face::served::Served;
 use taskgate::task::{Caller, GatewayFault, Principal};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
+use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
 use taskgate::upstream::{OwnSessionChannel, SessionLease, Upstream};
-use taskgate::wire::framing::BodyPart;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -54,7 +53,7 @@ impl RawChannel for NumberingServer {
             }
             RawMethod::Post(_) | RawMethod::PostWith { .. } | RawMethod::Note(_) | RawMethod::Get { .. } => (),
         }
-        let body = Full::new(BodyPart::from(Bytes::from(text))).map_err(|never| match never {}).boxed_unsync();
+        let body = RawBody::whole(Bytes::from(text));
         Ok(RawResponse { status: StatusCode::OK, content: BodyKind::Json, retry_after: None, session, body })
     }
 }

@@ -8,7 +8,7 @@ use ::bytes::Bytes;
 use async_trait::async_trait;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt, Full, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -22,7 +22,6 @@ use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
 use taskgate::upstream::{OwnSessionChannel, SessionLease, Timeouts, Upstream};
-use taskgate::wire::framing::BodyPart;
 use taskgate::wire::{ScanLimits, envelope};
 use tokio::time::Instant;
 
@@ -78,7 +77,7 @@ impl RawChannel for Slow {
             if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
                 let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
                 let text = json!({"jsonrpc": "2.0", "id": 0, "result": result}).to_string();
-                let body = Full::new(BodyPart::from(Bytes::from(text))).map_err(|never| match never {}).boxed_unsync();
+                let body = RawBody::whole(Bytes::from(text));
                 return Ok(response(BodyKind::Json, body));
             }
         }
@@ -88,7 +87,7 @@ impl RawChannel for Slow {
             tokio::time::sleep(after).await;
             Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()).into())), pieces))
         });
-        Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
+        Ok(response(self.content, RawBody::new(StreamBody::new(pieces))))
     }
 
     fn makes_streams(&self) -> bool {

@@ -19,7 +19,7 @@ use taskgate::face::served::Served;
 use taskgate::face::stateless::{MessageContext, StatelessFace};
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ForwardedHeaders, OwnSessionChannel, ResumeToken, ServerFacts,
     ServerNotification, SessionLease, Upstream, UpstreamRequest,
@@ -56,7 +56,7 @@ impl RawChannel for Slow {
             tokio::time::sleep(after).await;
             Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()).into())), pieces))
         });
-        let body = StreamBody::new(pieces).boxed_unsync();
+        let body = RawBody::new(StreamBody::new(pieces));
         Ok(RawResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })
     }
 }

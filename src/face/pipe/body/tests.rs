@@ -40,7 +40,7 @@ async fn received(parts: &'static [&'static str], interval: Duration) -> String 
         Ok(Frame::data(BodyPart::from(Bytes::from_static(part.as_bytes()))))
     });
     let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, 1 << 20);
-    let source = edited_events(StreamBody::new(frames).boxed_unsync(), gate, None, |event| {
+    let source = edited_events(RawBody::new(StreamBody::new(frames)), gate, None, |event| {
         if memmem::find(&event.data, b"result").is_some() { vec![event.data.clone()] } else { Vec::new() }
     });
     let pace = PipeTimeouts { idle: Some(Duration::from_secs(120)), deadline: None };

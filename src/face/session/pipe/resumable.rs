@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 
 use crate::face::answer::{Addressee, event_stream};
@@ -88,7 +88,7 @@ async fn begin_made(
         None => return event_stream(empty_body()),
         Some(Err(error)) => {
             let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
-            return event_stream(StreamBody::new(broken).boxed_unsync());
+            return event_stream(ResponseBody::new(StreamBody::new(broken)));
         }
     };
     let is_answer =
@@ -185,15 +185,15 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
                 length += part.len();
                 parts.push_back(part);
                 if length > KEPT_BYTES_MAX {
-                    return writer.hand_over(PartlyReadBody { parts, rest: event }.boxed_unsync()).await;
+                    return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest: event })).await;
                 }
             }
             Ok(None) => break,
             // It cannot be completed, so the client's stream breaks off.
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
-                let rest = StreamBody::new(broken).boxed_unsync();
-                return writer.hand_over(PartlyReadBody { parts, rest }.boxed_unsync()).await;
+                let rest = ResponseBody::new(StreamBody::new(broken));
+                return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest })).await;
             }
         }
     }

@@ -4,13 +4,14 @@ use std::io;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::answer_budget::AnswerBudget;
+use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply::{EventStream, ReadLimits};
 use crate::upstream::transport::sse::SseReceiver;
 use crate::wire::framing::BodyPart;
@@ -63,7 +64,7 @@ async fn u76_a_message_that_stays_incomplete_is_dropped_and_its_connection_goes_
         sleep(Duration::from_secs(after)).await;
         Ok::<_, io::Error>(Frame::data(BodyPart::from(Bytes::from(piece))))
     });
-    let events = EventStream::new(StreamBody::new(pieces).boxed_unsync(), ReadLimits::of_bytes(BYTES_MAX));
+    let events = EventStream::new(RawBody::new(StreamBody::new(pieces)), ReadLimits::of_bytes(BYTES_MAX));
     let mut receiver = SseReceiver(events);
     let mut next = Box::pin(room.next(&mut receiver));
     assert!(timeout(seconds(29), &mut next).await.is_err() && budget.in_use() > 0);

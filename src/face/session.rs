@@ -38,7 +38,7 @@ use super::pipe::forward::PipeMetrics;
 use super::sealed::Sealer;
 use super::served::Served;
 use crate::dialect::RequestError;
-use crate::task::{Caller, Drafts, Reason};
+use crate::task::{Caller, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
@@ -440,7 +440,7 @@ fn sort(
             {
                 return Ok(MessageRoute::Weighed(request));
             }
-            pipe::request(request, bytes, arrived, shared.served.settings.drafts).map(MessageRoute::Piped)
+            pipe::request(request, bytes, arrived, &shared.served).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
@@ -460,8 +460,7 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(piped_message(other, bytes, arrived, shared.served.settings.drafts)?
-                .map_or(MessageRoute::Nothing, MessageRoute::Piped))
+            Ok(piped_message(other, bytes, arrived, &shared.served)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
 }
@@ -479,14 +478,14 @@ fn piped_message(
     message: Message,
     bytes: Bytes,
     arrived: Instant,
-    drafts: Drafts,
+    served: &Served,
 ) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
         Message::Request(request) if tasks::is_method(&request.method) => {
             Err(RequestError::UnknownMethod(request.method))
         }
-        Message::Request(request) => pipe::request(request, bytes, arrived, drafts).map(Some),
+        Message::Request(request) => pipe::request(request, bytes, arrived, served).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
             let kind = match notification.is_about_a_request() {

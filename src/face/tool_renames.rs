@@ -415,6 +415,11 @@ impl RawChannel for RenamingChannel {
         self.inner.makes_streams()
     }
 
+    /// It reads the names of called tools.
+    fn reads_messages(&self) -> bool {
+        true
+    }
+
     fn hides_tools(&self) -> bool {
         self.namer.names.hide_some()
     }

@@ -109,6 +109,11 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     fn hides_tools(&self) -> bool {
         false
     }
+
+    /// Whether it reads the messages that it sends, which then keep their parsed form.
+    fn reads_messages(&self) -> bool {
+        false
+    }
 }
 
 /// A session at the upstream, as its requests name it.

@@ -44,7 +44,7 @@ use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
 use crate::face::served::Served;
 use crate::metric;
-use crate::task::{Caller, Drafts, Executed, GatewayFault, Reason};
+use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawMethod, RawRequest};
@@ -103,7 +103,7 @@ pub(super) fn request(
     request: Request,
     bytes: Bytes,
     arrived: Instant,
-    drafts: Drafts,
+    served: &Served,
 ) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match &*request.method {
@@ -125,7 +125,10 @@ pub(super) fn request(
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {
         Some(edited) => edited.into(),
-        None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
+        None if served.channel.reads_messages() || served.engine.audit().is_some() => {
+            MessageText::with_message(bytes, Arc::new(Message::Request(request)))
+        }
+        None => bytes.into(),
     };
     let request = PipedRequest { id, arrived, method, text, tool, preference, progress_token, cursor };
     Ok(PipedMessage::Request(Box::new(request)))

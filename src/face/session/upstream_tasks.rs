@@ -121,7 +121,7 @@ pub(super) async fn post(
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
-    match pipe::request(request, Bytes::clone(&inbound.body), inbound.received_at, shared.served.settings.drafts) {
+    match pipe::request(request, Bytes::clone(&inbound.body), inbound.received_at, &shared.served) {
         Ok(message) => pipe::post(shared, session, message, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }

@@ -91,6 +91,10 @@ impl RawChannel for Arc<UpstreamLink> {
     fn makes_streams(&self) -> bool {
         self.transport.is_adapted()
     }
+
+    fn reads_messages(&self) -> bool {
+        self.transport.is_adapted()
+    }
 }
 
 impl OwnSessionChannel for Arc<UpstreamLink> {

@@ -4,8 +4,7 @@
 //! has them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use slab::Slab;
@@ -47,19 +46,17 @@ struct CallRecord {
     tool: Arc<str>,
     owner: Principal,
     began: Instant,
-    /// Milliseconds from `began` to the last message, plus one; 0 before the first.
-    last_sign: AtomicU64,
-    is_held: AtomicBool,
+    last_sign: Option<Instant>,
+    is_held: bool,
 }
 
 impl CallRecord {
     fn entry(&self) -> Option<HeldCallEntry> {
-        let sign = self.last_sign.load(Ordering::Relaxed).checked_sub(1);
-        self.is_held.load(Ordering::Relaxed).then(|| HeldCallEntry {
+        self.is_held.then(|| HeldCallEntry {
             tool: Arc::clone(&self.tool),
             owner: self.owner.clone(),
             began: self.began,
-            last_sign: sign.map(|after| self.began + Duration::from_millis(after)),
+            last_sign: self.last_sign,
         })
     }
 }
@@ -67,7 +64,7 @@ impl CallRecord {
 #[derive(Debug, Default)]
 pub(super) struct CallsInProgress {
     counts: [AtomicUsize; 4],
-    records: Mutex<Slab<Arc<CallRecord>>>,
+    records: Mutex<Slab<CallRecord>>,
 }
 
 impl CallsInProgress {
@@ -102,28 +99,31 @@ pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
     index: usize,
-    record: Arc<CallRecord>,
 }
 
 impl CallInProgress {
     pub(super) fn new(shared: Arc<CallPermitsInner>, tool: Arc<str>, owner: Principal) -> Self {
         let (prospect, all) = (CallProspect::Held, &shared.in_progress);
-        let (last_sign, is_held) = (AtomicU64::new(0), AtomicBool::new(true));
-        let record = Arc::new(CallRecord { tool, owner, began: Instant::now(), last_sign, is_held });
+        let record = CallRecord { tool, owner, began: Instant::now(), last_sign: None, is_held: true };
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
-        let index = all.records.lock().insert(Arc::clone(&record));
-        Self { shared, prospect, index, record }
+        let index = all.records.lock().insert(record);
+        Self { shared, prospect, index }
     }
 
     pub fn heard(&self) {
-        let after = u64::try_from(self.record.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-        self.record.last_sign.store(after + 1, Ordering::Relaxed);
+        self.with_record(|record| record.last_sign = Some(Instant::now()));
     }
 
     /// Recounts the call under a changed prospect. A task is no longer held.
     pub fn now(&mut self, prospect: CallProspect) {
-        self.record.is_held.store(prospect == CallProspect::Held, Ordering::Relaxed);
+        self.with_record(|record| record.is_held = prospect == CallProspect::Held);
         self.count_as(prospect);
+    }
+
+    fn with_record(&self, change: impl FnOnce(&mut CallRecord)) {
+        if let Some(record) = self.shared.in_progress.records.lock().get_mut(self.index) {
+            change(record);
+        }
     }
 
     /// Recounts a held call by whether its client can return for the response, even to a later process.

@@ -144,6 +144,11 @@ impl Inbound {
     pub fn counted_as(&self) -> Principal {
         self.caller.principal.counted_at(self.client)
     }
+
+    /// Drops the request; its header map serves another head.
+    pub(super) fn finish(self: Box<Self>) {
+        spare_headers::keep(self.headers);
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,11 +156,6 @@ pub enum MessageChannel {
     /// An HTTP request: headers that repeat parts of the body are required and must agree.
     #[default]
     Request,
-
-    /// Drops the request; its header map serves another head.
-    pub(super) fn finish(self: Box<Self>) {
-        spare_headers::keep(self.headers);
-    }
     /// One of many on a stream: only the body counts (T-70). An HTTP request is never read as such a message.
     Stream,
 }

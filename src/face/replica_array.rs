@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame};
 
 use super::http::{FaceResponse, ResponseBody, is_event_stream};
@@ -27,8 +26,9 @@ pub(super) fn completed(response: FaceResponse, requests: Vec<RequestId>) -> Fac
         true => ArrayForm::Events { decoder: SseDecoder::new(EVENT_BYTES_MAX), has_lost: false },
         false => ArrayForm::Json(ArrayPosition::default()),
     };
-    response
-        .map(|body| ReplicaArray { body, form, open: requests, added: VecDeque::new(), is_over: false }.boxed_unsync())
+    response.map(|body| {
+        ResponseBody::new(ReplicaArray { body, form, open: requests, added: VecDeque::new(), is_over: false })
+    })
 }
 
 /// The error in place of a response that the other replica did not send.

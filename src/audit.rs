@@ -3,6 +3,7 @@
 //! Requests append to a bounded queue; one thread owns the file (`writer`). Read `record` first: the events, the form of a
 //! line and the chain. Arguments, results and credentials are in no event.
 
+mod anchor;
 mod file;
 mod queue;
 mod record;
@@ -10,7 +11,7 @@ pub mod verify;
 mod writer;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use tokio::time::{Instant, timeout};
 use crate::task::digest::hex;
 use crate::task::{Clock as _, Executed, GatewayFault, Principal, Reason, SystemClock, TaskKey};
 use crate::wire::{Object, Payload};
+pub use anchor::AuditAnchor;
 pub use file::AuditOpenError;
 use file::AuditSink;
 use queue::{AuditQueue, QueuedRecord};
@@ -45,16 +47,8 @@ pub struct AuditSettings {
     pub records_calls: bool,
     /// Whether the digest of a call's arguments is recorded.
     pub digests_arguments: bool,
-    /// A file that gets the digest of each 1,000th line.
-    pub anchor: Option<PathBuf>,
-}
-
-impl AuditSettings {
-    /// The files, each with its key.
-    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let anchor = self.anchor.as_deref().map(|anchor| ("audit.anchor", anchor));
-        std::iter::once(("audit.path", self.path.as_path())).chain(anchor)
-    }
+    /// The place that gets the digest of each 1,000th line.
+    pub anchor: Option<AuditAnchor>,
 }
 
 /// The audit file, for every module that records events. Records of a closed file are dropped.

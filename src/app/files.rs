@@ -6,7 +6,7 @@ use std::{env, fmt};
 use super::descriptors::DescriptorShortage;
 use super::sealing_key::{self, KeyFileError};
 use super::task_store;
-use crate::audit::AuditSettings;
+use crate::audit::AuditAnchor;
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings, UpstreamConfig};
 use crate::secret_file::{self, SecretFileError};
 use crate::server::api_keys::{
@@ -18,6 +18,7 @@ use crate::server::tokens::settings::TokenSettings;
 use crate::server::tokens::{KeySourceError, TokenVerifier, check_file};
 use crate::server::{AdminSettings, Authenticator, CertificateHolders, LocalUser, TokenHolders};
 use crate::store::OpenError;
+use crate::system;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError, read_revocation_lists, read_roots};
 use crate::upstream::http::ProxyError;
@@ -40,6 +41,8 @@ pub enum FileError {
     Folder { folder: PathBuf },
     #[error("{}: is a folder; name a file", file.display())]
     NotAFile { file: PathBuf },
+    #[error("{}: is not the socket of a syslog daemon", socket.display())]
+    Syslog { socket: PathBuf },
     #[error("{}: {source}", file.display())]
     KeySet { file: PathBuf, source: KeySourceError },
     #[error(transparent)]
@@ -115,8 +118,9 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
-    for (key, file) in config.audit.iter().flat_map(AuditSettings::files) {
-        note(key.to_owned(), check_place(file));
+    if let Some(audit) = &config.audit {
+        note("audit.path".to_owned(), check_place(&audit.path));
+        note("audit.anchor".to_owned(), audit.anchor.as_ref().map_or(Ok(()), check_anchor));
     }
     for upstream in &config.upstreams {
         let name = &upstream.name;
@@ -175,6 +179,14 @@ fn check_place(file: &Path) -> Result<(), FileError> {
     match file.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir()) {
         Some(folder) => Err(FileError::Folder { folder: folder.to_owned() }),
         None => Ok(()),
+    }
+}
+
+fn check_anchor(anchor: &AuditAnchor) -> Result<(), FileError> {
+    match anchor {
+        AuditAnchor::File(file) => check_place(file),
+        AuditAnchor::Syslog(socket) if system::is_socket(socket) => Ok(()),
+        AuditAnchor::Syslog(socket) => Err(FileError::Syslog { socket: socket.clone() }),
     }
 }
 

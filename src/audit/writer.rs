@@ -3,28 +3,26 @@
 //! Lines reach the kernel as they come. With `required`, a batch is on the disk before its calls are sent; else the file is
 //! synced each second. A failed write is repeated each second, with the same lines.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::AuditSettings;
+use super::anchor::AuditAnchor;
 use super::file::AuditSink;
 use super::queue::{AuditQueue, QueueItem, QueuedRecord, WriterWork};
 use super::record::{AuditAct, AuditEvent, ChainEnd, LINE_BYTES_MAX};
 use crate::metric;
-use crate::system::OwnersAlone as _;
-use crate::task::digest::hex;
 use crate::task::{Clock as _, SystemClock};
 
 const RETRY: Duration = Duration::from_secs(1);
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Lines that are written at once, in bytes.
 const BATCH_BYTES: usize = 256 << 10;
-/// Each such line, and the first of a chain, has its digest in the anchor file.
+/// Each such line, and the first of a chain, has its digest at the anchor.
 pub(super) const ANCHOR_INTERVAL: u64 = 1_000;
-/// Anchors that wait while their file cannot be written.
+/// Anchors that wait while they cannot be written.
 const ANCHORS_MAX: usize = 1_000;
 
 pub(super) struct AuditWriter {
@@ -39,7 +37,8 @@ pub(super) struct AuditWriter {
     /// Whether lines were written since the last sync.
     is_unsynced: bool,
     is_failing: bool,
-    anchor: Option<PathBuf>,
+    path: PathBuf,
+    anchor: Option<AuditAnchor>,
     anchors: Vec<ChainEnd>,
 }
 
@@ -64,6 +63,7 @@ impl AuditWriter {
             replies: Vec::new(),
             is_unsynced: false,
             is_failing: false,
+            path: settings.path.clone(),
             anchor: settings.anchor.clone(),
             anchors: Vec::new(),
         }
@@ -210,33 +210,12 @@ impl AuditWriter {
     }
 
     fn write_anchors(&mut self) {
-        let (Some(path), false) = (&self.anchor, self.anchors.is_empty()) else { return };
-        let text: String = self.anchors.iter().map(|end| format!("{} {}\n", end.seq, hex(&end.digest))).collect();
-        match append_lines(path, text) {
-            Ok(()) => self.anchors.clear(),
-            Err(error) => {
-                tracing::error!(%error, file = %path.display(), "digests of audit lines were not written to `audit.anchor`");
-            }
+        let (Some(anchor), false) = (&self.anchor, self.anchors.is_empty()) else { return };
+        if let Err(error) = anchor.write(&mut self.anchors, &self.path) {
+            let file = anchor.path().display();
+            tracing::error!(%error, %file, "digests of audit lines were not written to `audit.anchor`");
         }
     }
-}
-
-/// Appends lines, behind an incomplete one of a write that failed or of a process that was killed. Nothing is cut off: the file may
-/// be append-only, or another gateway's, too.
-fn append_lines(path: &Path, mut lines: String) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).owners_alone().open(path)?;
-    let found = file.metadata()?;
-    if found.len() > 0 {
-        let mut last = [0];
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-        if last != *b"\n" {
-            lines.insert(0, '\n');
-        }
-    }
-    file.write_all(lines.as_bytes())?;
-    // A pipe cannot be synced.
-    if found.is_file() { file.sync_data() } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -244,7 +223,7 @@ mod tests {
     use super::super::verify::ChainVerifier;
     use super::*;
 
-    fn settings(path: &Path) -> AuditSettings {
+    fn settings(path: &std::path::Path) -> AuditSettings {
         AuditSettings {
             path: path.to_owned(),
             is_required: false,
@@ -280,21 +259,6 @@ mod tests {
         assert!(verifier.lost > 5_000, "{}", verifier.lost);
         assert_eq!(kept + verifier.lost, 20_001);
         assert_eq!(text.matches("audit.lost").count(), 1);
-    }
-
-    /// A write that failed, or a process that was killed, left a part of a line.
-    #[test]
-    fn anchors_are_appended_behind_an_incomplete_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.anchor");
-        for line in ["1 aa\n", "1000 bb\n"] {
-            append_lines(&path, line.to_owned()).unwrap();
-        }
-        let whole = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(whole, "1 aa\n1000 bb\n");
-        std::fs::write(&path, &whole[..whole.len() - 2]).unwrap();
-        append_lines(&path, "1000 bb\n".to_owned()).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1 aa\n1000 b\n1000 bb\n");
     }
 
     /// `kill -9` or a power cut during a write leaves any part of the last lines: the next process continues the chain

@@ -94,6 +94,14 @@ pub(crate) const fn identity(_: &Metadata) -> (u64, u64) {
     (0, 0)
 }
 
+pub(crate) const fn is_socket(_: &Path) -> bool {
+    false
+}
+
+pub(crate) fn send_datagram(_: &Path, _: &[u8]) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 pub(crate) const fn take_owner(_: &File, _: &Metadata) -> io::Result<()> {
     Ok(())
 }

@@ -3,7 +3,8 @@
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, IsTerminal as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -97,6 +98,17 @@ pub(crate) fn signal_of(status: ExitStatus) -> Option<i32> {
 /// The device and inode: unique for each file.
 pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
+}
+
+pub(crate) fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// Sends a datagram to another process. Fails if that process has no room for it now.
+pub(crate) fn send_datagram(socket: &Path, datagram: &[u8]) -> io::Result<()> {
+    let sender = UnixDatagram::unbound()?;
+    sender.set_nonblocking(true)?;
+    sender.send_to(datagram, socket).map(drop)
 }
 
 /// Gives a file the owner of another.

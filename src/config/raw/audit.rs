@@ -3,10 +3,22 @@
 use std::path::PathBuf;
 
 use super::super::keys::keys;
-use super::super::value::{StringFormat, path};
+use super::super::value::{StringFormat, ValueError, path};
+use crate::audit::AuditAnchor;
 
 const AUDIT_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"audit.jsonl\"", read: path };
-const ANCHOR_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"audit.anchor\"", read: path };
+const ANCHOR: StringFormat<AuditAnchor> =
+    StringFormat { wanted: "a file such as \"audit.anchor\", or \"syslog\"", read: anchor };
+/// The syslog daemon's socket on Linux. Elsewhere, and in containers, the configuration names it.
+const SYSLOG_SOCKET: &str = "/dev/log";
+
+fn anchor(text: &str) -> Result<AuditAnchor, ValueError> {
+    match text.strip_prefix("syslog") {
+        Some("") => Ok(AuditAnchor::Syslog(SYSLOG_SOCKET.into())),
+        Some(rest) if rest.starts_with(':') => path(&rest[1..]).map(AuditAnchor::Syslog),
+        Some(_) | None => path(text).map(AuditAnchor::File),
+    }
+}
 
 keys! {
     /// `[audit]`
@@ -21,7 +33,8 @@ keys! {
         restart calls: bool = flag(), default true;
         /// `true` adds the SHA-256 of a call's `arguments`, as the client wrote them.
         restart arguments_sha256: bool = flag(), default false;
-        /// A file, best on another machine, that gets the digest of each 1,000th line.
-        restart anchor: PathBuf = read(&ANCHOR_FILE);
+        /// A file, best on another machine, that gets the digest of each 1,000th line; or `"syslog"` for the system's log at
+        /// `/dev/log`, or `"syslog:/run/log.sock"` for another socket.
+        restart anchor: AuditAnchor = read(&ANCHOR);
     }
 }

@@ -3,7 +3,7 @@
 use super::super::error::MistakeCollector;
 use super::super::keys::KeyTable as _;
 use super::super::raw::RawConfig;
-use crate::audit::AuditSettings;
+use crate::audit::{AuditAnchor, AuditSettings};
 
 /// `None` without the table.
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Option<AuditSettings> {
@@ -19,7 +19,8 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Option<
     if path.value.file_name().is_none() || path.value.as_os_str().as_encoded_bytes().ends_with(b"/") {
         report.mistake(&path.location, "names no file");
     }
-    if let Some(anchor) = audit.anchor.as_ref().filter(|anchor| anchor.value == path.value) {
+    let is_same = |anchor: &AuditAnchor| *anchor == AuditAnchor::File(path.value.clone());
+    if let Some(anchor) = audit.anchor.as_ref().filter(|anchor| is_same(&anchor.value)) {
         report.mistake(&anchor.location, "is the audit file itself; name another file, best on another machine");
     }
     Some(AuditSettings {

@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::sync::Mutex;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tokio::net::UnixDatagram;
 
 use super::*;
 
@@ -309,4 +310,57 @@ async fn sec_56_an_emptied_or_removed_file_is_found_or_named_by_verify() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("; 1 lines agree with an anchor; not seen: 1 other chains of the anchors"), "{said}");
+}
+
+/// SEC-80. Digests that the daemon does not take wait until it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn sec_80_digests_go_to_the_systems_log_and_verify_compares_them_with_the_lines() {
+    let (dir, server) = (tempfile::tempdir().unwrap(), echo().await);
+    let socket = dir.path().join("log");
+    let audit = Audit::new(&format!("anchor = \"syslog:{}\"", socket.display()));
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &server));
+    let refused = in_time(folder.command().kill_on_drop(true).output()).await.unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(64), "{said}");
+    assert!(said.contains("key `audit.anchor`: ") && said.contains("is not the socket of a syslog daemon"), "{said}");
+
+    let daemon = UnixDatagram::bind(&socket).unwrap();
+    let mut program = Program::serve(&folder).await;
+    let mut digests = vec![digest(&daemon, &audit).await];
+    drop(daemon);
+    fs::remove_file(&socket).unwrap();
+    assert_eq!(load(&program, 1_200).await, 1_200);
+    audit.until(|line| line["seq"] == 1_100).await;
+    let daemon = UnixDatagram::bind(&socket).unwrap();
+    assert_eq!(load(&program, 1).await, 1);
+    digests.push(digest(&daemon, &audit).await);
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+
+    assert!(digests[0].starts_with("1 ") && digests[1].starts_with("1000 "), "{digests:?}");
+    let (flag, anchors, path) = (Path::new("--anchor"), dir.path().join("anchors"), audit.path());
+    let verified = |digests: &[String]| {
+        fs::write(&anchors, digests.join("\n") + "\n").unwrap();
+        verify(&[flag, &anchors, &path])
+    };
+    let output = verified(&digests);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("; 2 lines agree with an anchor"), "{output:?}");
+    let last = digests[1].pop();
+    digests[1].push(if last == Some('0') { '1' } else { '0' });
+    assert_eq!(verified(&digests).status.code(), Some(1), "another digest");
+}
+
+/// The next digest that the daemon gets, as a line of an anchor file.
+async fn digest(daemon: &UnixDatagram, audit: &Audit) -> String {
+    let mut bytes = [0; 4096];
+    let length = in_time(daemon.recv(&mut bytes)).await.unwrap();
+    let text = std::str::from_utf8(&bytes[..length]).unwrap();
+    let (head, message) = text.split_once(": ").unwrap();
+    let process = head.strip_prefix("<110>taskgate[").and_then(|rest| rest.strip_suffix(']'));
+    assert!(process.is_some_and(|id| id.parse::<u32>().is_ok()), "{text}");
+    let end = format!(" of {:?}", audit.path());
+    let digest = message.strip_prefix("audit anchor ").and_then(|rest| rest.strip_suffix(end.as_str()));
+    digest.unwrap_or_else(|| panic!("{text}")).to_owned()
 }

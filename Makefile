@@ -174,6 +174,7 @@ restarted-servers: setup
 peers: setup
 	$(call step,every cell of the matrices of real peers)
 	@tests/peers/glewlwyd.sh "$(PEERS)"
+	@tests/peers/rmcp_login.sh "$(PEERS)"
 	@TASKGATE_PEERS_ALL=1 TASKGATE_PEERS="$(PEERS)" cargo test --locked $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) --include-ignored
 
 seconds:

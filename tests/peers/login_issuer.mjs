@@ -7,6 +7,7 @@
 // or are one of these, each with the password `NAME-password`:
 //
 //   machine          client credentials
+//   machine-post     likewise, with its password in the request's body
 //   signer           client credentials; it has no password and signs its assertions
 //   app, taskgate    token exchange, introspection, and the identity assertions of IDENTITY_PROVIDER, which is another such server
 //   app-post         `app` at the identity provider, with its password in the request's body
@@ -74,6 +75,7 @@ const provider = new Provider(issuer, {
   clients: [
     { client_id: 'desk', ...CLIENT_METADATA },
     program('machine', ['client_credentials']),
+    program('machine-post', ['client_credentials'], { token_endpoint_auth_method: 'client_secret_post' }),
     program('signer', ['client_credentials'], { client_secret: undefined, token_endpoint_auth_method: 'private_key_jwt', jwks: { keys: [signerKey] } }),
     program('app', [EXCHANGE, ...bearerGrant, 'authorization_code'], codeFlow),
     program('app-post', [EXCHANGE], { token_endpoint_auth_method: 'client_secret_post' }),

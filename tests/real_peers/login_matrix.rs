@@ -29,6 +29,8 @@ fn title_of(client: Client) -> String {
         Client::TypeScript => (Pins::Npm, "@modelcontextprotocol/client", "ext-tasks"),
         Client::Python => (Pins::PyModern, "mcp", "`fallback = \"tools\"`"),
         Client::AiSdk => (Pins::Npm, "@ai-sdk/mcp", "`fallback = \"tools\"`"),
+        Client::Rust => (Pins::Cargo, "rmcp", "ext-tasks"),
+        Client::Inspector => (Pins::Npm, "@modelcontextprotocol/inspector", "its pages in Chromium, ext-tasks"),
     };
     format!("{package} {}, {tasks}", pins.version(package))
 }
@@ -65,7 +67,7 @@ const fn title(flow: &str) -> &'static str {
     }
 }
 
-const LOGINS: [Login; 15] = [
+const LOGINS: [Login; 20] = [
     login(Client::TypeScript, "registration", 1, None),
     login(Client::TypeScript, "document", 1, Some("up")),
     login(Client::TypeScript, "step-up", 2, Some("all")),
@@ -81,6 +83,11 @@ const LOGINS: [Login; 15] = [
     login(Client::Python, "assertion", 1, Some("all")),
     login(Client::AiSdk, "registration", 1, Some("up")),
     login(Client::AiSdk, "known", 1, Some("all")),
+    login(Client::Rust, "registration", 1, None),
+    login(Client::Rust, "document", 1, None),
+    login(Client::Rust, "step-up", 2, None),
+    login(Client::Rust, "credentials", 0, None),
+    login(Client::Inspector, "registration", 1, None),
 ];
 
 /// The two addresses of a row, and what the tools are called there.
@@ -122,7 +129,8 @@ impl LoginPeers {
             "flow": if is_step_up { "document" } else { login.flow }, "signer": signer,
         });
         // Other clients log in once more by themselves.
-        let step_up = (is_step_up && login.client == Client::TypeScript).then(|| json!({ "stepUp": tool }));
+        let asks_first = matches!(login.client, Client::TypeScript | Client::Rust);
+        let step_up = (is_step_up && asks_first).then(|| json!({ "stepUp": tool }));
         let steps: Vec<_> = step_up.into_iter().chain([login.client.task(&tool, ms)]).collect();
         let facts = login.client.run(&self.peers, &format!("logins-{name}"), wanted, &steps).await?;
         let facts = facts.last().expect("a driver has facts of each step");

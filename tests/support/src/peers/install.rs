@@ -15,6 +15,7 @@ const VARIABLE: &str = "TASKGATE_PEERS";
 const NPM: &str = include_str!("../../../peers/package.json");
 const PY_MODERN: &str = include_str!("../../../peers/requirements-modern.txt");
 const PY_LEGACY: &str = include_str!("../../../peers/requirements-legacy.txt");
+const CARGO: &str = include_str!("../../../peers/rmcp_login/Cargo.toml");
 
 /// How many tests of a process may have peers at a time. Their interpreters are idle most of the time, so these are more
 /// than the smallest machine has cores; the limits on what peers may take allow for so many.
@@ -122,6 +123,8 @@ pub enum Pins {
     /// Python packages that know 2026-07-28.
     PyModern,
     PyLegacy,
+    /// Crates of `tests/peers/rmcp_login`.
+    Cargo,
 }
 
 impl Pins {
@@ -134,6 +137,7 @@ impl Pins {
             Self::Npm => found(NPM, &format!("    \"{package}\": \""), '"'),
             Self::PyModern => found(PY_MODERN, &format!("{package}=="), '\n'),
             Self::PyLegacy => found(PY_LEGACY, &format!("{package}=="), '\n'),
+            Self::Cargo => found(CARGO, &format!("{package} = {{ version = \"="), '"'),
         };
         found.unwrap_or_else(|| panic!("{package} is not pinned in {self:?}"))
     }

@@ -51,21 +51,28 @@ pub enum Client {
     TypeScript,
     Python,
     AiSdk,
+    /// A program of its own package, which `tests/peers/rmcp_login.sh` builds.
+    Rust,
+    /// The Inspector's pages in Chromium.
+    Inspector,
 }
 
 impl Client {
-    const fn driver(self) -> (&'static str, &'static str) {
+    /// The program, and its script.
+    const fn driver(self) -> (&'static str, Option<&'static str>) {
         match self {
-            Self::TypeScript => ("node", "login_ts.mjs"),
-            Self::Python => ("py-modern/bin/python", "login_py.py"),
-            Self::AiSdk => ("node", "login_ai_sdk.mjs"),
+            Self::TypeScript => ("node", Some("login_ts.mjs")),
+            Self::Python => ("py-modern/bin/python", Some("login_py.py")),
+            Self::AiSdk => ("node", Some("login_ai_sdk.mjs")),
+            Self::Rust => ("rmcp-login/debug/rmcp-login", None),
+            Self::Inspector => ("node", Some("login_inspector.mjs")),
         }
     }
 
     /// The step that follows a call to its end by the tasks which the client knows.
     pub fn task(self, tool: &str, ms: u64) -> Value {
         match self {
-            Self::TypeScript => json!({ "task": tool, "ms": ms }),
+            Self::TypeScript | Self::Rust | Self::Inspector => json!({ "task": tool, "ms": ms }),
             Self::Python | Self::AiSdk => json!({ "toolTask": tool, "ms": ms }),
         }
     }
@@ -83,7 +90,8 @@ impl Client {
     ) -> Result<Vec<Value>, String> {
         wanted["steps"] = Value::from(steps);
         let (program, script) = self.driver();
-        let command = peers.command(program, [script.to_owned(), wanted.to_string()]);
+        let arguments = script.map(str::to_owned).into_iter().chain([wanted.to_string()]);
+        let command = peers.command(program, arguments);
         let mut child = Child::start(name, command)?;
         let mut facts = Vec::with_capacity(steps.len());
         for step in steps {
@@ -102,7 +110,9 @@ pub async fn slow_server() -> ScriptedServer {
 async fn slow_answer(seen: &SeenRequest) -> Option<ScriptedReply> {
     match seen.rpc() {
         "tools/list" => {
-            let tools = ["slow", "change"].map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
+            // The Inspector asks its user for the properties of the schema.
+            let schema = json!({ "type": "object", "properties": { "ms": { "type": "integer" } } });
+            let tools = ["slow", "change"].map(|name| json!({ "name": name, "inputSchema": schema }));
             Some(answer(seen, &json!({ "tools": tools })))
         }
         "tools/call" => {

@@ -14,15 +14,17 @@ export const CLIENT_METADATA = {
 };
 
 export class Browser {
-  constructor(user) {
+  /** `cookie` is that of a user who is logged in already. */
+  constructor(user, cookie) {
     this.user = user;
+    this.cookie = cookie;
     this.logins = 0;
   }
 
   /** Follows an authorization to its end; `returned` then holds the parameters of the callback. */
   async open(address) {
     this.logins += 1;
-    const cookies = new Map();
+    const cookies = new Map(this.cookie ? [this.cookie.split('=')] : []);
     let at = new URL(address);
     at.searchParams.set('login_hint', this.user);
     for (let hop = 0; hop < HOPS_MAX; hop += 1) {
@@ -36,6 +38,8 @@ export class Browser {
       const location = response.headers.get('location');
       if (!location) throw new Error(`HTTP ${response.status} at ${at}: ${await response.text()}`);
       at = new URL(location, at);
+      // glewlwyd's page of logins: it is a program, and this is its last step.
+      if (at.pathname === '/login.html') at = new URL(`${at.searchParams.get('callback_url')}&g_continue=`);
       if (at.href.startsWith(REDIRECT)) {
         this.returned = at.searchParams;
         return;

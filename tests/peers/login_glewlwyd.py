@@ -2,9 +2,9 @@
 
     python login_glewlwyd.py PROGRAM FOLDER TOKEN_SECONDS RESOURCE...
 
-writes its database and configuration into FOLDER and becomes that program, for tokens of the client `machine` with the password
-`machine-password` for each RESOURCE and the scope `mcp`, which the same client may ask about. A second process sets it up through its API,
-prints `as URL`, and ends.
+writes its database and configuration into FOLDER and becomes that program, for tokens of each RESOURCE with the scope `mcp`. Its clients are
+`machine` with the password `machine-password`, which may also ask about tokens, and `desk`, which has no password, for the code flow. A second
+process sets it up through its API, prints `user COOKIE` for a person who is logged in and consented to `desk`, then `as URL`, and ends.
 """
 
 import os
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 program, folder, seconds, *resources = sys.argv[1:]
 usr = Path(program).resolve().parent.parent
 plugins = usr / "lib/glewlwyd"
+REDIRECT = "http://127.0.0.1:1/callback"
 START_SECONDS_MAX = 30
 
 with socket.socket() as listener:
@@ -67,6 +68,7 @@ def keys() -> dict[str, str]:
 def plugin() -> dict[str, Any]:
     flags = ["auth-type-client-enabled", "auth-type-code-enabled", "auth-type-refresh-enabled", "allow-non-oidc", "jwks-show"]
     flags += ["introspection-revocation-allowed", "introspection-revocation-allow-target-client", "resource-allowed"]
+    flags += ["pkce-allowed", "oauth-dpop-allowed"]
     parameters = {name: True for name in flags} | keys() | {
         "iss": f"{origin}/api/oidc",
         "jwt-type": "ecdsa",
@@ -76,6 +78,7 @@ def plugin() -> dict[str, Any]:
         "code-duration": 600,
         "allowed-scope": ["openid", "mcp"],
         "introspection-revocation-auth-scope": [],
+        "oauth-dpop-iat-duration": 600,
         "resource-scope": {"mcp": resources},
         "resource-change-allowed": False,
     }
@@ -83,18 +86,23 @@ def plugin() -> dict[str, Any]:
     return named | {"parameters": parameters}
 
 
-def client(name: str) -> dict[str, Any]:
-    return {
-        "client_id": name,
-        "name": name,
-        "client_secret": f"{name}-password",
-        "confidential": True,
-        "enabled": True,
-        "authorization_type": ["client_credentials"],
-        "token_endpoint_auth_method": ["client_secret_basic"],
-        "scope": ["mcp"],
-        "resource": resources,
-    }
+def client(name: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {"client_id": name, "name": name, "enabled": True, "scope": ["mcp"], "resource": resources} | more
+
+
+MACHINE = client("machine", {
+    "client_secret": "machine-password",
+    "confidential": True,
+    "authorization_type": ["client_credentials"],
+    "token_endpoint_auth_method": ["client_secret_basic"],
+})
+DESK = client("desk", {
+    "confidential": False,
+    "authorization_type": ["code", "refresh_token"],
+    "token_endpoint_auth_method": ["none"],
+    "redirect_uri": [REDIRECT],
+})
+PERSON = {"username": "ada", "password": "ada-password"}
 
 
 def set_up() -> None:
@@ -109,10 +117,16 @@ def set_up() -> None:
                     raise
                 time.sleep(0.05)
         scope = {"name": "mcp", "display_name": "mcp", "password_required": False, "scheme": {}}
-        for path, body in [("/scope/", scope), ("/mod/plugin/", plugin()), ("/client/", client("machine"))]:
-            answer = http.post(path, json=body)
+        person = PERSON | {"name": "Ada", "enabled": True, "scope": ["mcp", "g_profile"]}
+        for path, body in [("scope", scope), ("mod/plugin", plugin()), ("client", MACHINE), ("client", DESK), ("user", person)]:
+            answer = http.post(f"/{path}/", json=body)
             if not answer.is_success:
                 raise RuntimeError(f"HTTP {answer.status_code} at {path}: {answer.text}")
+    with httpx2.Client(base_url=f"{origin}/api") as http:
+        http.post("/auth/", json=PERSON).raise_for_status()
+        http.put("/auth/grant/desk", json={"scope": "mcp"}).raise_for_status()
+        [(name, value)] = http.cookies.items()
+        print(f"user {name}={value}", flush=True)
     print(f"as {origin}/api/oidc", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Logs in with the Python SDK 2, headless, and calls tools as tasks.
 
-    python login_py.py JSON      {url, flow, user, steps; issuer, identity, signer, mode, key}
+    python login_py.py JSON      {url, flow, user, steps; issuer, identity, signer, mode, key, cookie}
 
 Steps and facts are those of login_ts.mjs, from `tools` to `peek` in `facts_of`. The SDK knows no tasks: `task` sends the requests of
 2026-07-28 by hand, and `toolTask` follows a call by the gateway's tools for tasks. Flows: those of `login_of`.
@@ -62,15 +62,17 @@ class Storage:
 class Browser:
     """A browser without a window, whose user the authorization server knows by `login_hint`."""
 
-    def __init__(self, user: str) -> None:
+    def __init__(self, user: str, cookie: str | None) -> None:
         self.user = user
+        self.cookie = cookie
         self.logins = 0
         self.returned: dict[str, str] = {}
 
     async def open(self, address: str) -> None:
         """Follows an authorization to its end; `returned` then holds the parameters of the callback."""
         self.logins += 1
-        async with httpx2.AsyncClient(follow_redirects=False) as client:
+        cookies = dict([self.cookie.split("=")]) if self.cookie else {}
+        async with httpx2.AsyncClient(follow_redirects=False, cookies=cookies) as client:
             at = httpx2.URL(address).copy_merge_params({"login_hint": self.user})
             for _ in range(HOPS_MAX):
                 response = await client.get(at)
@@ -78,6 +80,9 @@ class Browser:
                 if location is None:
                     raise RuntimeError(f"HTTP {response.status_code} at {at}: {response.text}")
                 at = at.join(location)
+                # glewlwyd's page of logins: it is a program, and this is its last step.
+                if at.path == "/login.html":
+                    at = httpx2.URL(at.params["callback_url"]).copy_merge_params({"g_continue": ""})
                 if str(at).startswith(REDIRECT):
                     self.returned = {name: values[0] for name, values in parse_qs(urlsplit(str(at)).query).items()}
                     return
@@ -134,14 +139,16 @@ async def login_of(wanted: dict[str, Any], storage: Storage, browser: Browser) -
                 url, storage, "app", "app-password", issuer, identity.assertion,
                 token_endpoint_auth_method="client_secret_basic",
             )
-        case "registration" | "document":
+        case "registration" | "document" | "known":
             metadata = OAuthClientMetadata(
                 client_name="taskgate peer",
                 redirect_uris=[REDIRECT],
                 grant_types=["authorization_code", "refresh_token"],
                 token_endpoint_auth_method="none",
             )
-            document = None if flow == "registration" else DOCUMENT
+            document = DOCUMENT if flow == "document" else None
+            if flow == "known":
+                storage.client = OAuthClientInformationFull(client_id="desk", redirect_uris=[REDIRECT], token_endpoint_auth_method="none")
             return OAuthClientProvider(url, metadata, storage, browser.open, browser.result, document)
         case _:
             raise ValueError(f"no flow {flow}")
@@ -219,7 +226,7 @@ class Driver:
 
 
 async def main(wanted: dict[str, Any]) -> None:
-    url, storage, browser = wanted["url"], Storage(), Browser(wanted.get("user", ""))
+    url, storage, browser = wanted["url"], Storage(), Browser(wanted.get("user", ""), wanted.get("cookie"))
     login = await login_of(wanted, storage, browser)
     headers = {"X-Taskgate-Key": wanted["key"]} if "key" in wanted else {}
     async with httpx2.AsyncClient(auth=login, headers=headers, timeout=60) as http:

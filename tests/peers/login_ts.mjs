@@ -1,6 +1,6 @@
 // Logs in with the TypeScript client 2, headless, and calls tools as tasks with ext-tasks.
 //
-//   node login_ts.mjs JSON      {url, flow, user, steps; issuer, identity, signer, certificate, mode, key}
+//   node login_ts.mjs JSON      {url, flow, user, steps; issuer, identity, signer, certificate, mode, key, cookie}
 //
 // Does each of `steps` in turn, and prints a line `facts JSON` for it. The facts hold the number of `logins` in the browser and of `tokens`
 // until then, and the `scheme` of the last token; a step that fails has its code as `error`. Steps:
@@ -16,7 +16,7 @@
 //   {"sleep": MS}
 //
 // `flow` is a key of FLOWS. `identity` is the company's identity provider, `signer` a private key, `certificate` names files. `mode` is
-// `legacy` for sessions. `key` is an API key of the gateway.
+// `legacy` for sessions. `key` is an API key of the gateway, `cookie` that of a user who is logged in at the authorization server.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
@@ -32,8 +32,8 @@ const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 const CAPABILITIES = { extensions: { 'io.modelcontextprotocol/tasks': {} } };
 const DOCUMENT = 'https://client.example/taskgate-peer.json';
 
-const { url, issuer, identity, flow, user, signer, certificate, mode = 'auto', key, steps } = JSON.parse(process.argv[2]);
-const browser = new Browser(user);
+const { url, issuer, identity, flow, user, signer, certificate, mode = 'auto', key, cookie, steps } = JSON.parse(process.argv[2]);
+const browser = new Browser(user, cookie);
 const counts = { tokens: 0, polls: 0 };
 const keyHeader = key ? { 'X-Taskgate-Key': key } : {};
 
@@ -90,10 +90,14 @@ async function identityToken() {
   return tokens.id_token;
 }
 
+/** A client that was registered before. */
+const KNOWN = { information: { client_id: 'desk' } };
+
 const FLOWS = {
   certificate: () => undefined,
   registration: () => new Login(),
   document: () => new Login({ clientMetadataUrl: DOCUMENT }),
+  known: () => new Login(KNOWN),
   credentials: () => new ClientCredentialsProvider({ clientId: 'machine', clientSecret: 'machine-password', expectedIssuer: issuer }),
   signed: () => new PrivateKeyJwtProvider({ clientId: 'signer', privateKey: signer, algorithm: 'RS256', expectedIssuer: issuer }),
   assertion: async () => {
@@ -107,6 +111,10 @@ const FLOWS = {
   dpop: async () => {
     const session = await DpopSession.create();
     return new Login({ dpop: () => session });
+  },
+  'known-dpop': async () => {
+    const session = await DpopSession.create();
+    return new Login({ ...KNOWN, dpop: () => session });
   },
 };
 

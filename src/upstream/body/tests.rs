@@ -88,7 +88,7 @@ async fn u76_a_server_is_not_blamed_for_the_time_in_which_its_client_does_not_re
             let (server, pieces) = mpsc::channel(8);
             let pieces = stream::unfold(pieces, async |mut pieces| Some((pieces.recv().await?, pieces)));
             let body = StreamBody::new(pieces.map(|piece: String| Ok(Frame::data(BodyPart::from(Bytes::from(piece))))));
-            let mut reading = read(body.boxed_unsync(), budget.share(&Principal::local(), BYTES_MAX));
+            let mut reading = read(RawBody::new(body), budget.share(&Principal::local(), BYTES_MAX));
             server.send(format!("data: {}", "x".repeat(100 << 10))).await.unwrap();
             assert!(timeout(seconds(1), &mut reading).await.is_err(), "{reader}");
             server.send("x".to_owned()).await.unwrap();

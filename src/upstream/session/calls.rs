@@ -253,7 +253,7 @@ mod tests {
             let id = RequestId::number(n);
             assert_eq!(call.ask(&id), Ok(()), "question {n}");
             if n >= 31 {
-                assert!(call.withdraw(RequestId::number(n - 31).payload()), "question {} was open", n - 31);
+                assert!(call.withdraw(&RequestId::number(n - 31).payload()), "question {} was open", n - 31);
             }
         }
         assert_eq!(call.ask(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
@@ -268,8 +268,8 @@ mod tests {
         }
         assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
         assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told apart");
-        assert!(call.withdraw(RequestId::number(0).payload()));
-        assert!(!call.withdraw(RequestId::number(0).payload()), "closed once");
+        assert!(call.withdraw(&RequestId::number(0).payload()));
+        assert!(!call.withdraw(&RequestId::number(0).payload()), "closed once");
         assert_eq!(call.ask(&RequestId::number(32)), Ok(()));
         assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "an answered question is not asked again");
     }

@@ -79,7 +79,7 @@ async fn flooded(part: &'static str, is_left_out: bool, wants_progress: bool) ->
         Poll::Ready((begun.elapsed() < Duration::from_secs(200)).then(|| Ok(Frame::data(part))))
     });
     let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, 1 << 20);
-    let source = edited_events(StreamBody::new(frames).boxed_unsync(), gate, None, move |event| {
+    let source = edited_events(RawBody::new(StreamBody::new(frames)), gate, None, move |event| {
         if is_left_out { Vec::new() } else { vec![event.data.clone()] }
     });
     let pace = PipeTimeouts { idle: None, deadline: Some(begun + Duration::from_secs(100)) };

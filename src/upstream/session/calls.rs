@@ -318,9 +318,9 @@ mod tests {
         for n in 0..2 {
             assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
         }
-        call.close(RequestId::number(0).payload());
+        call.close(&RequestId::number(0).payload());
         assert_eq!(call.forget_questions(), [RequestId::number(1).payload().clone()], "those that were open");
         assert_eq!(call.ask(&RequestId::number(0)), Ok(()), "the same id is another question now");
-        assert!(!call.is_open(RequestId::number(1).payload()));
+        assert!(!call.is_open(&RequestId::number(1).payload()));
     }
 }

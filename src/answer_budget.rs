@@ -187,9 +187,9 @@ pub struct AnswerPermit {
     bytes: usize,
     excess: Excess,
     request: Option<AnswerRequest>,
-    /// The length of the message in [`FREE_BYTES`], and how long its reader has waited since it changed.
-    length: u32,
-    waited: Duration,
+    /// The length of the message in [`FREE_BYTES`], and the microseconds that its reader has waited since it changed.
+    length: u16,
+    waited_us: u32,
     looked: Option<Instant>,
 }
 
@@ -487,13 +487,13 @@ const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
 impl AnswerPermit {
     fn new(budget: &AnswerBudget, owner: &Principal, bytes: usize, excess: Excess, request: AnswerRequest) -> Self {
         let held = Some((budget.clone(), owner.clone()));
-        Self { held, bytes, excess, request: Some(request), length: 0, waited: Duration::ZERO, looked: None }
+        Self { held, bytes, excess, request: Some(request), length: 0, waited_us: 0, looked: None }
     }
 
     fn note_growth(&mut self, bytes: usize) {
-        let length = u32::try_from(bytes / FREE_BYTES).unwrap_or(u32::MAX);
+        let length = u16::try_from(bytes / FREE_BYTES).unwrap_or(u16::MAX);
         if self.bytes > 0 && (self.looked.is_none() || self.length != length) {
-            (self.length, self.waited, self.looked) = (length, Duration::ZERO, Some(Instant::now()));
+            (self.length, self.waited_us, self.looked) = (length, 0, Some(Instant::now()));
         }
     }
 
@@ -501,13 +501,14 @@ impl AnswerPermit {
     /// Returns when to look again; `None` without bytes.
     pub fn look(&mut self) -> Option<Instant> {
         let (now, looked) = (Instant::now(), self.looked.as_mut()?);
-        self.waited += now.duration_since(std::mem::replace(looked, now)).min(LOOK_EVERY);
-        Some(now + LOOK_EVERY.min(INCOMPLETE_MAX.saturating_sub(self.waited)))
+        let since = now.duration_since(std::mem::replace(looked, now)).min(LOOK_EVERY);
+        self.waited_us = self.waited_us.saturating_add(u32::try_from(since.as_micros()).unwrap_or(u32::MAX));
+        Some(now + LOOK_EVERY.min(INCOMPLETE_MAX.saturating_sub(Duration::from_micros(self.waited_us.into()))))
     }
 
     /// Whether more of the message should have come by the last look.
     pub fn is_stalled(&self) -> bool {
-        self.looked.is_some() && self.waited >= INCOMPLETE_MAX
+        self.looked.is_some() && Duration::from_micros(self.waited_us.into()) >= INCOMPLETE_MAX
     }
 
     fn merge(&mut self, mut other: Self) {

@@ -87,8 +87,21 @@ impl ReadLimits {
         body: &mut B,
         held: &mut AnswerPermit,
     ) -> Result<Option<BodyPart>, BodyReadError> {
+        if self.has_deadline || held.look().is_none() {
+            return next_part(body, self.idle).await;
+        }
+        // Boxed: few messages hold bytes, and all readers have this future.
+        Box::pin(self.next_part_in_time(body, held)).await
+    }
+
+    /// As [`Self::next_part`], as long as the server sends enough of the message (U76).
+    async fn next_part_in_time<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
+        &self,
+        body: &mut B,
+        held: &mut AnswerPermit,
+    ) -> Result<Option<BodyPart>, BodyReadError> {
         let mut part = pin!(next_part(body, self.idle));
-        while let Some(look) = held.look().filter(|_| !self.has_deadline) {
+        while let Some(look) = held.look() {
             if held.is_stalled() {
                 return Err(BodyReadError::Idle);
             }

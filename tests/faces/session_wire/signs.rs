@@ -207,19 +207,3 @@ async fn l25_47_a_cancelled_task_shows_no_sign() {
     let (said, _) = tokio::join!(waiting, cancelling);
     assert_eq!(progress(&said).0.len(), 1, "the one before the cancel: {said}");
 }
-
-/// GW-26: log messages reset no timer of a client that waits for progress. A call under a key is the engine's.
-#[tokio::test(start_paused = true)]
-async fn gw_26_log_messages_of_a_call_under_a_key_delay_no_progress() {
-    let log = ExchangeEvent::Log(Payload::of(&json!({"level": "info", "data": "x"})));
-    let mut events: Vec<_> = (1..50).map(|second| (seconds(second), log.clone())).collect();
-    events.push((seconds(50), ExchangeEvent::Returned(Payload::of(&json!({"content": []})))));
-    let inner = Slow::new(Duration::ZERO, BodyKind::Json, &[]);
-    let face = face_with(Arc::new(Timed { inner, name: Arc::from("timed"), events }), Timeouts::default(), true);
-    let caller = Caller::open_as(&face, "2025-11-25").await;
-    let mut body: Value = serde_json::from_str(&call_with_token(&json!("p"))).unwrap();
-    body["params"]["_meta"]["io.taskgate/idempotency-key"] = json!("k");
-    let said = text(caller.post(&face, body.to_string()).await).await;
-    assert_eq!(progress(&said).0.len(), 3, "at 15, 30 and 45 seconds: {said}");
-    assert_eq!(said.matches("notifications/message").count(), 49, "{said}");
-}

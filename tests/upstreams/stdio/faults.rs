@@ -201,14 +201,19 @@ done
 async fn gw_26_a_flood_of_log_messages_hides_no_progress_from_its_client() {
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {FLOODING:?}]\n");
     let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
-    let session = StandaloneClient::session(&gate).await;
-    let until_progress = async |client: StandaloneClient| {
-        let params = json!({ "name": "work", "arguments": {}, "_meta": { "progressToken": "p" } });
+    let until_progress = async |client: StandaloneClient, key: Option<&str>| {
+        let mut meta = json!({ "progressToken": "p" });
+        if let Some(key) = key {
+            meta["io.taskgate/idempotency-key"] = json!(key);
+        }
+        let params = json!({ "name": "work", "arguments": {}, "_meta": meta });
         let mut reply = client.ask(1, "tools/call", params).await;
         in_time(async { while reply.next().await.expect("the call is held")["method"] != "notifications/progress" {} })
             .await;
     };
-    tokio::join!(until_progress(session), until_progress(StandaloneClient::stateless(&gate)));
+    let [piped, driven] = [StandaloneClient::session(&gate).await, StandaloneClient::session(&gate).await];
+    let stateless = StandaloneClient::stateless(&gate);
+    tokio::join!(until_progress(piped, None), until_progress(driven, Some("k")), until_progress(stateless, None));
 }
 
 #[tokio::test]

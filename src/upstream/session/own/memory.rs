@@ -41,12 +41,8 @@ impl Default for SessionMemories {
 }
 
 impl SessionMemories {
-    fn of(&self, nonce: u128, counted_as: &Principal) -> Arc<SessionMemory> {
-        self.0.get_or_default(nonce, counted_as)
-    }
-
     fn change(&self, nonce: u128, counted_as: &Principal, change: PreferenceChange) {
-        let memory = self.of(nonce, counted_as);
+        let memory = self.0.get_or_default(nonce, counted_as);
         let mut facts = memory.facts.lock();
         if let PreferenceChange::Subscribe(uri) | PreferenceChange::Unsubscribe(uri) = &change {
             facts.postponed.remove(uri);
@@ -190,7 +186,7 @@ impl OwnSessions {
 
     /// The memory of a session, made now if there is none.
     pub(super) fn remembered(&self, session: &OwnSession) -> Arc<SessionMemory> {
-        self.remembered.of(session.opened.nonce, &session.opened.counted_as)
+        self.remembered.0.get_or_default(session.opened.nonce, &session.opened.counted_as)
     }
 
     /// Whether the server refuses the session in an unknown form: its client must open another one.

@@ -255,6 +255,7 @@ pub fn lines(text: &[u8]) -> usize {
     }
     let ended = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |last| &text[..last]);
     let expected = ended.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let expected = expected.map(|line| line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line));
     let expected: Vec<_> = expected.filter(|line| !line.is_empty()).collect();
     let (found, _) = cut(usize::MAX, usize::MAX);
     assert_eq!(found, expected);

@@ -9,8 +9,8 @@ use super::{Payload, scan};
 
 /// Longest id, in bytes of JSON text (B93).
 pub const ID_BYTES_MAX: usize = 256;
-/// An id of so many bytes needs no memory on the heap: a number, a UUID in quotes, or one of the gateway's own.
-const INLINE_BYTES: usize = 56;
+/// An id of so many bytes, such as a number, needs no memory on the heap. More would make the futures of a request larger.
+const INLINE_BYTES: usize = 16;
 
 /// A request id: a string without null characters, or a whole number. Echoed byte for byte (`1` is not `"1"`, T-62);
 /// compared as text.

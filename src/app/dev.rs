@@ -96,6 +96,8 @@ impl Development {
 
     fn in_background(&mut self, gateway: &Gateway, is_restart: bool) {
         let token = CancellationToken::new();
+        // Before the program ends: else the earlier start reports that end.
+        self.restarting = None;
         *self.ready.lock() = None;
         for upstream in &gateway.upstreams {
             let (served, ready) = (Arc::clone(&upstream.served), Arc::clone(&self.ready));

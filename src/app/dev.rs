@@ -96,7 +96,7 @@ impl Development {
 
     fn in_background(&mut self, gateway: &Gateway, is_restart: bool) {
         let token = CancellationToken::new();
-        // Before the program ends: else the earlier start reports that end.
+        // Cancels the report of the earlier start, which would show that its program was ended.
         self.restarting = None;
         *self.ready.lock() = None;
         for upstream in &gateway.upstreams {

@@ -1,6 +1,6 @@
 //! Writes digests of audit lines elsewhere: to a file, or to the system's log.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -52,19 +52,22 @@ impl AuditAnchor {
 /// Appends lines, behind an incomplete one of a write that failed or of a process that was killed. Nothing is cut off: the file may
 /// be append-only, or another gateway's, too.
 fn append_lines(path: &Path, mut lines: String) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).owners_alone().open(path)?;
-    let found = file.metadata()?;
-    if found.len() > 0 {
-        let mut last = [0];
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-        if last != *b"\n" {
-            lines.insert(0, '\n');
-        }
+    let mut file = OpenOptions::new().append(true).create(true).owners_alone().open(path)?;
+    // A pipe can be neither read nor synced.
+    let is_regular = file.metadata()?.is_file();
+    if is_regular && last_byte(path).is_ok_and(|last| last != b'\n') {
+        lines.insert(0, '\n');
     }
     file.write_all(lines.as_bytes())?;
-    // A pipe cannot be synced.
-    if found.is_file() { file.sync_data() } else { Ok(()) }
+    if is_regular { file.sync_data() } else { Ok(()) }
+}
+
+/// Fails if the file is empty or may only be written, as on some shares: its last line then counts as complete.
+fn last_byte(path: &Path) -> io::Result<u8> {
+    let (mut file, mut last) = (File::open(path)?, [0]);
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last[0])
 }
 
 #[cfg(test)]

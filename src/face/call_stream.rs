@@ -174,7 +174,7 @@ mod tests {
     use crate::face::answer::addressee;
     use crate::face::http::AcceptedTypes;
 
-    /// A call whose server sends a log message every second, and whose client wants progress.
+    /// A call with a progress token; its server sends a log message every second, and no progress.
     struct LogFlood;
 
     impl CallMessages for LogFlood {

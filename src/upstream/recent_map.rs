@@ -85,7 +85,7 @@ impl<V: RecentValue> RecentMap<V> {
         Self::with_shards(entries_max, usize::MAX, SHARDS)
     }
 
-    /// The values' bytes are those of [`Self::set_bytes`].
+    /// [`Self::set_bytes`] reports the bytes of each value.
     pub(crate) fn with_bytes(entries_max: usize, bytes_max: usize) -> Self {
         Self::with_shards(entries_max, bytes_max, SHARDS)
     }

@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// Each test runs in a thread of its own.
+    /// The list is empty at first, because the test harness starts a new thread for each test.
     #[test]
     fn a_kept_map_has_no_field_and_a_large_or_excess_one_is_dropped() {
         let mut used = take();

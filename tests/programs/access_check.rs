@@ -119,18 +119,18 @@ fn the_line_that_decides_is_told_with_what_it_decides() {
         assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
         assert!(printed.contains(said), "{command:?}: {printed}");
     }
-    for (nobody, said) in [
+    for (unknown_caller, said) in [
         ("key:eve", "--as: there is no key with the id of \"key:eve\""),
         ("ada", "--as: \"ada\" is not a principal such as \"key:ada\""),
         ("Key:ada", "--as: \"Key:ada\" is not a principal such as \"key:ada\""),
         ("group:admins", "--as: \"group:admins\" is not a principal such as \"key:ada\""),
         ("jwt:0123456789abcdef:ada", "--as: callers have no tokens: `auth.mode` lacks \"tokens\""),
     ] {
-        let command = ["check", "gate.toml", "--as", nobody, "--can", "reports/x"];
+        let command = ["check", "gate.toml", "--as", unknown_caller, "--can", "reports/x"];
         let output =
             Command::new(env!("CARGO_BIN_EXE_taskgate")).args(command).current_dir(folder.path()).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{output:?}");
         let printed = String::from_utf8_lossy(&output.stderr);
-        assert!(printed.contains(said), "{nobody}: {printed}");
+        assert!(printed.contains(said), "{unknown_caller}: {printed}");
     }
 }

@@ -62,7 +62,7 @@ impl ClientSession {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
-    /// The principal whose share of each map the session uses.
+    /// The principal for whom entries of this session in maps are counted.
     pub(super) fn counted_as(&self) -> &Principal {
         &self.own.opened.counted_as
     }

@@ -183,7 +183,7 @@ async fn sec_27_a_withheld_item_is_answered_like_one_that_does_not_exist() {
     }
 }
 
-/// SEC-27, for a tool whose own rules would refuse the call of an allowed caller: they tell of no withheld tool.
+/// SEC-27: a `mode` or a bound of a withheld tool's block would refuse the call in other words than those for an unknown tool.
 #[tokio::test]
 async fn sec_27_the_rules_of_a_withheld_tool_refuse_no_call() {
     for own in ["mode = \"required\"", "mode = \"never\"", "arguments_bytes_max = \"10B\""] {

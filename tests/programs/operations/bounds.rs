@@ -110,7 +110,7 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
         let is_told = |line: &&str| {
             line.contains(&format!("\"key\":\"{named}\"")) && line.contains(&format!("\"principal\":\"{id}\""))
         };
-        // The log is written by a thread of its own, in order.
+        // Another thread of the program writes the log: the line may come after the refusal.
         program.says(&format!("\"principal\":\"{id}\""), 1).await;
         let log = program.log();
         let told: Vec<_> = log.lines().filter(is_told).collect();

@@ -183,44 +183,26 @@ async fn an_upstream_that_answers_nothing_of_mcp_stays_failing() {
     }
 }
 
-/// The line names whose key it was.
+/// The line names the principal, and the configuration key that decides: the list beside the API key, or the rules.
 #[tokio::test]
-async fn a_refused_key_at_an_upstream_of_others_is_named_in_the_log() {
-    let (key, folder) = ("tg_ada1_0011223344556677889900aabbccddee", Folder::new());
-    let auth = format!(
-        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{key}\"\nupstreams = [\"one\"]\n"
-    );
-    let up = |name: &str| format!("[upstreams.{name}]\nurl = \"http://127.0.0.1:1/mcp\"\n");
-    folder.write(&format!("{auth}{}{}", up("one"), up("two")));
-    let program = Program::serve(&folder).await;
-    let bearer = format!("Bearer {key}");
-    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
-    assert_eq!(send(program.clients, "POST", "/two/mcp", &headers, "{}").await.status, 404);
-    program.says("path_withheld", 1).await;
-    let log = program.log();
-    let line = log.lines().find(|line| line.contains("path_withheld")).unwrap();
-    let fields = &serde_json::from_str::<Value>(line).unwrap()["fields"];
-    assert_eq!((&fields["principal"], &fields["value"]), (&json!("ada"), &json!("/two/mcp")), "{line}");
-    assert_eq!(fields["key"], "auth.api_keys.upstreams", "{line}");
-}
-
-/// A key whose lists withhold nothing, where the rules allow it one upstream alone.
-#[tokio::test]
-async fn the_rules_are_named_where_they_withhold_an_upstream() {
-    let (key, folder) = ("tg_ada1_0011223344556677889900aabbccddee", Folder::new());
-    let auth = format!(
-        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{key}\"\n\
-         [[auth.rules]]\nupstreams = [\"one\"]\nallow = true\n"
-    );
-    let up = |name: &str| format!("[upstreams.{name}]\nurl = \"http://127.0.0.1:1/mcp\"\n");
-    folder.write(&format!("{auth}{}{}", up("one"), up("two")));
-    let program = Program::serve(&folder).await;
-    let bearer = format!("Bearer {key}");
-    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
-    assert_eq!(send(program.clients, "POST", "/two/mcp", &headers, "{}").await.status, 404);
-    program.says("path_withheld", 1).await;
-    let log = program.log();
-    let line = log.lines().find(|line| line.contains("path_withheld")).unwrap();
-    let fields = &serde_json::from_str::<Value>(line).unwrap()["fields"];
-    assert_eq!((&fields["principal"], &fields["key"]), (&json!("ada"), &json!("auth.rules")), "{line}");
+async fn a_refused_caller_at_an_upstream_of_others_is_named_in_the_log() {
+    for (rest, deciding) in [
+        ("upstreams = [\"one\"]\n", "auth.api_keys.upstreams"),
+        ("[[auth.rules]]\nupstreams = [\"one\"]\nallow = true\n", "auth.rules"),
+    ] {
+        let (key, folder) = ("tg_ada1_0011223344556677889900aabbccddee", Folder::new());
+        let auth = format!("[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{key}\"\n{rest}");
+        let up = |name: &str| format!("[upstreams.{name}]\nurl = \"http://127.0.0.1:1/mcp\"\n");
+        folder.write(&format!("{auth}{}{}", up("one"), up("two")));
+        let program = Program::serve(&folder).await;
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+        assert_eq!(send(program.clients, "POST", "/two/mcp", &headers, "{}").await.status, 404);
+        program.says("path_withheld", 1).await;
+        let log = program.log();
+        let line = log.lines().find(|line| line.contains("path_withheld")).unwrap();
+        let fields = &serde_json::from_str::<Value>(line).unwrap()["fields"];
+        let expected = json!(["ada", "/two/mcp", deciding]);
+        assert_eq!(json!([fields["principal"], fields["value"], fields["key"]]), expected, "{line}");
+    }
 }

@@ -146,23 +146,31 @@ async fn what_a_program_writes_beside_its_messages_is_logged_for_those_alone_who
     }
 }
 
-/// A program whose tool says what nobody can read in place of its answer.
-const UNREADABLE: &str = r#"
+/// A program in the shell that answers a call by the command in place of `CALL`.
+const ANSWERING: &str = r#"
 while read -r line; do
     id=$(printf %s "$line" | sed -nE 's/.*"id":("[^"]*"|[0-9]+)[,}].*/\1/p')
     says() { printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$1"; }
     case $line in
-        *'"initialize"'*) says '"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}}' ;;
+        *'"initialize"'*) says '"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"odd","version":"1"}}' ;;
         *'"tools/list"'*) says '"result":{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}' ;;
-        *'"tools/call"'*) says '"result":[broken' ;;
+        *'"tools/call"'*) CALL ;;
         *'"id"'*) says '"error":{"code":-32601,"message":"Method not found"}' ;;
     esac
 done
 "#;
+const UNREADABLE: &str = r#"says '"result":[broken'"#;
+/// Log messages alone, as fast as they are read.
+const FLOOD: &str =
+    r#"exec yes '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"flood"}}'"#;
+
+fn answering(call: &str) -> String {
+    format!("command = \"sh\"\nargs = [\"-c\", {:?}]\n", ANSWERING.replace("CALL", call))
+}
 
 #[tokio::test]
 async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream() {
-    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {UNREADABLE:?}]\n{ALWAYS_TASKS}");
+    let upstream = format!("{}{ALWAYS_TASKS}", answering(UNREADABLE));
     let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
     let answer = StandaloneClient::session(&gate).await.call(1, "work", json!({})).await;
     assert_eq!(fault(&answer)["reason"], "upstream_malformed", "{answer}");
@@ -182,25 +190,10 @@ async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream(
     assert_eq!((gate.failures("upstream_closed").await, gate.failures("upstream_timeout").await), (0, 0));
 }
 
-/// A program that answers a call with log messages alone, as fast as they are read.
-const FLOODING: &str = r#"
-while read -r line; do
-    id=$(printf %s "$line" | sed -nE 's/.*"id":("[^"]*"|[0-9]+)[,}].*/\1/p')
-    says() { printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$1"; }
-    case $line in
-        *'"initialize"'*) says '"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"loud","version":"1"}}' ;;
-        *'"tools/list"'*) says '"result":{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}' ;;
-        *'"tools/call"'*) exec yes '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"flood"}}' ;;
-        *'"id"'*) says '"error":{"code":-32601,"message":"Method not found"}' ;;
-    esac
-done
-"#;
-
 /// GW-26: log messages reset no timer of a client that waits for progress.
 #[tokio::test]
 async fn gw_26_a_flood_of_log_messages_hides_no_progress_from_its_client() {
-    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {FLOODING:?}]\n");
-    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
+    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &answering(FLOOD)).await;
     let until_progress = async |client: StandaloneClient, key: Option<&str>| {
         let mut meta = json!({ "progressToken": "p" });
         if let Some(key) = key {

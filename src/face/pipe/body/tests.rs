@@ -68,8 +68,8 @@ async fn parts_that_a_client_does_not_get_show_that_the_server_lives() {
     }
 }
 
-/// Reads a response whose server sends a part every 10 ms for 200 s, and is never silent. Returns the number of life signs
-/// and the last text that the client gets within its deadline of 100 s.
+/// Reads a response of which a part comes every 10 ms for 200 s; the call has a deadline of 100 s. Returns the number of life signs
+/// and the last text that the client gets.
 async fn flooded(part: &'static str, is_left_out: bool, wants_progress: bool) -> (usize, String) {
     let begun = Instant::now();
     let frames = stream::poll_fn(move |_| {

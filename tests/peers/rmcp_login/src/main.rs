@@ -2,7 +2,7 @@
 //!
 //!     rmcp-login JSON      {url, flow, user, steps}
 //!
-//! Flows, steps and facts are those of login_ts.mjs: `registration`, `document` and `credentials`; `stepUp` and `task`.
+//! As login_ts.mjs, it reads the flow `registration`, `document` or `credentials`, runs the steps `stepUp` and `task`, and prints facts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ impl CredentialStore for CountingStore {
     }
 }
 
-/// Follows an authorization to its end for a user whom the authorization server knows by `login_hint`. Returns the address of the
+/// Follows the redirects of an authorization; `login_hint` names the user to the authorization server. Returns the address of the
 /// callback.
 async fn browse(address: &str, user: &str) -> anyhow::Result<String> {
     let browser = reqwest::Client::builder().cookie_store(true).redirect(reqwest::redirect::Policy::none()).build()?;

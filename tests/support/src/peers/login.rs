@@ -51,7 +51,7 @@ pub enum Client {
     TypeScript,
     Python,
     AiSdk,
-    /// A program of its own package, which `tests/peers/rmcp_login.sh` builds.
+    /// `tests/peers/rmcp_login.sh` builds the package of this program.
     Rust,
     /// The Inspector's pages in Chromium.
     Inspector,

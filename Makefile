@@ -251,7 +251,7 @@ dist:
 	@packaging/dist.sh $(DIST_TARGETS)
 
 # Not part of `make test`: tries the files of `make dist` with registries on loopback, an empty root and new Debians. PARTS names
-# some of them: archive chroot npx uvx deb rpm lint image program; `chroot`, `deb`, `rpm` and `image` need root.
+# some of them: archive chroot npx uvx deb rpm lint image program hosts; `chroot`, `deb`, `rpm` and `image` need root.
 PARTS ?=
 dist-test: setup
 	$(call step,files of a release as users get them)

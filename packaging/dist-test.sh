@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries the files of `make dist` as users get them. `make dist-test` installs the peers first and names them in TASKGATE_PEERS.
 #
-#   packaging/dist-test.sh [PART ...]    of: archive chroot npx uvx deb rpm lint image program; all without further words
+#   packaging/dist-test.sh [PART ...]    of: archive chroot npx uvx deb rpm lint image program hosts; all without further words
 #
 # archive    unpacked in a folder with a space
 # chroot     the static program alone in an empty root starts in under 50 ms (as root)
@@ -11,6 +11,7 @@
 # lint       lintian, rpmlint, units, completions, the formula and the schema of the list of components
 # image      deploy/Dockerfile by buildah: its files, and a gateway in it, read-only and as user 65532 (as root)
 # program    tests that kill, replace and drive the gateway, and clients of each matrix, with the static program
+# hosts      `install` and `uninstall` in the files of ten desktop hosts, before six servers from npm and PyPI
 #
 # archive, npx, uvx and deb are driven by stdio clients of SDKs, before server-everything; the seconds from nothing to the end of
 # a first task are printed. DIST names another folder than target/dist, SUITE another Debian than trixie.
@@ -353,9 +354,26 @@ try_program() {
 	say "program: passed"
 }
 
-[ "$#" != 0 ] || set -- archive chroot npx uvx deb rpm lint image program
+try_hosts() {
+	local modules=$peers/node_modules/@modelcontextprotocol python=$tools/servers/bin
+	if [ ! -x "$python/mcp-server-git" ]; then
+		python3 -m venv "$tools/servers"
+		"$python/pip" install --quiet --disable-pip-version-check mcp==2.3.0 mcp-server-time==2026.10.19 mcp-server-git==2026.10.19 pyyaml==6.0.4
+	fi
+	mkdir -p "$work/home of hosts/notes"
+	git init --quiet "$work/home of hosts/notes"
+	TASKGATE_LOG=warn "$python/python" packaging/hosts.py "$(one "$dist/$target/taskgate")" "$work/home of hosts" \
+		everything "${server[@]}" \
+		-- files "$peers/node" "$modules/server-filesystem/dist/index.js" "$work/home of hosts" \
+		-- memory "$peers/node" "$modules/server-memory/dist/index.js" \
+		-- thinking "$peers/node" "$modules/server-sequential-thinking/dist/index.js" \
+		-- time "$python/mcp-server-time" \
+		-- git "$python/mcp-server-git" --repository "$work/home of hosts/notes"
+}
+
+[ "$#" != 0 ] || set -- archive chroot npx uvx deb rpm lint image program hosts
 for part in "$@"; do
-	case "$part" in archive | chroot | npx | uvx | deb | rpm | lint | image | program) ;; *) fail "$part is unknown: $(sed -n '4s/^# *//p' "$0")" ;; esac
+	case "$part" in archive | chroot | npx | uvx | deb | rpm | lint | image | program | hosts) ;; *) fail "$part is unknown: $(sed -n '4s/^# *//p' "$0")" ;; esac
 	step "$part"
 	"try_$part"
 done

@@ -92,7 +92,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     };
     tokio::select! {
         () = wrapping.end() => (),
-        _ = signals.next() => tracing::warn!("ended before all tasks and calls were settled"),
+        _ = signals.next() => tracing::warn!("ended at once: a signal came while calls, tasks or servers were still ending"),
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)

@@ -27,8 +27,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Serves the demo server at `/demo/mcp` and the odd one at `/odd/mcp`. Calls become tasks after 50 ms,
-    /// `confirm_delete` is only run as a task, `greet` never is.
+    /// Serves the demo server at `/demo/mcp` and the odd one at `/odd/mcp`. Only calls of `slow_report` become tasks, and
+    /// `confirm_delete` is only run as a task: the response to any other tool's call does not depend on the machine's speed.
     pub(crate) async fn start() -> Self {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -38,12 +38,11 @@ impl Gate {
         let (odd_section, other) = hostile_twin::section("odd", "/odd/mcp", &odd.url).await;
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             {demo_section}[upstreams.demo.tasks]\ngrace = \"50ms\"\n\
+             {demo_section}[upstreams.demo.tasks]\ngrace = \"30s\"\n\
              [[upstreams.demo.tools]]\nmatch = \"confirm_delete\"\nmode = \"required\"\n\
              [[upstreams.demo.tools]]\nmatch = \"greet\"\nmode = \"never\"\n\
              [[upstreams.demo.tools]]\nmatch = \"crash\"\nmode = \"never\"\n\
-             [[upstreams.demo.tools]]\nmatch = \"summarise\"\ngrace = \"30s\"\n\
-             [[upstreams.demo.tools]]\nmatch = \"fail\"\ngrace = \"30s\"\n\
+             [[upstreams.demo.tools]]\nmatch = \"slow_report\"\ngrace = \"50ms\"\n\
              {odd_section}[[upstreams.odd.tools]]\nmatch = \"late*\"\nmode = \"always\"\n"
         );
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;

@@ -90,11 +90,13 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
 async fn a_claim_reads_the_rows_that_it_takes_and_few_others() {
     const PORTION: usize = 100;
     const PORTIONS: usize = 50;
-    let Some(server) = shared() else { return };
+    // A server of its own: a transaction of another test would keep the row versions that each claim replaces.
+    let Some(server) = PostgresServer::start(&[]) else { return };
     let schema = new_schema();
-    let patient = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(30));
+    let patient = with(settings(&server, &schema), |access| access.write_max = Duration::from_secs(30));
     let store = opened(patient).await;
-    fill(server, &schema, 20_000);
+    server.psql(&format!("ALTER TABLE {schema}.tg_task SET (autovacuum_enabled = false)"));
+    fill(&server, &schema, 20_000);
     server.psql(&format!(
         "UPDATE {schema}.tg_task SET holder = 900, settled = false;
         INSERT INTO {schema}.tg_lane (incarnation, epoch) VALUES (900, 0);
@@ -103,18 +105,17 @@ async fn a_claim_reads_the_rows_that_it_takes_and_few_others() {
     ));
     server.psql(&format!("VACUUM ANALYZE {schema}.tg_task"));
     until("its death is seen", || store.replicas().has_dead()).await;
-    let before = settled_counts(server, &schema, "tg_task", &store).await;
+    let before = settled_counts(&server, &schema, "tg_task", &store).await;
     for _ in 0..PORTIONS {
         assert_eq!(store.claim(PORTION, &known()).await.unwrap().len(), PORTION);
     }
-    let after = settled_counts(server, &schema, "tg_task", &store).await;
+    let after = settled_counts(&server, &schema, "tg_task", &store).await;
     store.close().await;
     let (index, table) = (after.0 - before.0, after.1 - before.1);
     println!("{index} rows by indexes, {table} others");
     let claimed = u64::try_from(PORTION * PORTIONS).unwrap();
-    // While another transaction may need old row versions, each portion reads the index entries of earlier portions again:
-    // at most 25 reads for each claimed row. A claim that reads and sorts all rows takes 37.
-    assert!((claimed..=30 * claimed).contains(&index) && table == 0, "{index} by indexes, {table} others");
+    // 5 reads for each claimed row. A claim that reads and sorts all rows takes 37.
+    assert!((claimed..=10 * claimed).contains(&index) && table == 0, "{index} by indexes, {table} others");
 }
 
 /// However many owners have sums.

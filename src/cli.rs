@@ -252,12 +252,15 @@ const SERVE_EXIT_CODES: &str = "\
 Exit codes:
   0   a signal ended it, and it has drained
   64  a mistake in the command line, the configuration or a file that it names
+  69  the program of a server that the command line names is not found
   70  something else, such as an address that is in use
   74  the task store or the audit file cannot be used
   75  another gateway has the task store or the audit file open";
 
 /// Runs the command in `arguments` (the program's name first) to its end.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let is_command_announced = arguments.last().is_some_and(|last| last == "--");
     let command = match CommandLine::try_parse_from(arguments) {
         Ok(arguments) => arguments.command,
         Err(error) => {
@@ -272,7 +275,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // Without the handler only a file at its limit ends the program, as before.
     let _ = system::outlive_file_size_limit();
     let ended = match command.unwrap_or_else(|| CliCommand::Serve(ServeArguments::default())) {
-        CliCommand::Serve(arguments) => match arguments.served() {
+        CliCommand::Serve(arguments) => match arguments.served(is_command_announced) {
             Ok(served) => Box::pin(app::serve(served)).await,
             Err(why) => Ok(refuse(why)),
         },
@@ -327,7 +330,7 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
         return Some("the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]...");
     }
     if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate serve") && !what.starts_with("--") {
-        return Some("a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...");
+        return Some(serve::NO_COMMAND);
     }
     usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
 }
@@ -339,7 +342,10 @@ fn check(arguments: &CheckArguments) -> ExitCode {
             for warning in &loaded.warnings {
                 write_line(format_args!("warning: {warning}"));
             }
-            if let Some(folder) = app::task_store::in_use(&loaded.config) {
+            // A question about a running gateway's file is no start.
+            if !arguments.asks_about_a_caller()
+                && let Some(folder) = app::task_store::in_use(&loaded.config)
+            {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }

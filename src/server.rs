@@ -83,6 +83,18 @@ named_variants! {
     }
 }
 
+impl ListenerRole {
+    /// The configuration's key for the address.
+    const fn address_key(self) -> &'static str {
+        match self {
+            Self::Clients => "listen.address",
+            Self::Operators => "admin.address",
+            Self::Probes => "metrics.address",
+            Self::Replicas => "replica.address",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenSettings {
     pub address: SocketAddr,

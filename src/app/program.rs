@@ -26,11 +26,9 @@ use super::successor::Successor;
 use super::task_store::{IncarnationEnd, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, files, service_manager, task_store};
 use crate::audit::AuditOpenError;
-use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
 use crate::demo::DemoServer;
-use crate::server::StartError;
 use crate::system::{self, SignalStream};
 use crate::task::Reason;
 use crate::telemetry;
@@ -300,17 +298,16 @@ async fn start_on_free_ports(
 fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
     let taken = match TcpListener::bind(*address) {
         Ok(socket) => return Ok(socket),
-        Err(source) => StartError::Bind { address: *address, source },
+        Err(error) => error,
     };
     if asked == Some(address.port()) {
-        let taken = CauseChain(&taken).to_string();
-        bail!("--port: {taken}; write another one, or omit it to use a free one");
+        bail!("--port: cannot listen on {address}: {taken}; write another one, or omit it to use a free one");
     }
     if address.port() == 0 {
-        return Err(taken.into());
+        return Err(taken).with_context(|| format!("cannot listen on {address}"));
     }
     address.set_port(0);
-    TcpListener::bind(*address).map_err(|source| StartError::Bind { address: *address, source }.into())
+    TcpListener::bind(*address).with_context(|| format!("cannot listen on {address}"))
 }
 
 pub(super) struct Signals {

@@ -273,8 +273,8 @@ impl Gateway {
             tracing::warn!(
                 upstream = %opened.config.name, path = opened.config.path,
                 unsettled_tasks = self.parts.engine.unsettled_tasks(&opened.config.name),
-                "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and nowhere \
-                 after that"
+                "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and then at \
+                 the other paths, but with access tokens nowhere"
             );
             scope.tracker.spawn(opened.let_go(3, "it is served no more", &self.retired, &scope.stop));
             self.gone.push(ClosingUpstream { opened, endpoint });

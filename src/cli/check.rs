@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::config::{Config, check_caller_id};
 use crate::server::client_certificates::block_of;
+use crate::server::tokens::settings::TokenSettings;
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -55,6 +56,10 @@ enum AccessKind {
 }
 
 impl CheckArguments {
+    pub(super) const fn asks_about_a_caller(&self) -> bool {
+        self.question.can.is_some()
+    }
+
     /// The answer to `--can`, and its exit code; `None` without the option. Fails with the mistake in the command line.
     pub(super) fn answer(&self, config: &Config) -> Result<Option<(String, ExitCode)>, String> {
         let AccessQuestion { can: Some(can), .. } = &self.question else { return Ok(None) };
@@ -70,7 +75,15 @@ impl CheckArguments {
         let arguments = self.question.arguments.as_deref().map(object).transpose()?;
         let arguments =
             arguments.as_ref().map_or(DecisionArguments::Any, |these| DecisionArguments::These(Some(these)));
-        let decision = config.access.decision(&self.question.caller(config)?, upstream, item, arguments);
+        let caller = self.question.caller(config)?;
+        if let Some(missing) = missing_scopes(&caller, config) {
+            let file = self.file.display();
+            let text = format!(
+                "{file}: denied: every request with a token needs the scopes of `auth.scopes`; missing: {missing}"
+            );
+            return Ok(Some((text, ExitCode::FAILURE)));
+        }
+        let decision = config.access.decision(&caller, upstream, item, arguments);
         let code = if decision.verdict == AccessVerdict::Allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         Ok(Some((self.line(&decision), code)))
     }
@@ -99,6 +112,22 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
+    /// The scopes that the caller's include, as the token's issuer says: that of `--issuer`, or the only one.
+    fn implied_scopes(&self, tokens: &TokenSettings) -> Result<BTreeSet<Arc<str>>, String> {
+        let issuer = match (&self.issuer, tokens.issuers.as_slice()) {
+            (Some(named), issuers) => {
+                let issuer = issuers.iter().find(|issuer| *issuer.issuer == **named);
+                Some(issuer.ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"))?)
+            }
+            (None, [only]) => Some(only),
+            (None, _) => None,
+        };
+        let implied = issuer
+            .into_iter()
+            .flat_map(|issuer| self.scopes.iter().filter_map(|scope| issuer.implies.get(scope.as_str())));
+        Ok(implied.flatten().cloned().collect())
+    }
+
     fn caller(&self, config: &Config) -> Result<Caller, String> {
         let id = self.caller.as_deref().unwrap_or_default();
         check_caller_id(id).map_err(|wanted| format!("--as: {id:?} is not {wanted}"))?;
@@ -119,9 +148,20 @@ impl AccessQuestion {
         }
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
+        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token()) {
+            claims.scopes.extend(self.implied_scopes(tokens)?);
+        }
         claims.issuer = self.issuer.as_deref().map(Arc::from);
         Ok(Caller { claims: Some(Arc::new(claims)), ..Caller::of(principal) })
     }
+}
+
+/// The scopes that every request with a token needs, without those that the caller has; `None` if there are none, or the caller has no token.
+fn missing_scopes(caller: &Caller, config: &Config) -> Option<String> {
+    let tokens = config.auth.tokens().filter(|_| caller.principal.has_token())?;
+    let missing: Vec<&str> =
+        tokens.scopes.iter().filter(|scope| !caller.has_scope(scope)).map(|scope| &**scope).collect();
+    (!missing.is_empty()).then(|| missing.join(" "))
 }
 
 fn texts(texts: &[String]) -> BTreeSet<Arc<str>> {

@@ -10,6 +10,8 @@ use crate::app::ServedConfig;
 use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, GRACE_MAX, ServerTarget};
 use crate::task::TaskMode;
 
+pub(super) const NO_COMMAND: &str = "a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...";
+
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ServeArguments {
     /// A configuration, or the address of one server: a text that begins with http:// or https:// is an address. Without
@@ -33,7 +35,11 @@ pub(super) struct ServeArguments {
 }
 
 impl ServeArguments {
-    pub(super) fn served(self) -> Result<ServedConfig, String> {
+    /// `is_command_announced`: the command line ends with `--`, as that of a script whose variable is empty.
+    pub(super) fn served(self, is_command_announced: bool) -> Result<ServedConfig, String> {
+        if is_command_announced && self.command.is_empty() {
+            return Err(NO_COMMAND.to_owned());
+        }
         self.check_one_source()?;
         let address = self.source.as_deref().and_then(OsStr::to_str).filter(|text| is_address(text));
         let mut servers = Vec::new();

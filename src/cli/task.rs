@@ -3,6 +3,9 @@
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
+use clap::ValueEnum as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use super::call::{CallExit, CallMode, Flavour, FollowPolicy, InterruptPolicy, ResultForm, Wait};
 use super::call_arguments::{FollowArguments, ResultArguments, interrupts};
 use super::called_server::CalledServer;
@@ -57,7 +60,7 @@ pub(super) enum TaskSubcommand {
         #[command(flatten)]
         server: ServerArguments,
         /// The tasks of 2025-11-25 are the only ones that can be listed.
-        #[arg(long, value_enum)]
+        #[arg(long, value_parser = flavours_with_tasks())]
         flavour: Option<Flavour>,
         /// The largest number of tasks to show.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
@@ -76,7 +79,7 @@ pub(super) struct HandleArguments {
     /// The task's id, as its handle has it.
     id: String,
     /// The flavour of the task, as it was created. By default the best that the server offers.
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = flavours_with_tasks())]
     flavour: Option<Flavour>,
 }
 
@@ -96,16 +99,14 @@ impl HandleArguments {
         if id.starts_with('{') {
             return Err("a task is named by the `taskId` of its handle alone".to_owned());
         }
-        with_tasks(flavour)?;
         Ok(TaskHandle { server: server.read()?, id, flavour })
     }
 }
 
-fn with_tasks(flavour: Option<Flavour>) -> Result<(), String> {
-    match flavour {
-        Some(Flavour::None) => Err("--flavour none has no tasks; say extension or core, or leave it out".to_owned()),
-        Some(Flavour::Extension | Flavour::Core) | None => Ok(()),
-    }
+fn flavours_with_tasks() -> impl TypedValueParser<Value = Flavour> {
+    let flavours = [Flavour::Extension, Flavour::Core];
+    PossibleValuesParser::new(flavours.iter().filter_map(Flavour::to_possible_value))
+        .try_map(|name| Flavour::from_str(&name, false))
 }
 
 pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
@@ -132,7 +133,6 @@ pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
 }
 
 fn listable(server: ServerArguments, flavour: Option<Flavour>) -> Result<ServerAddress, String> {
-    with_tasks(flavour)?;
     match flavour {
         Some(Flavour::Extension) => {
             Err("the extension of 2026-07-28 has no list of tasks; --flavour core has".to_owned())

@@ -209,6 +209,12 @@ impl MistakeCollector {
         self.blamed.iter().any(|blamed| blamed.file.is_none() && is_in(&blamed.key))
     }
 
+    /// As [`Self::has_mistake`], for any key of a table.
+    pub(super) fn has_mistake_below(&self, table: &str) -> bool {
+        let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
+        self.blamed.iter().any(|blamed| blamed.file.is_none() && is_below(&blamed.key))
+    }
+
     /// As [`Self::has_mistake`], for a key of any file.
     pub(super) fn has_mistake_at(&self, location: &KeyPlace) -> bool {
         self.blamed.contains(location)

@@ -255,7 +255,7 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> Ups
     if let (Some(location), Some(url)) = (&raw.tls_location, &raw.own.url)
         && url.value.scheme() != "https"
     {
-        report.mistake(location, "the `url` begins with http://; write https:// there, or leave this table out");
+        report.mistake(location, "the `url` begins with http://; write https:// there, or leave this out");
     }
     if let (Some(location), None, Some(_)) = (&raw.tls_location, &raw.own.url, &raw.own.command) {
         report.mistake(location, "is for an upstream with a `url`; leave it out beside a `command`");

@@ -54,8 +54,8 @@ pub struct ListenerSpec {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot listen on {address}")]
-    Bind { address: SocketAddr, source: io::Error },
+    #[error("key `{}`: cannot listen on {address}", role.address_key())]
+    Bind { role: ListenerRole, address: SocketAddr, source: io::Error },
     #[error(transparent)]
     Identity(#[from] TlsFileError),
 }
@@ -179,7 +179,7 @@ pub async fn start_on(
     let name = role.name();
     let tls = settings.tls.clone().map(|files| Tls::read(files, peers)).transpose()?;
     let address = settings.address;
-    let failed = |source| StartError::Bind { address, source };
+    let failed = |source| StartError::Bind { role, address, source };
     let listener = match socket {
         Some(socket) => socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket)),
         None => TcpListener::bind(address).await,

@@ -216,7 +216,11 @@ impl Refusal {
                 "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
                  the gateway's operator issues keys"
             }
-            Self::LoginRequired(_) | Self::CredentialRefused(..) => {
+            Self::CredentialRefused(_, None) => {
+                "Unauthorized: send a known API key or a valid access token as `Authorization: Bearer …`; the \
+                 WWW-Authenticate header says where clients log in"
+            }
+            Self::LoginRequired(_) | Self::CredentialRefused(_, Some(_)) => {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }
@@ -277,7 +281,7 @@ impl Refusal {
             ),
             Self::CredentialRefused(_, Some(error)) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
             Self::Unauthorized | Self::CredentialRefused(_, None) => {
-                ("auth.api_keys", HeadPart::Nothing, "the request has no known API key; add one to this key")
+                ("auth.api_keys", HeadPart::Nothing, "the request has none of these API keys")
             }
             Self::ProofRefused(_, why) => ("auth.dpop", HeadPart::Nothing, why.sentence()),
             Self::ProofsFull => (

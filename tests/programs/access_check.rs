@@ -88,6 +88,46 @@ fn a_certificates_name_has_the_groups_of_its_block() {
     assert!(printed.contains("gate.toml:5: key `listen.tls.client_ca`: server.pem: has no certificate"), "{printed}");
 }
 
+const TOKENS: &str = r#"
+[listen]
+public_url = "https://gate.example"
+[auth]
+mode = "tokens"
+scopes = ["mcp"]
+[[auth.issuers]]
+issuer = "https://login.example"
+implies = { admin = ["mcp"] }
+[[auth.rules]]                                               # 10
+allow = true
+[upstreams.reports]
+url = "http://127.0.0.1:9/mcp"
+"#;
+
+#[test]
+fn a_token_without_the_scopes_of_every_request_is_denied() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("gate.toml"), TOKENS).unwrap();
+    for (arguments, code, said) in [
+        (&[][..], 1, "gate.toml: denied: every request with a token needs the scopes of `auth.scopes`; missing: mcp"),
+        (&["--scopes", "other"], 1, "missing: mcp"),
+        (&["--scopes", "other,mcp"], 0, "gate.toml:10: allowed"),
+        (&["--scopes", "admin"], 0, "gate.toml:10: allowed"),
+        (
+            &["--scopes", "mcp", "--issuer", "https://else.example"],
+            64,
+            "--issuer: no [[auth.issuers]] has the `issuer`",
+        ),
+    ] {
+        let asked = ["check", "gate.toml", "--as", "jwt:0123456789abcdef:eve", "--can", "reports/x"];
+        let command = [&asked[..], arguments].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_taskgate")).args(&command).current_dir(folder.path()).output();
+        let output = output.unwrap();
+        let printed = String::from_utf8_lossy(if code == 64 { &output.stderr } else { &output.stdout });
+        assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
+        assert!(printed.contains(said), "{command:?}: {printed}");
+    }
+}
+
 #[test]
 fn the_line_that_decides_is_told_with_what_it_decides() {
     let folder = TempDir::new().unwrap();

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
@@ -232,6 +232,25 @@ fn a_store_of_no_use_is_named_as_the_command_line_does() {
 }
 
 #[test]
+fn an_address_in_use_is_named_with_its_key() {
+    let folder = folder();
+    let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let taken = holder.local_addr().unwrap();
+    for table in ["listen", "admin", "metrics"] {
+        let free = ["listen", "admin"].into_iter().filter(|other| *other != table);
+        let free: String = free.map(|other| format!("[{other}]\naddress = \"127.0.0.1:0\"\n")).collect();
+        let text = format!(
+            "{free}[{table}]\naddress = \"{taken}\"\n[store]\nkind = \"memory\"\n[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"\n"
+        );
+        fs::write(folder.path().join("a.toml"), text).unwrap();
+        let refused = taskgate(folder.path(), &["serve", "a.toml"]).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(70), "{said}");
+        assert!(said.contains(&format!("key `{table}.address`: cannot listen on {taken}: ")), "{said}");
+    }
+}
+
+#[test]
 fn a_mistake_is_answered_with_what_to_write_instead() {
     let folder = folder();
     let (url, other) = ("http://127.0.0.1:1/mcp", "a=http://127.0.0.1:1/mcp");
@@ -241,6 +260,8 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
         (&["--port", "65536", url][..], 64, "invalid value '65536' for '--port <PORT>'"),
         (&["--port", "-1", url], 64, "unexpected argument '-1'"),
         (&["127.0.0.1:1/mcp"], 64, "there is no such file; an address begins with http:// or https://"),
+        (&["--"], 64, "a server's command stands after `--`"),
+        (&["--port", "0", "--"], 64, "a server's command stands after `--`"),
         (&["ftp://127.0.0.1/mcp"], 64, "there is no such file; an address begins with http:// or https://"),
         (&["http://"], 64, "URL: write a URL such as"),
         (&["http://ada:s3cr3t@127.0.0.1/mcp"], 64, "URL: has a user name or password; credentials do not belong"),

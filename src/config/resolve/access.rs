@@ -141,8 +141,10 @@ fn argument(
 fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut MistakeCollector) -> RuleWho {
     let who = &raw.who;
     let is_empty = who.ids.is_none() && who.groups.is_none() && who.scopes.is_none() && who.issuer.is_none();
-    if let Some(location) = raw.who_location.as_ref().filter(|_| is_empty && !report.has_mistake_in(&raw.location.key))
-    {
+    // A key that could not be read makes it look empty.
+    let is_misread =
+        |location: &ConfigLocation| report.has_mistake_in(&raw.location.key) || report.has_mistake_below(&location.key);
+    if let Some(location) = raw.who_location.as_ref().filter(|location| is_empty && !is_misread(location)) {
         report.mistake(location, "is empty; leave it out for a rule about every caller");
     }
     let ids = who.ids.iter().flat_map(|list| &list.value);

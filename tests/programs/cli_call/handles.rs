@@ -180,6 +180,8 @@ async fn a_server_without_tasks_says_so() {
     let demo = place.demo.as_str();
     for arguments in [&["task", "get", demo, "id"][..], &["task", "wait", demo, "id"], &["task", "list", demo]] {
         Ended::with(arguments).await.is(69, "", "the server has no tasks of 2025-11-25");
+        let plain = [arguments, &["--flavour", "none"]].concat();
+        Ended::with(&plain).await.is(64, "", "[possible values: extension, core]");
     }
     // Neither a result nor a handle: there is nothing to follow.
     Ended::with(&["call", demo, "greet", "name=Ada", "--no-wait"]).await.is(0, "Hello, Ada!\n", "");

@@ -106,7 +106,11 @@ async fn a_second_signal_ends_it_at_once() {
     host.until_it_says("calls that were in progress end with the gateway").await;
     host.signal("TERM");
     assert_eq!(host.ended().await.0.code(), Some(0));
-    assert!(host.log().contains("ended at once: a signal came while calls, tasks or servers were still ending"), "{}", host.log());
+    assert!(
+        host.log().contains("ended at once: a signal came while calls, tasks or servers were still ending"),
+        "{}",
+        host.log()
+    );
 }
 
 #[tokio::test]

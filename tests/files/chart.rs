@@ -9,13 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::Value;
 use support::check_golden;
 use support::peers::install::Peers;
 use taskgate::config;
 
 const CHART: &str = "deploy/helm/taskgate";
-const VALUE_FILES: usize = 8;
-const REFUSED_FILES: usize = 51;
+const VALUE_FILES: usize = 9;
+const REFUSED_FILES: usize = 59;
 /// The values that each refused file changes.
 const BASE: &str = "tests/chart/values/disk.yaml";
 
@@ -25,7 +26,7 @@ fn env(name: &str) -> Option<String> {
         "POD_NAME" | "REPLICA_NAME" => "taskgate-0",
         "POD_IP" => "10.0.0.9",
         "REPLICA_ADDRESS" => "10.0.0.9:9443",
-        "REPORTS_TOKEN" | "EVERYTHING_TOKEN" => "token",
+        "REPORTS_TOKEN" | "EVERYTHING_TOKEN" | "LOGIN_SECRET" => "token",
         _ => return None,
     };
     Some(value.to_owned())
@@ -189,7 +190,7 @@ fn the_plain_manifests_are_those_of_the_chart() {
 fn the_values_of_the_page_render() {
     let page = read(&folder("docs/kubernetes.md"));
     let blocks: Vec<&str> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(blocks.len(), 4);
+    assert_eq!(blocks.len(), 5);
     let Some(helm) = Helm::find() else { return };
     let (base, changes) = (helm.home.path().join("base.yaml"), helm.home.path().join("changes.yaml"));
     fs::write(&base, blocks[0]).expect("a writable folder");
@@ -198,6 +199,40 @@ fn the_values_of_the_page_render() {
         let output = helm.template(&[&base, &changes]);
         assert!(output.status.success(), "{block}{}", text(&output.stderr));
         check_accepted(block, &configuration(&text(&output.stdout)));
+    }
+}
+
+/// A key that the gateway does not have would otherwise end the new pod, after the old one has ended.
+#[test]
+fn the_schema_of_the_values_has_the_keys_of_the_configuration() {
+    let documented = read(&folder("docs/configuration.md"));
+    let keys_of = |table: &str| -> BTreeSet<String> {
+        let (_, after) = documented.split_once(&format!("<!-- keys {table} -->")).expect("a table of keys");
+        let (rows, _) = after.split_once("<!-- /keys -->").expect("its end");
+        rows.lines().filter_map(|row| row.strip_prefix("| `")?.split_once('`')).map(|(key, _)| key.to_owned()).collect()
+    };
+    let schema: Value = serde_json::from_str(&read(&folder(CHART).join("values.schema.json"))).expect("JSON");
+    let upstream = "/properties/upstreams/additionalProperties";
+    for (place, table, further, missing) in [
+        (upstream.to_owned(), "upstreams.NAME", &["auth", "credential", "tls", "tasks", "tools"][..], None),
+        (format!("{upstream}/properties/auth"), "upstreams.NAME.auth", &[], None),
+        (format!("{upstream}/properties/tls"), "upstreams.NAME.tls", &[], None),
+        (format!("{upstream}/properties/tasks"), "upstreams.NAME.tasks", &[], None),
+        (format!("{upstream}/properties/tools/items"), "upstreams.NAME.tools", &["split"], None),
+        ("/properties/endpoints/items".to_owned(), "endpoints", &[], None),
+        ("/properties/limits".to_owned(), "limits", &[], None),
+        ("/properties/audit".to_owned(), "audit", &["enabled"], Some("path")),
+        ("/properties/auth/properties/issuers/items".to_owned(), "auth.issuers", &["introspection"], None),
+        ("/properties/auth/properties/rules/items".to_owned(), "auth.rules", &["who"], None),
+    ] {
+        let table_schema = schema.pointer(&place).unwrap_or_else(|| panic!("{place} is missing"));
+        assert_eq!(table_schema["additionalProperties"], false, "{place}");
+        let properties = table_schema["properties"].as_object().expect("properties");
+        let found: BTreeSet<String> = properties.keys().cloned().collect();
+        let mut expected = keys_of(table);
+        expected.extend(further.iter().map(|&key| key.to_owned()));
+        expected.retain(|key| Some(key.as_str()) != missing);
+        assert_eq!(found, expected, "{place}");
     }
 }
 

@@ -1,7 +1,8 @@
 {{/* One sentence for each value that would lose tasks, leave the gateway open, or keep it from its start; all of them at once. */}}
 {{- define "taskgate.refusals" -}}
-{{- $values := .Values }}
+{{- $values := include "taskgate.values" . | fromYaml }}
 {{- $found := list }}
+{{- $modes := kindIs "slice" $values.auth.mode | ternary $values.auth.mode (list $values.auth.mode) }}
 {{- $kind := $values.store.kind }}
 {{- $postgres := $values.store.postgres }}
 {{- $outside := list }}
@@ -52,26 +53,46 @@
 {{- $found = append $found "limits.drain_max: the pod's grace period is computed from drainSeconds, and a pod that is killed earlier loses its calls; set drainSeconds instead." }}
 {{- end }}
 
-{{- if eq $values.auth.mode "api_keys" }}
-{{- if not $values.auth.keys }}
-{{- $found = append $found "auth.keys: no client could connect; add an id with a secret or a sha256." }}
-{{- end }}
-{{- if $values.auth.anonymous }}
-{{- $found = append $found "auth.anonymous: it serves every client, and auth.mode api_keys asks for keys; leave one of them out." }}
-{{- end }}
-{{- if not (or $values.listen.tlsSecret $values.listen.plaintext) }}
-{{- $found = append $found "listen: API keys would reach the pods in clear text; set listen.tlsSecret, or listen.plaintext to true if TLS ends in front of the pods." }}
-{{- end }}
-{{- else }}
+{{- if has "none" $modes }}
 {{- if not $values.auth.anonymous }}
-{{- $found = append $found "auth.mode: with none every pod of the cluster could use the gateway; set auth.mode to api_keys, or auth.anonymous to true to serve every client." }}
+{{- $found = append $found "auth.mode: with none every pod of the cluster could use the gateway; set auth.mode to api_keys or tokens, or auth.anonymous to true to serve every client." }}
 {{- end }}
 {{- if and $outside (not $values.auth.anonymousOutside) }}
-{{- $found = append $found (printf "%s: without auth every client outside the cluster could call every tool; set auth.mode to api_keys, or auth.anonymousOutside to true if that is intended." (join " and " $outside)) }}
+{{- $found = append $found (printf "%s: without auth every client outside the cluster could call every tool; set auth.mode to api_keys or tokens, or auth.anonymousOutside to true if that is intended." (join " and " $outside)) }}
 {{- end }}
-{{- if $values.auth.keys }}
-{{- $found = append $found "auth.keys: no client is asked for them; set auth.mode to api_keys." }}
+{{- else }}
+{{- if $values.auth.anonymous }}
+{{- $found = append $found (printf "auth.anonymous: it serves every client, and auth.mode asks for %s; leave one of them out." (join " or " $modes)) }}
 {{- end }}
+{{- if not (or $values.listen.tlsSecret $values.listen.plaintext) }}
+{{- $found = append $found "listen: keys and tokens would reach the pods in clear text; set listen.tlsSecret, or listen.plaintext to true if TLS ends in front of the pods." }}
+{{- end }}
+{{- end }}
+{{- if has "api_keys" $modes }}
+{{- if not $values.auth.keys }}
+{{- $found = append $found "auth.keys: no client could connect with a key; add an id with a secret or a sha256." }}
+{{- end }}
+{{- else if $values.auth.keys }}
+{{- $found = append $found "auth.keys: no client is asked for them; add api_keys to auth.mode." }}
+{{- end }}
+{{- if has "tokens" $modes }}
+{{- if not $values.auth.issuers }}
+{{- $found = append $found "auth.issuers: no client could log in; name an issuer." }}
+{{- end }}
+{{- if not (or $values.listen.publicUrl (include "taskgate.outsideHost" .)) }}
+{{- $found = append $found "listen.publicUrl: tokens are for the address that clients use; set it, or ingress.host or httpRoute.hostnames." }}
+{{- end }}
+{{- else if $values.auth.issuers }}
+{{- $found = append $found "auth.issuers: no client is asked for tokens; add tokens to auth.mode." }}
+{{- end }}
+{{- range $issuer := $values.auth.issuers }}
+{{- $secret := ($issuer.introspection | default dict).client_secret }}
+{{- if and $secret (not (contains "${" $secret)) }}
+{{- $found = append $found (printf "auth.issuers: the client_secret for %s would be in a ConfigMap; write \"${NAME}\", and name its secret in env, or write client_secret_file." $issuer.issuer) }}
+{{- end }}
+{{- end }}
+{{- if and $values.audit.enabled (ne $kind "disk") }}
+{{- $found = append $found (printf "audit.enabled: its file is on the volume of the store, and store.kind %s has none; leave it out." $kind) }}
 {{- end }}
 {{- range $values.auth.keys }}
 {{- if eq (not .secret) (not .sha256) }}
@@ -129,7 +150,7 @@
 
 {{- $known := list "POD_NAME" "POD_IP" }}
 {{- range $values.env }}{{ $known = append $known .name }}{{ end }}
-{{- $written := dict "upstreams" $values.upstreams "endpoints" $values.endpoints "listen" $values.listen | toRawJson | replace "$${" "" }}
+{{- $written := dict "upstreams" $values.upstreams "endpoints" $values.endpoints "listen" $values.listen "issuers" $values.auth.issuers | toRawJson | replace "$${" "" }}
 {{- range regexFindAll "\\$\\{[^}]*\\}" $written -1 | uniq }}
 {{- $name := . | trimPrefix "${" | trimSuffix "}" }}
 {{- if not (has $name $known) }}

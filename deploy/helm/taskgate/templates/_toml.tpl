@@ -56,13 +56,21 @@
 {{- end }}
 {{- end }}
 
+{{/* The values; a map or a list whose entries are all comments is empty. */}}
+{{- define "taskgate.values" -}}
+{{- $values := deepCopy .Values }}
+{{- range list "upstreams" "limits" }}{{ $_ := set $values . (get $values . | default dict) }}{{ end }}
+{{- range list "endpoints" "env" "mounts" }}{{ $_ := set $values . (get $values . | default list) }}{{ end }}
+{{- toYaml $values }}
+{{- end }}
+
 {{/* taskgate.toml. */}}
 {{- define "taskgate.config" -}}
-{{- $values := .Values }}
+{{- $values := include "taskgate.values" . | fromYaml }}
 {{- $host := include "taskgate.outsideHost" . }}
 {{- $public := $values.listen.publicUrl | default (ternary (printf "https://%s" $host) "" (ne $host "")) }}
 {{- $hosts := $values.listen.allowedHosts }}
-{{- if eq $values.auth.mode "none" }}
+{{- if eq (toString $values.auth.mode) "none" }}
 {{- $name := include "taskgate.fullname" . }}
 {{- $space := .Release.Namespace }}
 {{- $hosts = concat $hosts (list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space)) }}
@@ -142,7 +150,16 @@ stored_bytes_max = "256MiB"
 {{- include "taskgate.toml.lines" $values.limits }}
 
 [auth]
-mode = {{ toRawJson $values.auth.mode }}
+mode = {{ include "taskgate.toml.value" $values.auth.mode }}
+{{- if $values.auth.scopes }}
+scopes = {{ include "taskgate.toml.value" $values.auth.scopes }}
+{{- end }}
+{{- if $values.auth.dpop }}
+dpop = {{ toRawJson $values.auth.dpop }}
+{{- end }}
+{{- if $values.auth.groups }}
+groups = {{ include "taskgate.toml.value" $values.auth.groups }}
+{{- end }}
 {{- if $values.auth.anonymous }}
 anonymous = true
 {{- end }}
@@ -155,7 +172,23 @@ key_file = "/run/taskgate-keys/{{ $index }}"
 {{- else }}
 key_sha256 = {{ toRawJson $key.sha256 }}
 {{- end }}
-{{- include "taskgate.toml.lines" (pick $key "upstreams" "tools" "limits") }}
+{{- include "taskgate.toml.lines" (pick $key "upstreams" "tools" "deny" "scopes" "groups" "expires" "limits") }}
+{{- end }}
+{{- range $values.auth.issuers }}
+
+[[auth.issuers]]
+{{- include "taskgate.toml.lines" . }}
+{{- end }}
+{{- range $values.auth.rules }}
+
+[[auth.rules]]
+{{- include "taskgate.toml.lines" . }}
+{{- end }}
+{{- if $values.audit.enabled }}
+
+[audit]
+path = "/var/lib/taskgate/audit.jsonl"
+{{- include "taskgate.toml.lines" (omit $values.audit "enabled") }}
 {{- end }}
 {{- range $name, $upstream := $values.upstreams }}
 {{- if $upstream }}

@@ -16,7 +16,9 @@ use super::columns::holder_column;
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_rows::{LOOK, SharedReplicaView, StoredReplica, declare_dead, generation_of, look_of, row_time};
+use super::replica_rows::{
+    LOOK, SharedReplicaView, StoredReplica, declare_dead, generation_of, log_declared_dead, look_of, row_time,
+};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
 use super::sums::SumChange;
@@ -300,6 +302,9 @@ impl ReplicaControl {
         for claim in silent {
             let declared = declare_dead(&link.session, claim.incarnation, Some(claim.heartbeat)).await;
             if declared.map_err(|failure| failure.health())? {
+                if let Some(one) = self.view.now().rows.iter().find(|one| one.row.incarnation == claim.incarnation) {
+                    log_declared_dead(&one.row);
+                }
                 self.view.change(|view| view.declared_dead(claim.incarnation));
             }
         }

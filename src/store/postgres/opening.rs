@@ -10,7 +10,8 @@ use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::{PostgresOpenError, unavailable};
 use super::replica_rows::{
-    ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_replicas, row_time,
+    ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, log_declared_dead, read_replicas,
+    row_time,
 };
 use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorIncarnation, ReplicaDescription};
@@ -186,7 +187,10 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
             let incarnation = one.row.incarnation;
             let since = seen.get(&incarnation).map_or(Duration::ZERO, |seen| now - seen.at);
             if since >= settings.terms.lease() {
-                declare_dead(session, incarnation, Some(one.row.heartbeat)).await.map_err(unmade)?;
+                let declared = declare_dead(session, incarnation, Some(one.row.heartbeat)).await.map_err(unmade)?;
+                if declared {
+                    log_declared_dead(&one.row);
+                }
             }
         }
         for one in &silent {

@@ -158,10 +158,14 @@ pub(super) async fn declare_dead(
         return Ok(false);
     }
     made?;
-    if heartbeat.is_some() {
-        tracing::warn!(%incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
-    }
     Ok(true)
+}
+
+pub(super) fn log_declared_dead(row: &ReplicaRow) {
+    tracing::warn!(
+        replica = row.name, incarnation = %row.incarnation,
+        "a gateway is silent, and was declared dead; its tasks are taken over"
+    );
 }
 
 /// The latest view. Readers hold no lock: tokio's watch blocks a new reader behind a waiting writer, so nested reads could

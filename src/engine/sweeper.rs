@@ -27,10 +27,21 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut stuck = StuckTasks::default();
+    // One line for an outage of the store, however long it lasts.
+    let mut is_failing = false;
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        if let Err(error) = sweep_beside(&engine, &mut stuck).await {
-            tracing::warn!(error = %CauseChain(&error), "the sweep did not finish");
+        let swept = sweep_beside(&engine, &mut stuck).await;
+        match (&swept, is_failing) {
+            (Err(error), false) => {
+                tracing::warn!(error = %CauseChain(error), "overdue tasks cannot be settled or removed")
+            }
+            (Err(error), true) => {
+                tracing::debug!(error = %CauseChain(error), "overdue tasks cannot be settled or removed")
+            }
+            (Ok(()), true) => tracing::info!("overdue tasks are settled and removed again"),
+            (Ok(()), false) => {}
         }
+        is_failing = swept.is_err();
     }
 }
 

@@ -353,7 +353,12 @@ impl DiskWriter {
     }
 
     fn failed(&mut self, error: &rusqlite::Error) {
-        tracing::error!(%error, "writing to the task store failed; its file is opened anew");
+        // While it fails, probes try again each second.
+        if self.monitor.now() == StoreHealth::Failing {
+            tracing::debug!(%error, "writing to the task store failed again");
+        } else {
+            tracing::error!(%error, "writing to the task store failed; its file is opened anew");
+        }
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
         self.conn = None;
         self.is_memory_current = false;

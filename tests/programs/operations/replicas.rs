@@ -197,10 +197,15 @@ async fn readiness_says_what_is_in_the_way_of_the_database() {
     until_ready_says(&program, "store behind").await;
     names("");
     until_ready_says(&program, "ready").await;
+    let outages = || program.log().matches("overdue tasks cannot be settled or removed").count();
+    let before = outages();
     database.stop(ServerStop::Fast);
     until_ready_says(&program, "store away").await;
+    // Further sweeps, one each second.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
     database.restart();
     until_ready_says(&program, "ready").await;
+    assert_eq!(outages() - before, 1, "one line for an outage: {}", program.log());
 }
 
 /// As after a restore from a backup, in which the gateway's own counter is older.

@@ -153,7 +153,6 @@ pub struct AnswerShare {
     wait: RoomWait,
 }
 
-/// How a response waits for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoomWait {
     /// In memory, as far as it was read: for [`WAIT_MAX`] at most, and new requests are refused meanwhile.
@@ -258,7 +257,6 @@ impl AnswerBudget {
         }
     }
 
-    /// Grants bytes to waiting responses, in order.
     fn grant(&self) {
         // A permit of a cancelled wait is dropped after the lock, which its drop takes.
         let mut unwanted = Vec::new();

@@ -38,14 +38,11 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 const LOCK_MAX: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// `[audit]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditSettings {
     pub path: PathBuf,
-    /// Whether a call is refused if it cannot be recorded.
     pub is_required: bool,
     pub records_calls: bool,
-    /// Whether the digest of a call's arguments is recorded.
     pub digests_arguments: bool,
     /// The place that gets the digest of each 1,000th line.
     pub anchor: Option<AuditAnchor>,

@@ -502,7 +502,6 @@ struct HealthArguments {
     url: url::Url,
 }
 
-/// Asks a running gateway whether it is ready, for images without an HTTP client.
 async fn ask_health(arguments: &HealthArguments) -> ExitCode {
     let token = env::var(TOKEN_VARIABLE).ok();
     let answer = match AdminClient::new(&arguments.url, token.as_deref()) {
@@ -524,7 +523,6 @@ async fn ask_health(arguments: &HealthArguments) -> ExitCode {
     }
 }
 
-/// Prints the completions for `shell`.
 fn print_completions(shell: Shell) -> anyhow::Result<ExitCode> {
     match console::stdout().write_all(&script(shell)) {
         // A reader such as `head` leaves once it has enough.

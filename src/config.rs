@@ -63,7 +63,6 @@ pub const FILE_BYTES_MAX: usize = 1 << 20;
 pub struct Config {
     pub listen: ListenSettings,
     pub admin: AdminSettings,
-    /// The address of the listener for metrics and health only.
     pub metrics: Option<SocketAddr>,
     /// The gateway's state folder, relative to the working directory. It need not exist.
     pub folder: PathBuf,

@@ -141,7 +141,6 @@ pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     Ok(roots)
 }
 
-/// All revocation lists of a PEM file; at least one.
 pub fn read_revocation_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsFileError> {
     let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
     let found = found.map_err(|_| TlsFileError::BadRevocationList { path: path.to_owned() })?;

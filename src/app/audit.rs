@@ -13,7 +13,6 @@ use crate::server::admin::{Readiness, ReasonWeight};
 const AUDIT_FAILING: &str = "audit failing";
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Opens the audit file, if the configuration names one.
 pub(super) async fn open(config: &Config) -> Result<Option<Arc<AuditLog>>, AuditOpenError> {
     let Some(settings) = config.audit.clone() else { return Ok(None) };
     let replica = match &config.store {

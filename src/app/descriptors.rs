@@ -61,7 +61,6 @@ impl DescriptorShortage {
     }
 }
 
-/// Reduces the configuration to the available descriptors; returns the shortage to log.
 fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     let wanted = wanted(config);
     let granted = system::raise_descriptors(wanted);

@@ -64,7 +64,6 @@ impl Development {
         self.changes.next().await
     }
 
-    /// Starts the program for the first time.
     pub(super) fn start(&mut self, gateway: &Gateway) {
         dev_output::show(DevSource::Files, format_args!("watching {}", self.changes));
         self.in_background(gateway, false);
@@ -114,7 +113,6 @@ impl Development {
     }
 }
 
-/// Waits for changes of files, if a program is under development.
 pub(super) async fn next_change(development: &mut Option<Development>) -> ChangedFiles {
     or_pending(development.as_mut().map(Development::next)).await
 }
@@ -182,7 +180,6 @@ fn tools(result: &Payload) -> String {
     format!("{} tools: {shown}{more}", names.len())
 }
 
-/// The last part of a path, for a line.
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

@@ -14,7 +14,6 @@ use crate::task::Reason;
 
 /// How long before the end of a drain the remaining calls and streams are ended, so that their clients can be notified.
 const NOTIFY_TIME: Duration = Duration::from_secs(1);
-/// How long closing the upstream sessions may take.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 const DRAINING: &str = "draining";
@@ -120,7 +119,6 @@ impl Gateway {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayEnd {
-    /// It drains and closes its upstream sessions.
     Drained,
     /// Its incarnation on a shared store has ended: other replicas continue its calls.
     IncarnationOver,

@@ -233,7 +233,6 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     })
 }
 
-/// The clients' authentication, with its keys.
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     callers_by(&config.auth, config)
 }
@@ -264,7 +263,6 @@ fn program_warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
         .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
 }
 
-/// The missing programs, each with its upstream's name.
 pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, ProgramError)> {
     let program = |upstream: &UpstreamConfig| upstream.server.stdio()?.find_program().err();
     config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))

@@ -60,7 +60,6 @@ fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
 pub(super) struct ReplicaFollower {
     store: Arc<PostgresStore>,
     owners: Arc<SessionOwners>,
-    /// The limits that all replicas divide, if any.
     divided: Option<(SharedLimits, Arc<CallPermitsByName>)>,
 }
 

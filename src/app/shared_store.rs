@@ -54,7 +54,6 @@ const REASONS: [&str; 9] = [
 /// The name of a gateway without a configured name if the host's name is unsuitable.
 const NAME: &str = "taskgate";
 
-/// Why the database was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedStoreError {
     #[error(transparent)]
@@ -201,7 +200,6 @@ impl SharedStoreOpening {
         Ok(None)
     }
 
-    /// The first attempt; reports if it takes long.
     async fn first_attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let (readiness, late) = (self.readiness.clone(), self.late.clone());
         let mut attempt = pin!(self.attempt());

@@ -123,7 +123,6 @@ impl From<ReplicaFileError> for StoreRefusal {
     }
 }
 
-/// An open store, or a database that is still to be opened.
 pub(super) enum StoreOpening {
     Open(OpenedStore),
     Waiting(Box<SharedStoreOpening>),

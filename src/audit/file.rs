@@ -16,7 +16,6 @@ const AFTER_NUMBER: &[u8] = b",\"time\":\"";
 /// The name of a new file until its first line is on the disk, after the name of the audit file.
 const DRAFT_SUFFIX: &str = ".next";
 
-/// Why the audit file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditOpenError {
     #[error("{}: another process writes this audit file; end it, or name another file as `audit.path`", .path.display())]
@@ -27,7 +26,6 @@ pub enum AuditOpenError {
     File { path: PathBuf, source: io::Error },
 }
 
-/// The place of the lines.
 #[derive(Debug)]
 pub(super) struct AuditSink {
     path: PathBuf,

@@ -11,7 +11,6 @@ use crate::task::digest::hex;
 /// The most lines of an anchor file.
 const ANCHORS_MAX: usize = 1_000_000;
 const ANCHOR_LINE_BYTES_MAX: u64 = 128;
-/// The hex digits of a digest.
 const DIGEST_DIGITS: usize = 64;
 const SEQ_DIGITS_MAX: usize = 20;
 
@@ -132,7 +131,6 @@ impl ChainVerifier {
         Self { is_partial: true, ..self }
     }
 
-    /// The number and the digest of the last line.
     pub fn last(&self) -> Option<(u64, String)> {
         self.end.map(|end| (end.seq, hex(&end.digest)))
     }

@@ -24,7 +24,6 @@ use shape::{HostShape, ShapeError};
 
 /// Unchanged lines around a change.
 const CONTEXT_LINES: usize = 3;
-/// The states of a server.
 const WRAPPED: &str = "wrapped";
 const DIRECT: &str = "direct";
 /// A longer answer is no yes.
@@ -46,7 +45,6 @@ pub(super) struct InstallArguments {
     yes: bool,
 }
 
-/// A change of one host's file.
 struct HostChange<'a> {
     host: KnownHost,
     shape: HostShape,
@@ -281,7 +279,6 @@ fn has_colours() -> bool {
     console::has_colours(io::stdout().is_terminal(), std::env::var_os("NO_COLOR").as_deref())
 }
 
-/// A unified difference.
 fn difference(old: &str, new: &str, path: &Path, has_colours: bool) -> String {
     let name = path.display().to_string();
     let lines = TextDiff::from_lines(old, new);

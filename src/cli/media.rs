@@ -20,7 +20,6 @@ const FILES_MAX: u32 = 100_000;
 
 #[derive(Debug)]
 pub(super) struct Media {
-    /// The type of the block.
     pub(super) kind: String,
     mime_type: String,
     /// Base64.

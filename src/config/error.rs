@@ -97,10 +97,8 @@ pub(super) struct MistakeCollector {
     file: Arc<str>,
     has_lines: bool,
     mistakes: Vec<Mistake>,
-    /// The keys of the mistakes.
     blamed: BTreeSet<KeyPlace>,
     warnings: Vec<Mistake>,
-    /// Mistakes because a variable is not set.
     unset: Vec<Mistake>,
     /// Whether a file of variables has a mistake, so that a variable that is not set is no second one.
     expects_unset: bool,

@@ -15,7 +15,6 @@ use crate::wire::{RpcError, method, rpc_error};
 
 const SECONDS_MAX: f64 = 3600.0;
 const STEPS_MAX: u32 = 1000;
-/// The largest `flood`: 64 MiB.
 const FLOOD_BYTES_MAX: usize = 64 << 20;
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 

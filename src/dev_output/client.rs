@@ -101,7 +101,6 @@ impl ClientRequest {
         Some(Self { kind, client, began: Instant::now(), is_answered: false })
     }
 
-    /// Shows the response to the client.
     pub fn answered(&mut self, response: &Response) {
         self.is_answered = true;
         let got = match (self.kind, &response.outcome) {

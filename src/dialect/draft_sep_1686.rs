@@ -169,7 +169,6 @@ fn error(phase: &Phase) -> Option<Arc<str>> {
     }
 }
 
-/// Longest id, in characters.
 const ID_CHARS_MAX: usize = 256;
 
 /// A call's wish for a task: the chosen id and `keepAlive`.

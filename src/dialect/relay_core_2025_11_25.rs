@@ -118,7 +118,6 @@ pub fn augmented(params: &Object, ttl: Option<Duration>) -> Payload {
     params.edit().set("task", wish.finish()).finish()
 }
 
-/// Reads the result of a call that asked for a task.
 pub fn created(result: &Payload) -> TaskCallResult {
     let Some(object) = Object::of(result).filter(|object| !object.contains("content")) else {
         return TaskCallResult::Plain;

@@ -103,7 +103,6 @@ impl CertificateHolders {
     }
 }
 
-/// The header of proofs of possession.
 pub(super) const PROOF_HEADER: HeaderName = HeaderName::from_static("dpop");
 
 /// The parameter of a query that would hold a token.

@@ -339,7 +339,6 @@ impl Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The upstream answered with a JSON-RPC error.
     Upstream(RpcError),
     /// The gateway has no answer; with the reason.
     Gateway(GatewayFault),

@@ -12,9 +12,7 @@ const POLLS_PER_TASK: NonZeroU32 = NonZeroU32::new(2).unwrap();
 /// One principal's limits. Without authentication, requests, polls and streams are counted by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrincipalLimits {
-    /// Requests other than polls.
     pub requests_per_second: NonZeroU32,
-    /// The burst of such requests.
     pub requests_burst: NonZeroU32,
     /// Polls per second for each unfinished task, in addition to [`PrincipalLimits::POLLS_BESIDES`].
     pub polls_per_task: NonZeroU32,

@@ -48,7 +48,6 @@ impl PagedList {
     }
 }
 
-/// The cursor of the next page, if the server names one.
 pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }

@@ -32,7 +32,6 @@ const LOGIN_KEYS: [&str; 10] = [
 pub(super) struct EditedServers {
     pub(super) text: String,
     pub(super) changed: Vec<String>,
-    /// Servers that need no change.
     pub(super) unchanged: Vec<String>,
     /// Servers that cannot be changed, and the reasons.
     pub(super) skipped: Vec<(String, String)>,
@@ -56,7 +55,6 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// The change of an entry.
 enum EntryChange {
     None,
     /// A wrapped server becomes a direct one, or the reverse.
@@ -65,7 +63,6 @@ enum EntryChange {
     OtherPath(Splice),
 }
 
-/// The change of an entry, or why it cannot be changed.
 type EntryEdit = Result<EntryChange, String>;
 
 /// Replaces a range of the text.
@@ -153,7 +150,6 @@ fn changed_by_wrap_alone(text: &str, original: &str, shape: &HostShape) -> Optio
     (again.text == text).then_some(again.changed)
 }
 
-/// A server in a host's file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ListedServer {
     pub(super) name: String,

@@ -21,7 +21,6 @@ named_variants! {
     }
 }
 
-/// The folders below which hosts keep their files.
 #[derive(Clone, Debug)]
 pub(super) struct HostFolders {
     pub(super) home: PathBuf,
@@ -91,7 +90,6 @@ impl KnownHost {
         }
     }
 
-    /// The file of the project in the current folder.
     fn project_file(self, folders: &HostFolders) -> Option<PathBuf> {
         let path = match self {
             Self::ClaudeCode => ".mcp.json",

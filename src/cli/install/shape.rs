@@ -32,7 +32,6 @@ pub(super) enum MeantProjects {
     All,
 }
 
-/// The table that names a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServerTable<'n> {
     /// One of [`HostShape::lists`].
@@ -41,7 +40,6 @@ pub(super) enum ServerTable<'n> {
     Project(&'n str),
 }
 
-/// One server in a host's file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostEntry<'n> {
     pub(super) table: ServerTable<'n>,
@@ -190,7 +188,6 @@ pub(super) struct WrappedServer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WrappedTarget {
-    /// The index of the server's program.
     Program(usize),
     /// The index of the server's address.
     Url(usize),

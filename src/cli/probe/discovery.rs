@@ -39,7 +39,6 @@ const PAGES_MAX: usize = 100;
 const LIST_BYTES_MAX: usize = BYTES_MAX;
 /// The time limit for ending sessions and programs.
 const END_MAX: Duration = Duration::from_secs(6);
-/// The time limit for sending a call's cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {

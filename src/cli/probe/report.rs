@@ -388,7 +388,6 @@ pub(super) fn toml_block(
     block
 }
 
-/// The target without secrets.
 pub(super) fn shown_target(target: &ServerTarget) -> String {
     match target {
         ServerTarget::Url(url) => server_address::shown(url),

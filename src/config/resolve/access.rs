@@ -228,7 +228,6 @@ fn tool_scopes(raw: &RawUpstream, known: &KnownNames<'_>, report: &mut MistakeCo
     blocks
 }
 
-/// The lists beside the keys of each principal.
 fn resolve_lists(
     keys: &[RawApiKey],
     known: &KnownNames<'_>,

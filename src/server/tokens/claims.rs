@@ -62,9 +62,7 @@ reasons! {
 /// The proofs of a request's sender besides the token.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct HeldProofs<'r> {
-    /// The digest of its connection's certificate.
     pub(in crate::server) certificate: Option<&'r Digest>,
-    /// The thumbprint of its proof's key.
     pub(in crate::server) key: Option<&'r Digest>,
 }
 

@@ -147,7 +147,6 @@ impl KeySet {
 }
 
 impl VerificationKey {
-    /// The key, if it is for this algorithm.
     pub(super) fn for_algorithm(&self, algorithm: Algorithm) -> Option<&DecodingKey> {
         let fits = KeyShape::of(algorithm) == Some(self.shape) && self.algorithm.is_none_or(|only| only == algorithm);
         fits.then_some(&self.key)

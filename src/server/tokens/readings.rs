@@ -45,7 +45,6 @@ pub fn proof(text: &str, method: &str, address: &str, token: &str, now: Timestam
     UnverifiedProof::read(text)?.verify(ProvenRequest { method, address, token }, now).map(drop)
 }
 
-/// The number of usable keys in a key set.
 pub fn key_set(text: &Bytes) -> Result<usize, KeySetError> {
     KeySet::parse(text).map(|set| set.len())
 }

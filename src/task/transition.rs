@@ -97,6 +97,27 @@ impl Event {
             | Self::Notified => false,
         }
     }
+
+    /// Whether the event can happen in a phase. A queued call was never in flight, however many processes end while it waits.
+    const fn fits(&self, phase: &Phase) -> bool {
+        match phase {
+            Phase::Queued => !matches!(self, Self::TakenUp { .. } | Self::Resent { .. }),
+            Phase::Working | Phase::AwaitingInput(_) => !matches!(self, Self::Dispatched { .. }),
+            Phase::Settled(_) => matches!(self, Self::Notified),
+        }
+    }
+
+    /// Whether clients may see the change.
+    const fn is_visible(&self) -> bool {
+        !matches!(
+            self,
+            Self::TakenUp { .. }
+                | Self::Alive { .. }
+                | Self::Checkpointed { .. }
+                | Self::Delivering { .. }
+                | Self::Notified
+        )
+    }
 }
 
 /// A required action after a change. Each can be derived again from the stored state.
@@ -115,75 +136,79 @@ pub enum Effect {
 /// not open) changes nothing and has no effects. In a settled task only the notification of its upstream is still
 /// recorded.
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
-    if (task.is_settled() && !matches!(event, Event::Notified)) || event.is_stale(task.attempt) {
+    if !event.fits(&task.phase) || event.is_stale(task.attempt) {
         return (task, Vec::new());
     }
-    let mut effects = vec![Effect::NotifyWatchers];
-    match event {
+    let is_visible = event.is_visible();
+    let mut effects = vec![if is_visible { Effect::NotifyWatchers } else { Effect::Keep }];
+    let is_changed = match event {
         Event::Dispatched { call, .. } => {
-            if !matches!(task.phase, Phase::Queued) {
-                return (task, Vec::new());
-            }
             task.phase = Phase::Working;
             task.recovery.dispatched_at = Some(now);
             task.recovery.call = call;
+            true
         }
-        event @ (Event::TakenUp { .. }
-        | Event::Alive { .. }
-        | Event::Checkpointed { .. }
-        | Event::Delivering { .. }) => {
-            return if note(&mut task, event) { (task, vec![Effect::Keep]) } else { (task, Vec::new()) };
+        Event::TakenUp { .. } => {
+            let crashes = task.recovery.crashes.saturating_add(1);
+            replace(&mut task.recovery.crashes, crashes)
         }
         Event::Resent { .. } => {
-            if matches!(task.phase, Phase::Queued) {
-                return (task, Vec::new());
-            }
             resend(&mut task, now);
+            true
         }
-        Event::Progressed { message, .. } => task.status_message = Some(message),
+        Event::Alive { .. } => replace(&mut task.recovery.crashes, 0),
+        Event::Checkpointed { resume, .. } => replace(&mut task.recovery.resume, resume),
+        Event::Delivering { ask, .. } => remove_undelivered(&mut task.recovery, &ask),
+        Event::Notified => notified(&mut task),
+        Event::Progressed { message, .. } => {
+            task.status_message = Some(message);
+            true
+        }
         Event::QuestionReceived { question, .. } => {
             let mut open = take_open(&mut task.phase);
             open.insert(task.next_key, question);
             task.next_key.0 += 1; // Keys are never reused (ext-tasks, "Task Update Requests").
             task.phase = Phase::AwaitingInput(open);
+            true
         }
-        Event::Withdrawn { ask, .. } => {
-            if !withdraw(&mut task, &ask) {
-                return (task, Vec::new());
-            }
-        }
+        Event::Withdrawn { ask, .. } => withdraw(&mut task, &ask),
         Event::Answered { answers } => {
             let delivered = answer(&mut task, answers);
-            if delivered.is_empty() {
-                return (task, Vec::new());
-            }
             task.recovery.undelivered.extend(delivered.iter().cloned());
+            let is_any = !delivered.is_empty();
             effects.push(Effect::Deliver(delivered));
+            is_any
         }
-        Event::ChildrenAdded { children } => {
-            if !task.tree.add(&children) {
-                return (task, Vec::new());
-            }
+        Event::ChildrenAdded { children } => task.tree.add(&children),
+        Event::Revealed => reveal(&mut task),
+        Event::Returned { result, is_error, .. } => {
+            settle(&mut task, Outcome::Returned { result, is_error }, now);
+            true
         }
-        Event::Revealed => {
-            if task.shown != TaskVisibility::Hidden {
-                return (task, Vec::new());
-            }
-            task.shown = TaskVisibility::Handle;
-            rekey(&mut task);
+        Event::Faulted { failure, .. } => {
+            settle(&mut task, Outcome::Faulted(failure), now);
+            true
         }
-        Event::Returned { result, is_error, .. } => settle(&mut task, Outcome::Returned { result, is_error }, now),
-        Event::Faulted { failure, .. } => settle(&mut task, Outcome::Faulted(failure), now),
         Event::CancelRequested | Event::TtlElapsed => {
             let is_over = matches!(event, Event::TtlElapsed);
             let outcome = if is_over { expiry(&task) } else { Outcome::Cancelled };
             abandon(&mut task, outcome, now);
             effects.push(Effect::Abandon);
+            true
         }
-        Event::Notified => return notified(task),
+    };
+    if !is_changed {
+        return (task, Vec::new());
     }
-    task.updated_at = task.updated_at.max(now);
+    if is_visible {
+        task.updated_at = task.updated_at.max(now);
+    }
     (task, effects)
+}
+
+/// Replaces a value; returns whether the new one differs.
+fn replace<T: PartialEq>(value: &mut T, new: T) -> bool {
+    std::mem::replace(value, new) != *value
 }
 
 const fn expiry(task: &Task) -> Outcome {
@@ -191,36 +216,10 @@ const fn expiry(task: &Task) -> Outcome {
     Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::TtlExpired, executed)))
 }
 
-fn note(task: &mut Task, event: Event) -> bool {
-    let recovery = &mut task.recovery;
-    match event {
-        // A queued call was never in flight, however many processes end while it waits.
-        Event::TakenUp { .. } if matches!(task.phase, Phase::Queued) => return false,
-        Event::TakenUp { .. } => recovery.crashes = recovery.crashes.saturating_add(1),
-        Event::Alive { .. } if recovery.crashes == 0 => return false,
-        Event::Alive { .. } => recovery.crashes = 0,
-        Event::Checkpointed { resume, .. } if recovery.resume == resume => return false,
-        Event::Checkpointed { resume, .. } => recovery.resume = resume,
-        Event::Delivering { ask, .. } => {
-            let before = recovery.undelivered.len();
-            recovery.undelivered.retain(|(question, _)| *question != ask);
-            return recovery.undelivered.len() != before;
-        }
-        Event::Dispatched { .. }
-        | Event::Resent { .. }
-        | Event::Progressed { .. }
-        | Event::QuestionReceived { .. }
-        | Event::Withdrawn { .. }
-        | Event::Answered { .. }
-        | Event::Returned { .. }
-        | Event::Faulted { .. }
-        | Event::ChildrenAdded { .. }
-        | Event::Revealed
-        | Event::CancelRequested
-        | Event::TtlElapsed
-        | Event::Notified => return false,
-    }
-    true
+fn remove_undelivered(recovery: &mut Recovery, ask: &Payload) -> bool {
+    let before = recovery.undelivered.len();
+    recovery.undelivered.retain(|(question, _)| question != ask);
+    recovery.undelivered.len() != before
 }
 
 /// Removes a question; returns whether it was open.
@@ -254,13 +253,13 @@ fn resend(task: &mut Task, now: Timestamp) {
     recovery.undelivered.clear();
 }
 
-fn notified(mut task: Task) -> (Task, Vec<Effect>) {
-    if !task.recovery.must_notify_upstream() {
-        return (task, Vec::new());
+fn notified(task: &mut Task) -> bool {
+    let was_pending = task.recovery.must_notify_upstream();
+    if was_pending {
+        task.recovery = done_with(&task.recovery);
+        task.recovery.pending_effects.remove(PendingEffects::NOTIFY_UPSTREAM);
     }
-    task.recovery = done_with(&task.recovery);
-    task.recovery.pending_effects.remove(PendingEffects::NOTIFY_UPSTREAM);
-    (task, vec![Effect::Keep])
+    was_pending
 }
 
 /// The recovery state of a finished task: its pending effects, and when its call was sent, for operators.
@@ -297,14 +296,19 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     };
 }
 
-/// Gives open questions new keys: keys of rounds before the handle are invalid after it (EXT-43).
-fn rekey(task: &mut Task) {
+/// Shows a hidden task, and gives its open questions new keys: keys of rounds before the handle are invalid after it (EXT-43).
+fn reveal(task: &mut Task) -> bool {
+    if task.shown != TaskVisibility::Hidden {
+        return false;
+    }
+    task.shown = TaskVisibility::Handle;
     if let Phase::AwaitingInput(open) = &mut task.phase {
         for question in std::mem::take(open).into_values() {
             open.insert(task.next_key, question);
             task.next_key.0 += 1;
         }
     }
+    true
 }
 
 /// Takes the open questions out. A queued task with a question was evidently sent.

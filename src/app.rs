@@ -1,7 +1,5 @@
 //! Composes running parts from a configuration. Tests start the same gateway as the program does.
 
-mod announcement;
-mod audit;
 mod descriptors;
 mod dev;
 mod drain;
@@ -15,12 +13,10 @@ mod reload_trigger;
 mod replica;
 mod replica_file;
 pub mod sealing_key;
-mod served_endpoint;
 #[cfg_attr(not(unix), path = "app/no_service_manager.rs")]
 pub mod service_manager;
 mod shared_store;
 pub mod sockets;
-mod successor;
 pub mod task_store;
 mod token_keys;
 mod wrap;
@@ -36,7 +32,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::audit::AuditLog;
+use crate::audit::{AuditAct, AuditEvent, AuditLog, AuditOpenError};
 use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, changes_elsewhere, sweeper};
@@ -51,7 +47,7 @@ use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
-use crate::server::admin::Readiness;
+use crate::server::admin::{Readiness, ReasonWeight};
 use crate::server::{Authenticator, ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
@@ -62,19 +58,20 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::waits::or_pending;
 use crate::wire::ProtocolVersion;
-pub use dev::DevSettings;
 use files::FileMistakes;
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
-pub use program::{ServedConfig, serve};
-use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedUpstream};
-pub use replica::ReplicaSetup;
+use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedEndpoint, ServedUpstream, add_endpoints};
 use replica::{ReplicaFollower, ReplicaListener};
-use served_endpoint::{ServedEndpoint, add_endpoints};
+use shared_store::host_name;
 use sockets::Sockets;
 use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
 use token_keys::FreshKeys;
+
+pub use dev::DevSettings;
+pub use program::{ServedConfig, serve};
+pub use replica::ReplicaSetup;
 pub use wrap::wrap;
 
 /// The exit code for a mistake in the configuration or in a file that it names (`EX_USAGE`).
@@ -167,7 +164,7 @@ impl Gateway {
         let (opened, waiting) = Box::pin(open_store(&mut parts, prints, &source)).await?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
-        let audit = audit::open(&parts.config).await?;
+        let audit = open_audit(&parts.config).await?;
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
         let started = Box::pin(Self::start_on_store(parts, opened, waiting, replica, sealer, audit)).await;
         if started.is_ok() {
@@ -192,7 +189,7 @@ impl Gateway {
         let (started, current, files) = (config.clone(), config.clone(), reload::fingerprint_of_named(&config));
         let ending = CancellationToken::new();
         let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
-        audit::begin(audit, &parts, &started, &readiness);
+        begin_audit(audit, &parts, &started, &readiness);
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts)?);
@@ -466,4 +463,51 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
 
 fn random_bits() -> u128 {
     u128::from_be_bytes(random::bytes())
+}
+
+/// The reason against readiness while the file does not take records.
+const AUDIT_FAILING: &str = "audit failing";
+const AUDIT_LOOK_EVERY: Duration = Duration::from_millis(250);
+
+async fn open_audit(config: &Config) -> Result<Option<Arc<AuditLog>>, AuditOpenError> {
+    let Some(settings) = config.audit.clone() else { return Ok(None) };
+    let replica = match &config.store {
+        StoreSettings::Postgres(database) => Some(database.replica.name.clone().unwrap_or_else(host_name)),
+        StoreSettings::Memory(_) | StoreSettings::Disk { .. } => None,
+    };
+    AuditLog::open(settings, replica.as_deref()).await.map(Some)
+}
+
+/// Lets the engine record its events, and readiness show whether the file takes them.
+fn begin_audit(audit: Option<Arc<AuditLog>>, parts: &GatewayParts, config: &Config, readiness: &Readiness) {
+    let Some(audit) = audit else { return };
+    know_issuers(&audit, config);
+    parts.engine.set_audit(Arc::clone(&audit));
+    let (readiness, stop) = (readiness.clone(), parts.scope.stop.clone());
+    let weight = if audit.is_required() { ReasonWeight::Blocks } else { ReasonWeight::Limits };
+    parts.scope.tracker.spawn(stop.run_until_cancelled_owned(async move {
+        loop {
+            let why = (!audit.is_written()).then_some((AUDIT_FAILING, weight));
+            readiness.show_one_of(&[AUDIT_FAILING], why);
+            tokio::time::sleep(AUDIT_LOOK_EVERY).await;
+        }
+    }));
+}
+
+fn know_issuers(audit: &AuditLog, config: &Config) {
+    let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
+    audit.know_issuers(issuers.map(|issuer| &*issuer.issuer));
+}
+
+impl Gateway {
+    /// Continues the audit in a new file if the present one was renamed, and records the outcome of a reload, if a configuration
+    /// was read.
+    fn audit_reload(&self, is_applied: Option<bool>) {
+        let Some(audit) = self.parts.engine.audit() else { return };
+        audit.reopen();
+        if let Some(is_applied) = is_applied {
+            let outcome = Some(if is_applied { "applied" } else { "rejected" });
+            audit.record(&AuditEvent { outcome, ..AuditEvent::new(AuditAct::Reload) });
+        }
+    }
 }

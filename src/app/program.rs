@@ -2,36 +2,41 @@
 
 use std::env;
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
 use super::dev::{self, DevSettings, Development};
-use super::files::{FileMistakes, PreparedConfig, ReportedWarnings, configured};
+use super::files::{self, FileMistakes, PreparedConfig, ReportedWarnings, configured};
+use super::listeners::StoreSource;
 use super::live_calls::NOTIFY_MAX;
+use super::reload::ReloadSummary;
 use super::reload_trigger::{ReloadTrigger, signal};
+use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
-use super::successor::Successor;
-use super::task_store::{IncarnationEnd, StoreRefusal};
-use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, files, service_manager, task_store};
+use super::task_store::{self, IncarnationEnd, StoreRefusal};
+use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager};
 use crate::audit::AuditOpenError;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
-use crate::console;
 use crate::demo::DemoServer;
+use crate::own_command::OwnCommand;
+use crate::server::RunningListener;
+use crate::store::postgres::PriorIncarnation;
 use crate::system::{self, SignalStream};
-use crate::task::Reason;
-use crate::telemetry;
+use crate::task::{Clock as _, Reason, SystemClock};
+use crate::{console, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
@@ -357,6 +362,175 @@ impl Signals {
             }
             if self.last.is_other(Instant::now()) {
                 return Duration::ZERO;
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Announcement {
+    /// None: the operator wrote a configuration file.
+    Addresses,
+    Demo,
+    Hosts,
+}
+
+/// An upstream's name and path; for an endpoint of several upstreams, its path twice.
+type ServedPath = (String, String);
+
+impl Announcement {
+    /// Prints the announcement. `served` has at least one upstream.
+    fn print(self, gateway: &Gateway, served: &[ServedPath]) -> io::Result<()> {
+        let bound = gateway.base_url();
+        let base = gateway.public_url().unwrap_or(&bound);
+        let urls: Vec<_> = served.iter().map(|(name, path)| (name.as_str(), format!("{base}{path}"))).collect();
+        let mut out = io::stdout().lock();
+        for (_, url) in &urls {
+            writeln!(out, "serving {url}")?;
+        }
+        if base != bound {
+            writeln!(out, "listen  {bound}")?;
+        }
+        if let Some(address) = gateway.metrics_address() {
+            writeln!(out, "metrics http://{address}")?;
+        }
+        writeln!(out, "admin   http://{}", gateway.admin_address())?;
+        let folder = gateway.folder().display();
+        match self {
+            Self::Addresses => (),
+            Self::Demo => {
+                writeln!(out, "The demo server is behind it; tasks are kept in {folder}. Try:")?;
+                demo(&mut out, &urls)?;
+            }
+            Self::Hosts => {
+                writeln!(out, "Tasks are kept in {folder}.")?;
+                hosts(&mut out, &urls)?;
+            }
+        }
+        out.flush()
+    }
+}
+
+fn demo(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
+    let program = OwnCommand::of_this_process().words().join(" ");
+    for (_, url) in urls {
+        writeln!(out, "  {program} call {url} greet '{{\"name\":\"Ada\"}}'")?;
+        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":8,\"steps\":8}}'")?;
+        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":60,\"steps\":60}}' --no-wait")?;
+    }
+    Ok(())
+}
+
+fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
+    let words = OwnCommand::of_this_process().words();
+    let program = words.join(" ");
+    writeln!(out, "Claude Code:")?;
+    for (name, url) in urls {
+        writeln!(out, "  claude mcp add --transport http {name} {url}")?;
+    }
+    let servers = |entry: &dyn Fn(&str) -> Value| {
+        Value::Object(urls.iter().map(|(name, url)| ((*name).to_owned(), entry(url))).collect::<Map<_, _>>())
+    };
+    let over_http = servers(&|url| json!({ "type": "http", "url": url }));
+    writeln!(out, "VS Code, in .vscode/mcp.json:\n  {}", json!({ "servers": over_http }))?;
+    let over_stdio = servers(&|url| {
+        let arguments: Vec<_> = words.iter().skip(1).map(String::as_str).chain(["wrap", "--url", url]).collect();
+        json!({ "command": words.first(), "args": arguments })
+    });
+    writeln!(out, "A desktop host, in its JSON:\n  {}", json!({ "mcpServers": over_stdio }))?;
+    writeln!(out, "A shell, where the first names the tools:")?;
+    for (_, url) in urls {
+        writeln!(out, "  {program} tools {url}\n  {program} call {url} TOOL '{{}}'")?;
+    }
+    Ok(())
+}
+
+/// The settings and sockets of the restart. Clients that connect earlier wait.
+#[derive(Debug)]
+struct Successor {
+    started: Config,
+    config: Config,
+    addresses: UsedAddresses,
+    sockets: Arc<Sockets>,
+    former: PriorIncarnation,
+}
+
+/// The addresses at which the gateway listens. Configured addresses may have port 0, or differ from passed sockets.
+#[derive(Clone, Copy, Debug)]
+struct UsedAddresses {
+    clients: SocketAddr,
+    admin: SocketAddr,
+    metrics: Option<SocketAddr>,
+    replicas: Option<SocketAddr>,
+}
+
+impl UsedAddresses {
+    fn write_into(self, config: &mut Config) {
+        (config.listen.address, config.admin.address, config.metrics) = (self.clients, self.admin, self.metrics);
+        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, self.replicas) {
+            database.replica.address = Some(address);
+        }
+    }
+}
+
+impl Successor {
+    fn of(gateway: &Gateway, former: PriorIncarnation) -> Self {
+        let started = gateway.started.clone();
+        let addresses = UsedAddresses {
+            clients: gateway.address(),
+            admin: gateway.admin_address(),
+            metrics: gateway.metrics_address(),
+            replicas: gateway.replica_address(),
+        };
+        let sockets = Sockets {
+            clients: gateway.clients.socket(),
+            admin: gateway.admin.socket(),
+            metrics: gateway.metrics.as_ref().and_then(RunningListener::socket),
+            replicas: gateway.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
+        };
+        let config = gateway.current.clone().within(&started);
+        Self { config, started, addresses, sockets: Arc::new(sockets), former }
+    }
+
+    /// Changes its configuration as [`Gateway::reload`] does, or nothing if that fails. The files that only a start
+    /// reads are replaced, too: the earlier files may be gone ([`Config::take_moved_files`]).
+    fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
+        files::check(&config, SystemClock.now())?;
+        let mut started = self.started.clone();
+        started.take_moved_files(&config);
+        let need_restart = config.need_restart(&started);
+        let config = config.within(&started);
+        self.sockets.check(&config)?;
+        (self.started, self.config) = (started, config);
+        Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
+    }
+
+    /// Starts the gateway with the current configuration. Every failure is retried but a permanent refusal by the store
+    /// or the rules for sockets: all of it worked before, and files may be being rewritten just now.
+    fn begin(&self, metrics: &PrometheusHandle) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
+        let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
+        let (started, current, former) = (self.started.clone(), config.clone(), self.former);
+        self.addresses.write_into(&mut config);
+        async move {
+            let mut reasons = RetryReasons::default();
+            loop {
+                let source = StoreSource::ConfigAgain(former);
+                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
+                let error = match Box::pin(start).await {
+                    // A reload compares addresses with those in the file of the first start.
+                    Ok(mut gateway) => {
+                        (gateway.started, gateway.current) = (started, current);
+                        return Ok(gateway);
+                    }
+                    Err(error) => error,
+                };
+                let is_final =
+                    error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.is_tried_by_a_successor());
+                if is_final || error.is::<SocketError>() {
+                    return Err(error);
+                }
+                reasons.log(format!("{error:#}"));
+                tokio::time::sleep(RETRY).await;
             }
         }
     }

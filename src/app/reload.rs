@@ -12,14 +12,13 @@ use aws_lc_rs::digest::{Context, SHA256};
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::served_endpoint::{self, add_endpoints};
 use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open, token_keys};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::CallTarget;
 use crate::face::client_login::{MetadataEndpoint, metadata_path};
-use crate::face::combined::EndpointMember;
+use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
@@ -211,7 +210,7 @@ impl Gateway {
         self.parts.limits.replace(Arc::clone(&config.principals));
         self.parts.engine.access().replace(Arc::clone(&config.access), config.auth.admitted());
         if let Some(audit) = self.parts.engine.audit() {
-            super::audit::know_issuers(audit, &config);
+            super::know_issuers(audit, &config);
         }
         self.parts.address.set(&client_address(&self.clients, config.listen.public_url.as_deref()));
         let mut before = std::mem::take(&mut self.upstreams);
@@ -239,7 +238,7 @@ impl Gateway {
         self.retire(before);
         let endpoints = std::mem::take(&mut self.endpoints);
         let members: Vec<_> = self.upstreams.iter().map(ServedUpstream::member).collect();
-        self.endpoints = served_endpoint::renewed(&config.endpoints, endpoints, &members, &self.parts);
+        self.endpoints = renewed_endpoints(&config.endpoints, endpoints, &members, &self.parts);
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         if let Some(shared) = &self.shared {
@@ -392,4 +391,72 @@ fn fingerprint_all<'a>(files: impl Iterator<Item = &'a Path>) -> Fingerprint {
         context.update(&held);
     }
     context.finish().as_ref().to_vec()
+}
+
+#[derive(Debug)]
+pub(super) struct ServedEndpoint {
+    settings: CombinedSettings,
+    endpoint: Arc<CombinedEndpoint>,
+    older: SseServed,
+    /// Ends the clients' own streams.
+    _leaving: DropGuard,
+}
+
+impl ServedEndpoint {
+    pub(super) fn new(settings: &CombinedSettings, upstreams: &[EndpointMember], parts: &GatewayParts) -> Self {
+        Self::of_members(settings, members(settings, upstreams), parts)
+    }
+
+    pub(super) const fn endpoint(&self) -> &Arc<CombinedEndpoint> {
+        &self.endpoint
+    }
+
+    pub(super) const fn older(&self) -> &SseServed {
+        &self.older
+    }
+
+    fn of_members(settings: &CombinedSettings, members: Vec<EndpointMember>, parts: &GatewayParts) -> Self {
+        let leaving = parts.leaving.child_token();
+        let combined = CombinedEndpoint::new(settings.clone(), members, Arc::clone(&parts.combined), leaving.clone());
+        let older = SseServed {
+            served: Arc::clone(combined.any_served()),
+            name: Arc::clone(&settings.path),
+            result_bytes_max: combined.result_bytes_max(),
+            path: Arc::clone(&settings.path),
+            streams: parts.streams.clone(),
+            leaving: leaving.clone(),
+        };
+        let (settings, endpoint) = (settings.clone(), Arc::new(combined));
+        Self { settings, endpoint, older, _leaving: leaving.drop_guard() }
+    }
+}
+
+/// The endpoints of a new configuration. An unchanged endpoint continues without interruption.
+pub(super) fn renewed_endpoints(
+    settings: &[CombinedSettings],
+    mut before: Vec<ServedEndpoint>,
+    upstreams: &[EndpointMember],
+    parts: &GatewayParts,
+) -> Vec<ServedEndpoint> {
+    let renew = |settings: &CombinedSettings| {
+        let members = members(settings, upstreams);
+        match before.iter().position(|one| one.endpoint.is_made_of(settings, &members)) {
+            Some(at) => before.swap_remove(at),
+            None => ServedEndpoint::of_members(settings, members, parts),
+        }
+    };
+    settings.iter().map(renew).collect()
+}
+
+fn members(settings: &CombinedSettings, upstreams: &[EndpointMember]) -> Vec<EndpointMember> {
+    let named = |name: &Arc<str>| upstreams.iter().find(|one| one.served.upstream.name() == name);
+    settings.upstreams.iter().filter_map(named).cloned().collect()
+}
+
+pub(super) fn add_endpoints(routes: Routes, endpoints: &[ServedEndpoint]) -> Routes {
+    endpoints.iter().fold(routes, |routes, one| {
+        let endpoint = Arc::clone(&one.endpoint);
+        let older = SseEndpoint::new(one.older.clone(), Arc::<CombinedEndpoint>::clone(&endpoint));
+        routes.with(&*one.settings.path, endpoint).with(one.settings.sse_path.clone(), Arc::new(older))
+    })
 }

@@ -3,29 +3,35 @@
 //! This is the schema: a key that is not read here is unknown. Unimplemented features have their keys here, too, so that they are
 //! refused by name. [`super::resolve`] checks the values against each other.
 
-mod audit;
 mod auth;
 pub(super) mod command;
-mod limits;
-mod listeners;
 pub(super) mod store;
 mod upstream;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use url::Url;
 
 use super::error::ConfigLocation;
 use super::keys::{KeyRow, KeyTable, inherited, keys};
 use super::section::Section;
-use super::value::{CLIENT_ID, CLIENT_SECRET, KEY_FILE, SERVED_PATH, UPSTREAM_NAME, WordList};
+use super::value::{
+    ADDRESS, ADDRESS_RANGE, CLIENT_ID, CLIENT_SECRET, DURATION, HOST, KEY_FILE, ORIGIN, PEM_FILE, PUBLIC_URL,
+    SERVED_PATH, SIZE, StringFormat, UPSTREAM_NAME, ValueError, WordList, path,
+};
+use crate::audit::AuditAnchor;
 use crate::face::combined::PrefixPolicy;
+use crate::server::forwarded::AddressRange;
+use crate::task::OperatorRight;
+use crate::tls::CertificateNeed;
 use crate::upstream::token_client::SecretCarriage;
-pub(super) use audit::RawAudit;
+
 pub(super) use auth::{
     AuthMode, RawAccessRule, RawAccessRuleValues, RawApiKey, RawApiKeyValues, RawAuth, RawCertificate,
     RawCertificateValues, RawIntrospection, RawIssuer, RawIssuerValues, RawRuleWho, read_keys,
 };
-pub(super) use limits::{RawLimits, RawPrincipalLimits};
-pub(super) use listeners::{RawAdmin, RawAdminToken, RawListen, RawListenTls, RawMetrics};
 pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
 pub(super) use upstream::{
     RawCallRules, RawCredentialCommand, RawCredentialValues, RawDrafts, RawExchange, RawProgramValues, RawSplit,
@@ -332,4 +338,178 @@ fn read_client<T>(
     let (client, others) = (RawTokenClient::read(&mut section), others(&mut section));
     section.close();
     location.map(|location| RawClientTable { location, client, is_inline, others })
+}
+
+const AUDIT_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"audit.jsonl\"", read: path };
+const ANCHOR: StringFormat<AuditAnchor> =
+    StringFormat { wanted: "a file such as \"audit.anchor\", or \"syslog\"", read: anchor };
+/// The syslog daemon's socket on Linux. Elsewhere, and in containers, the configuration names it.
+const SYSLOG_SOCKET: &str = "/dev/log";
+
+fn anchor(text: &str) -> Result<AuditAnchor, ValueError> {
+    match text.strip_prefix("syslog") {
+        Some("") => Ok(AuditAnchor::Syslog(SYSLOG_SOCKET.into())),
+        Some(rest) if rest.starts_with(':') => path(&rest[1..]).map(AuditAnchor::Syslog),
+        Some(_) | None => path(text).map(AuditAnchor::File),
+    }
+}
+
+keys! {
+    /// `[audit]`
+    struct RawAudit {
+        /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); relative to
+        /// the working directory. Its folder must exist. One gateway for each file, which is created as its owner's alone. A
+        /// pipe or a device is written, but has a new chain for each process.
+        restart path: PathBuf = read(&AUDIT_FILE);
+        /// `true`: a call is recorded on the disk before it is sent, and refused with `audit_unavailable` if that fails.
+        restart required: bool = flag(), default false;
+        /// `false` leaves out calls that become no task.
+        restart calls: bool = flag(), default true;
+        /// `true` adds the SHA-256 of a call's `arguments`, as the client wrote them.
+        restart arguments_sha256: bool = flag(), default false;
+        /// A file, best on another machine, that gets the digest of each 1,000th line; or `"syslog"` for the system's log at
+        /// `/dev/log`, or `"syslog:/run/log.sock"` for another socket.
+        restart anchor: AuditAnchor = read(&ANCHOR);
+    }
+}
+
+keys! {
+    /// `[limits]`, but for the limits of each principal.
+    struct RawLimits {
+        /// Largest body of a client's request; a larger one is answered 413.
+        reload body_bytes_max: usize = read(&SIZE), default "4MiB";
+        /// Largest result, and largest single message, of an upstream; a larger one is `result_too_large`.
+        reload result_bytes_max: usize = read(&SIZE), default "32MiB";
+        /// Unsettled tasks of all principals together. Further ones are refused (`too_many_tasks`).
+        reload tasks_max: u32 = count(1), default 100_000;
+        /// All tasks in the store, settled ones included; each counts as at least 1 KiB. A full store refuses new tasks
+        /// (`store_full`) and drops none: the result of an accepted task is stored even above the bound, at most
+        /// `result_bytes_max` for each. With `kind = "memory"` the default is 1 GiB, and a result that would take the
+        /// store a quarter above its bound is dropped (`failed`, `store_full`).
+        restart stored_bytes_max: usize = read(&SIZE), shown "`\"8GiB\"`";
+        /// Bytes of responses to all clients, from a server's first byte until the client has the last. Above it the
+        /// gateway stops reading from servers and refuses new requests (`answers_full`). One more request may always be
+        /// in progress. Responses of at most 64 KiB, and responses that are forwarded chunk by chunk, are not counted.
+        /// Above the bound a server over stdio or HTTP+SSE is not read at all, so other calls in the same process or
+        /// stream wait too. A response waits for room for a minute at most; then its call ends with `executed: "yes"`.
+        /// The gateway disconnects a client that reads less than 1 KiB/s for 30 s; over HTTP/2 it resets a stream
+        /// without room for a piece of at most 16 KiB within 30 s. Two principals that read a little faster can occupy
+        /// all the bytes for hours; small responses of others still pass, and large ones one after another.
+        reload answer_bytes_max: usize = read(&SIZE), default "128MiB";
+        /// Connections from clients at one time. The gateway reduces it if the limit on open files is too low, and logs
+        /// that.
+        restart connections_max: u32 = count(1), default 10_000;
+        /// How long a shutdown waits for calls in progress ([what to set](docs/operating.md#start-and-stop)).
+        reload drain_max: Duration = read(&DURATION), default "5m", bounds "`\"0s\"` to `\"3650d\"`";
+    }
+}
+
+keys! {
+    /// The limits of each principal, in `[limits]` or beside an API key.
+    struct RawPrincipalLimits {
+        /// Requests a second of one principal, without polls (`tasks/get`, `tasks/result`). If no credentials are
+        /// required, clients are counted by address (IPv6: by /64); the local user on loopback is not counted. More are
+        /// refused (`rate_limited`).
+        reload requests_per_second: u32 = count(1), shown "`50`";
+        /// How many of them may arrive at once.
+        reload requests_burst: u32 = count(1), shown "`100`";
+        /// Polls a second for each unfinished task of the principal, in addition to 50. Tasks that ended in the last 10
+        /// s count as unfinished.
+        reload polls_per_task: u32 = count(1), shown "`2`";
+        /// Unsettled tasks of one principal (`too_many_tasks`). All anonymous clients are one.
+        reload tasks_per_principal_max: u32 = count(1), shown "`1_000`";
+        /// All tasks of one principal in the store, as `stored_bytes_max` counts them. A principal above it gets no new
+        /// tasks (`too_much_stored`); results of its existing tasks are stored.
+        reload stored_bytes_per_principal_max: usize = read(&SIZE), shown "`\"256MiB\"`";
+        /// The same for the responses to one principal (`too_much_unread`). The default is half of `answer_bytes_max`.
+        reload answer_bytes_per_principal_max: usize = read(&SIZE), shown "`\"64MiB\"`";
+        /// Open streams of notifications of one principal (`too_many_listeners`), anonymous clients by address.
+        /// HTTP+SSE clients, which have a stream for each session, may have four times as many.
+        reload streams_per_principal_max: u32 = count(1), shown "`64`";
+        /// The percentage of a server's permits (`in_flight_max`), queue (`queue_max`) and processes (`processes_max`)
+        /// that one of several principals may have.
+        reload permits_percent_max: u32 = count_in(1..=100), shown "`75`";
+    }
+}
+
+const NEEDS: WordList<CertificateNeed> =
+    &[("optional", Some(CertificateNeed::Optional)), ("required", Some(CertificateNeed::Required))];
+const RIGHTS: WordList<OperatorRight> = &[("read", Some(OperatorRight::Read)), ("act", Some(OperatorRight::Act))];
+
+keys! {
+    /// `[listen]`
+    struct RawListen {
+        /// Where clients connect. Port 0 picks a free port, which is logged and printed. An address that other machines
+        /// can reach needs `[auth]` (`mode = "api_keys"` or `anonymous = true`).
+        restart address: SocketAddr = read(&ADDRESS), default "127.0.0.1:8080";
+        /// `true` allows API keys without TLS on an address that other machines can reach, for a TLS proxy in front. No
+        /// effect on loopback or beside `[listen.tls]`.
+        reload plaintext: bool = flag(), default false;
+        /// Values of `Host` that are served besides loopback, the bound address and the names of the certificate. Any
+        /// other `Host` gets 403, unless the request has an API key. On loopback without keys, a name here means that
+        /// requests come through a proxy: every client is then served as with `anonymous = true`.
+        reload allowed_hosts: Vec<String> = read_all(&HOST), default [], bounds "no port, no wildcard";
+        /// Web pages that may call and read answers (CORS, preflights included) besides loopback pages (on a loopback
+        /// listener) and pages of the requested host itself. Any other `Origin` is answered 403. A request without
+        /// `Origin` is served.
+        reload allowed_origins: Vec<String> = read_all(&ORIGIN), default [], bounds "no path, no wildcard";
+        /// How clients reach the gateway if not at `address`, as behind a proxy that ends TLS. Its host is served like
+        /// one of `allowed_hosts`, its origin like one of `allowed_origins`, and `serve` prints it. On loopback without
+        /// keys every client is then served as with `anonymous = true`.
+        reload public_url: Url = read(&PUBLIC_URL), bounds "http or https, no path";
+        /// Proxies with a trusted `Forwarded`, or `X-Forwarded-For`, `-Host` and `-Proto`: for the address by which
+        /// requests of anonymous clients are counted, for the log, and for the check of the gateway's own pages. These
+        /// headers of other peers are ignored. On loopback without keys every client is then served as with `anonymous
+        /// = true`.
+        reload trusted_proxies: Vec<AddressRange> = read_all(&ADDRESS_RANGE), default [], bounds "no host name";
+    }
+}
+
+keys! {
+    /// `[listen.tls]`
+    struct RawListenTls {
+        /// PEM file: the server's certificate first, then the authorities below the root. Needs `key`.
+        restart certificate: PathBuf = require(&PEM_FILE);
+        /// PEM file with the private key, not encrypted. Needs `certificate`.
+        restart key: PathBuf = require(&PEM_FILE);
+        /// PEM file of the authorities that certify clients. With it clients are asked for a
+        /// [certificate](docs/login.md#client-certificates). Behind a proxy that ends TLS this has no effect.
+        restart client_ca: PathBuf = read(&PEM_FILE), shown "clients are asked for no certificate";
+        /// PEM file with the revocation lists of these authorities. With it a certificate is refused if its authority has
+        /// no list here.
+        restart client_crl: PathBuf = read(&PEM_FILE);
+        /// `"required"`: a client without a certificate of `client_ca` gets no connection. `"optional"`: it gets one, and
+        /// needs another credential. A certificate of another authority gets no connection in both cases.
+        restart client_certificates: CertificateNeed = word(NEEDS), default "optional";
+    }
+}
+
+keys! {
+    /// `[admin]`
+    struct RawAdmin {
+        /// Where operators connect. On loopback no token is needed unless one is configured below; an address that
+        /// other machines can reach needs one. The connection is not encrypted.
+        restart address: SocketAddr = read(&ADDRESS), default "127.0.0.1:9090";
+    }
+}
+
+keys! {
+    /// The token of one operator: `[[admin.tokens]]`
+    struct RawAdminToken {
+        /// A file with one token and nothing else, written like an API key: `tg_ID_SECRET` with at least 128 bits.
+        /// Operators send it as `Authorization: Bearer …`; `taskgate tasks`, `replicas` and `health` take it from
+        /// `TASKGATE_ADMIN_TOKEN`. With tokens any `Host` is served.
+        reload file: PathBuf = require(&KEY_FILE), bounds "owner alone";
+        /// `"read"` reads everything on the admin listener; `"act"` also cancels tasks and forgets dead replicas.
+        reload may: OperatorRight = word(RIGHTS), default "read";
+    }
+}
+
+keys! {
+    /// `[metrics]`
+    struct RawMetrics {
+        /// A listener with `/metrics`, `/healthz` and `/readyz` alone: GET and HEAD, any `Host`, no credentials. A
+        /// request with an `Origin` is answered 403. None unless written.
+        restart address: SocketAddr = read(&ADDRESS);
+    }
 }

@@ -3,10 +3,8 @@
 //! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
 mod access;
-mod audit;
 mod auth;
 mod certificates;
-mod endpoints;
 mod issued_credentials;
 pub(super) mod listeners;
 mod paths;
@@ -25,11 +23,15 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
-use super::keys::KeyField as _;
-use super::raw::{AuthMode, RawConfig, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command};
+use super::keys::{KeyField as _, KeyTable as _};
+use super::raw::{
+    AuthMode, RawConfig, RawEndpoint, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command,
+};
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, UpstreamConfig};
+use crate::audit::{AuditAnchor, AuditSettings};
 use crate::engine::ServiceSettings;
+use crate::face::combined::{CombinedSettings, prefixes_clash};
 use crate::task::{
     CallLimits, NamePattern, NameRule, SplitRule, SubtaskLimits, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
     ToolRules,
@@ -41,7 +43,7 @@ use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::{ForwardingRules, Timeouts};
 use issued_credentials::ClientTokens;
-use paths::UpstreamPaths;
+use paths::{TakenPaths, UpstreamPaths};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const GIB: usize = 1 << 30;
@@ -61,7 +63,7 @@ struct UpstreamDefaults {
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = raw.auth.anonymous.value;
     let auth = auth::resolve(raw, report);
-    let audit = audit::resolve(raw, report);
+    let audit = resolve_audit(raw, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
     let principals = Arc::new(auth::resolve_limits(raw, report));
     let store = store::resolve(raw, &principals.others, report);
@@ -72,7 +74,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let mut taken = paths::TakenPaths::default();
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
-    let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
+    let endpoints = resolve_endpoints(&raw.endpoints, &known, &mut taken, report);
     let access = Arc::new(access::resolve(raw, &known, auth.certificates(), report));
     let own = [
         ("listen.address", Some(listen.address)),
@@ -518,4 +520,93 @@ fn renamed(
     }
     given.push((to.clone(), rename.location.line));
     NameRule::Renamed { from, to }
+}
+
+/// `None` without the table.
+fn resolve_audit(raw: &RawConfig, report: &mut MistakeCollector) -> Option<AuditSettings> {
+    let audit = &raw.audit;
+    let location = raw.audit_location.as_ref()?;
+    let Some(path) = &audit.path else {
+        if !report.has_mistake("audit.path") {
+            let location = audit.locations().first().copied().unwrap_or(location);
+            report.mistake(location, "has no effect without `audit.path`; write one such as path = \"audit.jsonl\"");
+        }
+        return None;
+    };
+    if path.value.file_name().is_none() || path.value.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        report.mistake(&path.location, "names no file");
+    }
+    let is_same = |anchor: &AuditAnchor| *anchor == AuditAnchor::File(path.value.clone());
+    if let Some(anchor) = audit.anchor.as_ref().filter(|anchor| is_same(&anchor.value)) {
+        report.mistake(&anchor.location, "is the audit file itself; name another file, best on another machine");
+    }
+    Some(AuditSettings {
+        path: path.value.clone(),
+        is_required: audit.required.value,
+        records_calls: audit.calls.value,
+        digests_arguments: audit.arguments_sha256.value,
+        anchor: audit.anchor.as_ref().map(|anchor| anchor.value.clone()),
+    })
+}
+
+/// The most members of one endpoint: each list request goes to all of them.
+const MEMBERS_MAX: usize = 64;
+
+fn resolve_endpoints<'a>(
+    raw: &'a [RawEndpoint],
+    known: &BTreeSet<Arc<str>>,
+    taken: &mut TakenPaths<'a>,
+    report: &mut MistakeCollector,
+) -> Vec<CombinedSettings> {
+    let resolved = raw.iter().filter_map(|raw| {
+        let members = resolve_members(raw, known, report);
+        let path = raw.values.path.as_ref()?;
+        let events = raw.values.sse_path.as_ref();
+        let paths = paths::of_endpoint(&raw.location, path, events, taken, report);
+        let prefix = raw.values.prefix.value;
+        Some(CombinedSettings { path: Arc::from(paths.current), sse_path: paths.events, upstreams: members, prefix })
+    });
+    resolved.collect()
+}
+
+fn resolve_members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
+    let Some(named) = &raw.values.upstreams else {
+        if !report.has_mistake(&format!("{}.upstreams", raw.location.key)) {
+            let location = ConfigLocation::own(raw.location.line, format!("{}.upstreams", raw.location.key));
+            report.mistake(&location, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
+        }
+        return Vec::new();
+    };
+    if named.value.is_empty() && !report.has_mistake(&named.location.key) {
+        report.mistake(&named.location, "names no upstream; write at least one, such as [\"reports\", \"files\"]");
+    }
+    if named.value.len() > MEMBERS_MAX {
+        report.mistake(&named.location, format!("names more than {MEMBERS_MAX} upstreams; write several endpoints"));
+    }
+    let mut members: Vec<Arc<str>> = Vec::new();
+    for name in &named.value {
+        if members.iter().any(|other| **other == **name) {
+            report.mistake(&named.location, format!("names `{name}` twice, and two upstreams cannot have one prefix"));
+            continue;
+        }
+        if !known.contains(name.as_str()) {
+            report.mistake(&named.location, unknown_upstream(name, known));
+            continue;
+        }
+        if let Some(other) = members.iter().find(|other| prefixes_clash(other, name)) {
+            let message = format!(
+                "`{other}` and `{name}`: the prefixes `{other}__` and `{name}__` are ambiguous; give one of the two \
+                 upstreams another name"
+            );
+            report.mistake(&named.location, message);
+        }
+        members.push(Arc::from(name.as_str()));
+    }
+    members
+}
+
+fn unknown_upstream(name: &str, known: &BTreeSet<Arc<str>>) -> String {
+    let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
+    let more = if known.len() > names.len() { " and others" } else { "" };
+    format!("there is no upstream `{name}`; there are {}{more}", names.join(", "))
 }

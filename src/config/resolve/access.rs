@@ -8,7 +8,7 @@ use wildmatch::WildMatch;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawUpstream};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists};
-use super::endpoints::unknown;
+use super::unknown_upstream;
 use crate::server::client_certificates::{CertificateBlock, block_of};
 use crate::task::{
     AccessRule, AccessRules, GroupMembers, ItemPatterns, Principal, PrincipalAccess, PrincipalAccessTable,
@@ -206,7 +206,7 @@ fn rule_upstreams(
         let before = found.len();
         found.extend(known.upstreams.iter().filter(|name| fits.matches(name)).cloned());
         if found.len() == before && !known.upstreams.iter().any(|name| fits.matches(name)) {
-            report.mistake(&pattern.location, unknown(&pattern.value, known.upstreams));
+            report.mistake(&pattern.location, unknown_upstream(&pattern.value, known.upstreams));
         }
     }
     found
@@ -262,13 +262,13 @@ fn check_upstreams(raw: &RawApiKeyValues, known: &BTreeSet<Arc<str>>, report: &m
     }
     for named in raw.upstreams.iter().flat_map(|list| &list.value) {
         if !known.contains(named.value.as_str()) {
-            report.mistake(&named.location, unknown(&named.value, known));
+            report.mistake(&named.location, unknown_upstream(&named.value, known));
         }
     }
     let own = raw.upstreams.as_ref().map(|list| texts(Some(list)));
     for LocatedValue { value: (name, _), location } in tables(raw) {
         if !known.contains(name.as_str()) {
-            report.mistake(location, unknown(name, known));
+            report.mistake(location, unknown_upstream(name, known));
         } else if own.as_ref().is_some_and(|own| !own.contains(name.as_str())) {
             report.mistake(location, format!("never applies: `{name}` is not among the `upstreams` of the key"));
         }

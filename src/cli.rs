@@ -6,7 +6,6 @@ pub mod call;
 mod call_arguments;
 mod called_server;
 mod check;
-mod dev;
 mod dialog;
 pub mod flavour;
 mod follow;
@@ -28,7 +27,6 @@ mod terminal;
 pub mod tool_arguments;
 mod tool_schema;
 pub mod ui;
-mod wrap;
 
 use std::env::consts::{ARCH, OS};
 use std::ffi::OsString;
@@ -57,15 +55,13 @@ use admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, TOK
 use audit::AuditCommand;
 use call_arguments::{CallArguments, EXIT_CODES};
 use check::CheckArguments;
-use dev::DevArguments;
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use replicas::ReplicasCommand;
-use serve::ServeArguments;
+use serve::{DevArguments, ServeArguments, WrapArguments};
 use store::StoreCommand;
 use task::TaskSubcommand;
 use tasks::TasksCommand;
-use wrap::WrapArguments;
 
 /// The exit code for a mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
@@ -297,7 +293,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Tools(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Tools)).await),
         CliCommand::Resources(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Resources)).await),
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
-        CliCommand::Wrap(arguments) => Box::pin(wrap::run(arguments)).await,
+        CliCommand::Wrap(arguments) => Box::pin(serve::wrap(arguments)).await,
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
         CliCommand::Keys { order } => make_key(&order),
         CliCommand::Health(arguments) => Ok(Box::pin(ask_health(&arguments)).await),

@@ -9,7 +9,6 @@ pub mod ext_tasks;
 pub mod face_dialect;
 pub mod fallback_tools;
 pub mod faults;
-pub mod initialize;
 pub mod inputs;
 pub mod lifecycle;
 pub mod negotiate;

@@ -16,7 +16,6 @@ pub mod names;
 pub mod policy;
 pub mod principal;
 pub mod principal_access;
-pub mod principal_counts;
 pub mod principal_limits;
 pub mod rate_refusal;
 pub mod reference;
@@ -51,8 +50,7 @@ pub use principal::{OperatorRight, Principal};
 pub use principal_access::{
     AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes, WithheldBy,
 };
-pub use principal_counts::{OwnerCounts, PrincipalCounts};
-pub use principal_limits::{PermitShare, PrincipalLimitTable, PrincipalLimits};
+pub use principal_limits::{OwnerCounts, PermitShare, PrincipalCounts, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};

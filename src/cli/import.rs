@@ -1,6 +1,5 @@
 //! Converts a host's JSON into a configuration and a file of variables (`taskgate import`).
 
-mod host_file;
 mod relaxed_json;
 mod server_block;
 mod variables;
@@ -17,6 +16,7 @@ use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
 use crate::config::{fallback_name, fitting_name, quoted};
 use crate::system::OwnersAlone as _;
+use crate::wire::{Object, Payload};
 use variables::Variables;
 
 const BYTES_MAX: u64 = 4 << 20;
@@ -114,7 +114,7 @@ fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
         vec![format!(":{}: {error}{hint}", error.line(text))]
     })?;
     let mut notes = ImportNotes::default();
-    let file = host_file::read(&json, &mut notes);
+    let file = read_host_file(&json, &mut notes);
     let mut variables = Variables::of(text);
     let (mut blocks, mut names, mut listeners) = (Vec::new(), Vec::new(), BTreeSet::new());
     for server in &file.servers {
@@ -194,4 +194,103 @@ impl ImportNotes {
 
 fn below(pointer: &str, key: &str) -> String {
     format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
+}
+
+/// The paths of server lists: most hosts'; VS Code's, also in its settings; Zed's; OpenCode's.
+const SERVER_PATHS: [&[&str]; 6] =
+    [&["mcpServers"], &["servers"], &["mcp", "servers"], &["mcp", "mcpServers"], &["context_servers"], &["mcp"]];
+
+struct HostServer {
+    name: String,
+    pointer: String,
+    members: Vec<(String, Payload)>,
+}
+
+/// An input for which the host asks its user once.
+struct HostInput {
+    id: String,
+    pointer: String,
+    description: Option<String>,
+}
+
+#[derive(Default)]
+struct HostFile {
+    servers: Vec<HostServer>,
+    inputs: Vec<HostInput>,
+}
+
+fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
+    let Some(root) = Object::of(file) else {
+        notes.mistake("/", "is no object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");
+        return HostFile::default();
+    };
+    let mut found = HostFile::default();
+    let mut is_named = false;
+    for path in SERVER_PATHS {
+        let (pointer, value) = match path {
+            [only] => (below("", only), root.get(only)),
+            [outer, inner @ ..] => {
+                let outer_value = root.get_object(outer);
+                (below(&below("", outer), inner[0]), outer_value.and_then(|object| object.get(inner[0])))
+            }
+            [] => continue,
+        };
+        let Some(value) = value else { continue };
+        // Servers below a more specific path are found there.
+        if path == ["mcp"] && is_named {
+            continue;
+        }
+        is_named = true;
+        add_servers(&value, &pointer, &mut found.servers, notes);
+    }
+    for (pointer, object) in [("", Some(&root)), ("/mcp", root.get_object("mcp").as_ref())] {
+        add_inputs(object, pointer, &mut found.inputs);
+    }
+    if has_projects(&root) {
+        notes
+            .note("/projects", "servers of single projects are not carried over; the host has a file for each project");
+    }
+    if !is_named {
+        notes.mistake("/", "names no servers: there is neither `mcpServers` nor `servers`");
+    } else if found.servers.is_empty() {
+        notes.mistake("/", "names no server");
+    }
+    found
+}
+
+fn add_servers(value: &Payload, pointer: &str, found: &mut Vec<HostServer>, notes: &mut ImportNotes) {
+    let Some(all) = Object::of(value) else {
+        notes.mistake(pointer, "is no object; write a name and an object for each server");
+        return;
+    };
+    for (name, value) in all.entries() {
+        let pointer = below(pointer, &name);
+        match Object::of(&value) {
+            Some(server) => {
+                let members = server.entries().map(|(key, value)| (key.into_owned(), value)).collect();
+                found.push(HostServer { name: name.into_owned(), pointer, members });
+            }
+            None => notes.mistake(&pointer, "is no object; write {\"command\": ...} or {\"url\": ...}"),
+        }
+    }
+}
+
+fn add_inputs(object: Option<&Object>, pointer: &str, found: &mut Vec<HostInput>) {
+    let Some(all) = object.and_then(|object| object.get("inputs")).filter(|all| all.bytes().starts_with(b"[")) else {
+        return;
+    };
+    for (index, input) in all.items().enumerate() {
+        let Some(input) = Object::of(&input) else { continue };
+        let Some(id) = input.get_string("id") else { continue };
+        let pointer = below(&below(pointer, "inputs"), &index.to_string());
+        found.push(HostInput { id, pointer, description: input.get_lossy("description") });
+    }
+}
+
+/// Whether the file has servers for single projects, as Claude Code's has.
+fn has_projects(root: &Object) -> bool {
+    let Some(projects) = root.get_object("projects") else { return false };
+    let has_servers =
+        |project: &Object| project.get_object("mcpServers").is_some_and(|all| all.keys().next().is_some());
+    projects.entries().filter_map(|(_, project)| Object::of(&project)).any(|project| has_servers(&project))
 }

@@ -1,14 +1,15 @@
-//! Reads the command line of `taskgate serve`: a configuration file, or servers and options.
+//! Reads the command lines of `taskgate serve`, `dev` and `wrap`: a configuration file, or servers and options.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use super::CONFIG_VARIABLE;
-use crate::app::ServedConfig;
+use crate::app::{self, DevSettings, ServedConfig};
 use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, GRACE_MAX, ServerTarget};
-use crate::task::TaskMode;
+use crate::task::{FallbackPolicy, TaskMode};
 
 pub(super) const NO_COMMAND: &str = "a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...";
 
@@ -177,5 +178,104 @@ pub(super) fn grace(text: &str) -> Result<Duration, String> {
         Ok(grace) if grace <= GRACE_MAX => Ok(grace),
         Ok(_) => Err("a call is held back for 30s at most".to_owned()),
         Err(_) => Err("write a duration such as 2s or 500ms".to_owned()),
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DevArguments {
+    /// Start the program anew when this file changes, or a file in this folder; may be repeated. Without it, the folder
+    /// of the script that COMMAND names, or the working directory.
+    #[arg(long, value_name = "PATH")]
+    watch: Vec<PathBuf>,
+    /// Which calls become tasks, as for `serve`; auto by default.
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    mode: Option<TaskMode>,
+    /// How long a call may take and still be answered without a task; 2s by default, at most 30s.
+    #[arg(long, value_name = "SPAN", value_parser = grace)]
+    grace: Option<Duration>,
+    /// Keep tasks and their results in this folder instead of taskgate-data.
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. The default is 8080, or a free port.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// The server's program and its arguments. It gets this program's environment.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl DevArguments {
+    pub(super) fn served(self) -> Result<ServedConfig, String> {
+        if let Some(missing) = self.watch.iter().find(|path| !path.exists()) {
+            return Err(format!("--watch: {}: there is no such file or folder", missing.display()));
+        }
+        let server = CommandLineServer::only(ServerTarget::Program(self.command.clone()), "COMMAND");
+        let line = CommandLineConfig {
+            servers: vec![server],
+            mode: self.mode,
+            grace: self.grace,
+            store: self.store.map_or_else(CommandLineStore::default, CommandLineStore::Folder),
+            port: self.port,
+            ..CommandLineConfig::default()
+        };
+        Ok(ServedConfig::Development(line, DevSettings { watched: self.watch, command: self.command }))
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct WrapArguments {
+    #[command(flatten)]
+    options: ServerOptions,
+    /// For clients without tasks: "hold" holds their calls open, "tools" answers a call that outlives --grace with
+    /// a text that names its task, and offers tools that continue with the task.
+    #[arg(long, value_name = "WAY", default_value = "hold", value_parser = fallback)]
+    fallback: FallbackPolicy,
+    /// The address of a server over HTTP.
+    #[arg(long, value_name = "URL", conflicts_with = "command")]
+    url: Option<String>,
+    /// A configuration with `upstreams`, for several servers or for rules of single tools. Its `endpoints`, `store` and `limits`
+    /// apply, too. It replaces the other options.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ServerOptions", "fallback", "url", "command"])]
+    config: Option<PathBuf>,
+    /// The server's program and its arguments. It gets this program's environment.
+    #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["url", "config"])]
+    command: Vec<String>,
+}
+
+fn fallback(text: &str) -> Result<FallbackPolicy, &'static str> {
+    match text {
+        "hold" => Ok(FallbackPolicy::Hold),
+        "tools" => Ok(FallbackPolicy::Tools),
+        _ => Err("write hold or tools"),
+    }
+}
+
+pub(super) async fn wrap(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
+    let WrapArguments { options, fallback, url, config, command } = arguments;
+    if let Some(file) = config {
+        return match app::files::load_wrapped(&file) {
+            Ok(loaded) => Box::pin(app::wrap(loaded, None)).await,
+            Err(mistakes) => Ok(super::refuse_file(&mistakes)),
+        };
+    }
+    let server = match url.as_deref().map(ServerTarget::url) {
+        Some(Ok(address)) => CommandLineServer::wrapped(address, "--url"),
+        Some(Err(why)) => return Ok(super::refuse(format_args!("--url: {why}"))),
+        None => CommandLineServer::wrapped(ServerTarget::Program(command), "COMMAND"),
+    };
+    let line = CommandLineConfig {
+        servers: vec![server],
+        mode: options.mode,
+        grace: options.grace,
+        fallback: Some(fallback),
+        store: options.store.map_or(CommandLineStore::Memory, CommandLineStore::Folder),
+        port: None,
+        key_variable: options.key_env,
+        headers: options.header,
+        ca: options.ca,
+    };
+    match line.resolve(&|name| env::var(name).ok()) {
+        Ok(loaded) => Box::pin(app::wrap(loaded, Some("--store"))).await,
+        Err(mistakes) => Ok(super::refuse(mistakes)),
     }
 }

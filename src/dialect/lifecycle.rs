@@ -1,10 +1,10 @@
-//! Writes `server/discover` and the members of every stateless result (MOD-11 to MOD-13, GW-12).
+//! Writes `initialize`, `server/discover` and the members of every stateless result (MOD-11 to MOD-13, GW-12).
 
 use bytes::Bytes;
 
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::{ObjectEdit, ObjectWriter};
-use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, method};
+use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RequestId, envelope, method};
 
 #[derive(Clone, Copy, Debug)]
 pub struct SessionServerDescription<'a> {
@@ -120,6 +120,41 @@ fn is_cacheable(method: &str) -> bool {
             | method::RESOURCES_TEMPLATES_LIST
             | method::RESOURCES_READ
     )
+}
+
+/// Writes `initialize`. A client without a name gets the gateway's.
+pub fn initialize_request(
+    id: &RequestId,
+    version: ProtocolVersion,
+    capabilities: &Payload,
+    client_info: Option<&Payload>,
+) -> Bytes {
+    let params = ObjectWriter::new()
+        .text("protocolVersion", version.as_str())
+        .member("capabilities", capabilities)
+        .member("clientInfo", &client_info.cloned().unwrap_or_else(own_identity))
+        .finish();
+    envelope::request(id, method::INITIALIZE, Some(&params))
+}
+
+pub fn own_identity() -> Payload {
+    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
+}
+
+/// Before 2025-11-25 elicitation was by form only, and its capability had no members (GW-05).
+pub fn capabilities_in(version: ProtocolVersion, capabilities: &Payload) -> Payload {
+    let unchanged = || capabilities.clone();
+    if version.traits().elicitation == ElicitationKinds::FormAndUrl {
+        return unchanged();
+    }
+    let Some(object) = Object::of(capabilities) else { return unchanged() };
+    let Some(kinds) = object.get_object("elicitation").filter(|kinds| kinds.keys().next().is_some()) else {
+        return unchanged();
+    };
+    if kinds.contains("url") && !kinds.contains("form") {
+        return object.edit().remove("elicitation").finish();
+    }
+    object.edit().set("elicitation", ObjectWriter::new().finish()).finish()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::dialect::initialize::capabilities_in;
+use crate::dialect::lifecycle::capabilities_in;
 use crate::task::{Draft, Drafts};
 use crate::wire::envelope::Request;
 use crate::wire::meta::{DRAFT_TASK, META, TASKS_EXTENSION};
@@ -177,7 +177,7 @@ pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::initialize::initialize_request;
+    use crate::dialect::lifecycle::initialize_request;
 
     fn request(text: &str) -> (Request, Bytes) {
         let bytes = Bytes::copy_from_slice(text.as_bytes());

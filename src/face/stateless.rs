@@ -35,8 +35,9 @@ use super::served::Served;
 use super::{argument_limits, handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::not_introduced;
-use crate::dialect::initialize::own_identity;
-use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, server_meta};
+use crate::dialect::lifecycle::{
+    SessionServerDescription, completed_result, discover_result, own_identity, server_meta,
+};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::dialect::split_call::SplitCall;

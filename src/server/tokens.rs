@@ -14,28 +14,29 @@ pub mod readings;
 mod remembered;
 mod seen_proofs;
 pub mod settings;
-pub(super) mod shared_claims;
 
 use std::fmt;
+use std::mem::size_of;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use moka::sync::Cache;
 
 use self::claims::{HeldProofs, TokenBinding, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;
-pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
 use self::remembered::{RememberedToken, RememberedTokens, key_of};
 use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
-use self::shared_claims::SharedClaims;
 use super::grant::Grant;
 use crate::task::digest::Digest;
-use crate::task::{Caller, Clock, Principal, SystemClock, Timestamp};
+use crate::task::{Caller, Claims, Clock, Principal, SystemClock, Timestamp};
 use crate::upstream::TaskScope;
+
+pub use self::key_source::{KeySourceError, check_file, is_trustworthy};
 
 /// Verifies the tokens of a listener's clients. Clones share everything.
 #[derive(Clone)]
@@ -347,5 +348,35 @@ impl TokenVerifier {
         let ends_in = caller.until.map(|until| until.since(now));
         let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
         TokenVerdict::Valid { caller, grant, ends_in, has_certificate }
+    }
+}
+
+const WEIGHT_MAX: u64 = 4 << 20;
+/// The bytes that the cache needs for an entry.
+const ENTRY_BYTES: usize = 512;
+
+/// Keeps one copy of equal claims: most tokens of an issuer have the same scopes and groups. Rules know a caller by the
+/// address of its claims, so a lookup there costs no comparison of names.
+pub(in crate::server) struct SharedClaims(Cache<Arc<Claims>, Arc<Claims>>);
+
+impl Default for SharedClaims {
+    fn default() -> Self {
+        let weight = |claims: &Arc<Claims>, _: &Arc<Claims>| {
+            u32::try_from(ENTRY_BYTES + size_of::<Claims>() + claims.bytes()).unwrap_or(u32::MAX)
+        };
+        Self(Cache::builder().max_capacity(WEIGHT_MAX).weigher(weight).build())
+    }
+}
+
+debug_members!(SharedClaims, |claims| entries: claims.0.entry_count());
+
+impl SharedClaims {
+    /// The copy of these claims that earlier tokens have, if it is still known.
+    pub(in crate::server) fn of(&self, claims: Claims) -> Arc<Claims> {
+        self.0.get(&claims).unwrap_or_else(|| {
+            let claims = Arc::new(claims);
+            self.0.insert(Arc::clone(&claims), Arc::clone(&claims));
+            claims
+        })
     }
 }

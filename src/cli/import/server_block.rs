@@ -5,9 +5,8 @@ use std::fmt::{Display, Write as _};
 use serde_json::Value;
 use url::Url;
 
-use super::host_file::HostServer;
 use super::variables::{TextLocation, Variables};
-use super::{ImportNotes, below};
+use super::{HostServer, ImportNotes, below};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
 

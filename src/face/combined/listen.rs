@@ -21,7 +21,7 @@ use super::messages::kept_params;
 use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams};
-use crate::dialect::initialize::own_identity;
+use crate::dialect::lifecycle::own_identity;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
 use crate::face::answer::{Addressee, UnknownTaskMarker, bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};

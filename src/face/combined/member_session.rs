@@ -17,7 +17,7 @@ use super::known_sessions::{KnownSessions, REMEMBERED_MAX};
 use super::member_answer::{MemberRefusal, read_result, whole};
 use super::merge::ServerSummary;
 use super::messages::plain;
-use crate::dialect::initialize::initialize_request;
+use crate::dialect::lifecycle::initialize_request;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;

@@ -4,17 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::CombinedUpstreams;
 use super::admission::AnswerScope;
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
-use super::merge;
-use super::own_stream;
 use super::routing::RequestTarget;
+use super::{CombinedUpstreams, merge, own_stream};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
-use crate::dialect::initialize::own_identity;
-use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result};
+use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, own_identity};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::face::answer::{Addressee, stateless_addressee};
 use crate::face::headers;

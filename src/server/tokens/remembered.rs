@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use super::SharedClaims;
 use super::claims::{TokenBinding, VerifiedToken};
-use super::shared_claims::SharedClaims;
 use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Claims, Timestamp};
 

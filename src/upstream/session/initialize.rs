@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
-use crate::dialect::initialize::initialize_request;
+use crate::dialect::lifecycle::initialize_request;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::outgoing::{SessionHeaders, StreamPurpose};

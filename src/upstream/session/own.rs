@@ -18,7 +18,7 @@ use http::StatusCode;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::dialect::initialize::{capabilities_in, initialize_request};
+use crate::dialect::lifecycle::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::shared_access::SharedAccess;

@@ -9,7 +9,6 @@ pub mod call;
 mod change;
 pub mod change_subscribers;
 pub mod changes_elsewhere;
-mod list_all;
 pub mod recovery;
 pub mod retry_delays;
 pub mod runner;
@@ -43,8 +42,8 @@ pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RetryRefusal, RoundRetry, RoundSupport,
     TaskNotice, TaskNoticeSink, declared_questions,
 };
+pub use change::SURVEY_MAX;
 pub use change_subscribers::ChangeSubscribers;
-pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 

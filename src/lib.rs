@@ -51,7 +51,6 @@ macro_rules! named_variants {
     };
 }
 
-pub mod boot_clock;
 pub mod cause;
 mod console;
 pub mod failpoint;

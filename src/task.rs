@@ -1,13 +1,11 @@
 //! The canonical task and its pure transition function. Depends only on `wire::{Payload, RpcError, one_line}` and a
 //! hash; reads no clock, generates no id, does no I/O. Start with [`model`], then [`mod@transition`].
 
-mod access_memo;
 pub mod access_rules;
 pub mod admitted_callers;
 pub mod caller;
 pub mod digest;
 pub mod drafts;
-mod exact;
 pub mod id;
 pub mod item_patterns;
 pub mod list_filter;
@@ -17,7 +15,6 @@ pub mod policy;
 pub mod principal;
 pub mod principal_access;
 pub mod principal_limits;
-pub mod rate_refusal;
 pub mod reference;
 pub mod summary;
 pub mod time;
@@ -50,8 +47,9 @@ pub use principal::{OperatorRight, Principal};
 pub use principal_access::{
     AccessDecision, DecidedBy, PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolLists, ToolScopes, WithheldBy,
 };
-pub use principal_limits::{OwnerCounts, PermitShare, PrincipalCounts, PrincipalLimitTable, PrincipalLimits};
-pub use rate_refusal::{RateBound, RateRefusal};
+pub use principal_limits::{
+    OwnerCounts, PermitShare, PrincipalCounts, PrincipalLimitTable, PrincipalLimits, RateBound, RateRefusal,
+};
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, SendAttempt, transition};

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
-use crate::boot_clock::since_boot;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
@@ -17,6 +16,7 @@ use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorIncarnation};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
+use crate::system::since_boot;
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::telemetry;
 use crate::upstream::TaskScope;

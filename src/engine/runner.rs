@@ -71,7 +71,6 @@ impl Runner {
 #[cfg(test)]
 mod tests;
 mod tree_sizes;
-mod url_elicitation;
 mod verdict;
 
 use std::num::NonZeroUsize;

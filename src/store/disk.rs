@@ -13,7 +13,6 @@ mod health;
 mod readers;
 mod reads;
 mod resident;
-mod row_validation;
 mod rows;
 mod schema;
 mod settings;
@@ -39,22 +38,26 @@ use tokio::time::Instant;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
+use self::columns::RowOutline;
 use self::folder::FolderLock;
-pub use self::health::StoreHealth;
 use self::health::StoreHealthMonitor;
 use self::readers::ReaderPool;
-use self::reads::ReadRow;
+use self::reads::{ListedRow, ReadRow};
 use self::resident::{EarlierRows, OWN, ResidentRows, UnresolvedInserts};
-pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
+use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
     WriteRole,
 };
+use crate::metric;
 use crate::replica::Incarnation;
-use crate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
+use crate::task::{Digest, ListFilter, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
+
+pub use self::health::StoreHealth;
+pub use self::settings::DiskSettings;
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
@@ -406,5 +409,83 @@ impl TaskStore for DiskStore {
 
     fn usage_of(&self, owner: &Principal) -> Usage {
         self.resident.usage_of(owner)
+    }
+}
+
+const LOGGED_MAX: usize = 1_024;
+
+impl DiskStore {
+    /// The task of a row; `None` if it has expired.
+    async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        if self.unresolved.hides(read.key()) {
+            return Ok(None);
+        }
+        let row = match read {
+            // The row in memory is the visible one: an unfinished commit is visible nowhere or everywhere.
+            ReadRow::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
+            ReadRow::Damaged {
+                key,
+                outline,
+                error: error @ (RecordError::OtherVersion(_) | RecordError::Unknown),
+                ..
+            } => {
+                self.resident.set_aside(&key, &outline);
+                self.log_once(&key, "a task cannot be read, and is left as it is", &error);
+                return Err(StoreError::Io(io::Error::other(error)));
+            }
+            // The row in memory is intact, and its next write repairs the disk.
+            ReadRow::Damaged { key, revision, outline, error: RecordError::Damaged } => {
+                match self.resident.live(&key) {
+                    Some(row) => row,
+                    None => self.condemn(key, revision, outline, now).await,
+                }
+            }
+        };
+        Ok(row.is_there(now).then_some(row))
+    }
+
+    /// Replaces a damaged row by a failed task (F56), for readers and on the disk.
+    async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
+        self.log_once(&key, "the stored row of a task is damaged", &RecordError::Damaged);
+        metrics::counter!(metric::STORE_DAMAGED).increment(1);
+        let RowOutline { is_settled, created_at, expires_at, .. } = outline;
+        let task = Arc::new(condemned(key, LostRow { is_settled, created_at, expires_at }, now));
+        let write = RowWrite::Condemn { expected: revision, task: Arc::clone(&task) };
+        let written = self.put(write).await;
+        if written.is_err() {
+            // Another reader has replaced it, or it cannot be written: this process uses the row in memory.
+            self.resident.set_aside(&task.key, &outline);
+        }
+        let row = StoredTask::held_by(OWN, task, written.unwrap_or(revision));
+        self.resident.keep_settled(&row, now);
+        row
+    }
+
+    fn log_once(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
+        let reference = ShortReference::of(key);
+        let mut logged = self.logged.lock();
+        if logged.len() < LOGGED_MAX && logged.insert(reference) {
+            tracing::error!(task = %reference, %error, "{what}");
+        }
+    }
+
+    /// Unreadable rows are shown as failed, or left out.
+    async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
+        let mut tasks = Vec::with_capacity(rows.len());
+        for row in rows {
+            match row {
+                ListedRow::Whole(summary) if self.unresolved.hides(&summary.key) => (),
+                ListedRow::Whole(summary) => {
+                    let live = self.resident.live(&summary.key);
+                    tasks.push(live.map_or(*summary, |row| Summary::of(&row.task)));
+                }
+                ListedRow::Unreadable(Some(key)) => match self.load(&key, now).await {
+                    Ok(row) => tasks.extend(row.map(|row| Summary::of(&row.task))),
+                    Err(error) => tracing::debug!(%error, task = %ShortReference::of(&key), "a list leaves a task out"),
+                },
+                ListedRow::Unreadable(None) => tracing::debug!("a list leaves out a row that cannot be read"),
+            }
+        }
+        tasks
     }
 }

@@ -18,8 +18,6 @@ mod open_error;
 mod opening;
 mod readers;
 mod replica_rows;
-mod row_arrays;
-mod row_validation;
 mod schema;
 mod session;
 mod settings;
@@ -45,34 +43,36 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::batch::WriteOutcome;
-use self::columns::{EncodedRow, FetchedRow};
+use self::columns::{DamagedRow, EncodedRow, FetchedRow, SummaryRow};
 use self::control::{BeatContent, ReplicaControl};
-pub use self::health::PostgresHealth;
-pub use self::open_error::{PostgresOpenError, Retry};
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
 use self::replica_rows::SharedReplicaView;
-pub use self::replica_rows::{ReplicaView, ReplicaWatch, StoredReplica};
 use self::session::DatabaseConnector;
-pub use self::settings::{
-    DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorIncarnation, ReplicaDescription,
-    check_database_url, is_schema_name,
-};
 use self::settled_rows::ReadSource;
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
-pub use self::upkeep::ReplicaForgetting;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::clock_trust::ClockTrust;
+use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
     WriteRole,
 };
-use crate::boot_clock::since_boot;
 use crate::cause::CauseChain;
 use crate::metric;
 use crate::replica::{BootTime, Incarnation, OwnStanding, StoreGeneration, TaskClock};
-use crate::task::{Clock, Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
+use crate::system::since_boot;
+use crate::task::{Clock, Digest, ListFilter, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
+
+pub use self::health::PostgresHealth;
+pub use self::open_error::{PostgresOpenError, Retry};
+pub use self::replica_rows::{ReplicaView, ReplicaWatch, StoredReplica};
+pub use self::settings::{
+    DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorIncarnation, ReplicaDescription,
+    check_database_url, is_schema_name,
+};
+pub use self::upkeep::ReplicaForgetting;
 
 /// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
@@ -491,4 +491,68 @@ impl Clock for SharedClock {
 
 fn boot_time() -> BootTime {
     BootTime(since_boot())
+}
+
+impl PostgresStore {
+    /// The task of a row; `None` if it has expired.
+    async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        if self.state.unresolved.hides(read.key()) {
+            return Ok(None);
+        }
+        let row = match read {
+            FetchedRow::Whole(row) => row,
+            FetchedRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
+            FetchedRow::Damaged(row) => {
+                let task = ShortReference::of(&row.key);
+                tracing::error!(%task, error = %row.error, "a task cannot be read, and is left as it is");
+                return Err(StoreError::Io(io::Error::other(row.error)));
+            }
+        };
+        Ok(row.is_there(now).then_some(row))
+    }
+
+    /// Replaces a damaged row by a failed task, for readers and in the store (F56).
+    async fn condemn(&self, row: DamagedRow, now: Timestamp) -> StoredTask {
+        metrics::counter!(metric::STORE_DAMAGED).increment(1);
+        tracing::error!(task = %ShortReference::of(&row.key), "the stored row of a task is damaged");
+        let DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
+        let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
+        let encoded = Box::new(EncodedRow::of(&task));
+        let write = TaskWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
+        let revision = self.put(write).await.unwrap_or(revision);
+        StoredTask { task: task.into(), revision, holder: None }
+    }
+
+    /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
+    async fn listed(&self, rows: Vec<SummaryRow>, now: Timestamp) -> Vec<Summary> {
+        let mut tasks = Vec::with_capacity(rows.len());
+        for SummaryRow { key, summary, .. } in rows {
+            if self.state.unresolved.hides(&key) {
+                continue;
+            }
+            match summary {
+                Some(summary) => tasks.push(summary),
+                None => tasks.extend(self.load(&key, now).await.ok().flatten().map(|row| Summary::of(&row.task))),
+            }
+        }
+        tasks
+    }
+
+    /// Marks a row as shown, if another replica inserted it and no write has followed: that replica may not know whether
+    /// its insert was committed, and would otherwise remove it. `None` after a concurrent write.
+    async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
+        let is_untouched =
+            row.revision == Revision::FIRST && row.holder.is_some_and(|holder| holder != self.state.holder);
+        if !is_untouched {
+            return Ok(Some(row));
+        }
+        match self.replace(row.revision, WriteRole::Command, &row.task).await {
+            Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
+            Err(StoreError::Conflict) => Ok(None),
+            // No row is shown, so it does not matter whether the mark was written.
+            Err(error @ (StoreError::UnknownCommit(_) | StoreError::Io(_))) => Err(error.as_failed()),
+            // The caller did not ask for this write.
+            Err(error) => Err(StoreError::Io(io::Error::other(error))),
+        }
+    }
 }

@@ -22,6 +22,7 @@ const AT_ADDRESS: &str = "anon@";
 const READER: &str = "operator:read";
 const ACTOR: &str = "operator:act";
 
+/// The rights of an operator's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorRight {
     /// Read everything that operators can see.

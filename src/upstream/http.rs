@@ -3,7 +3,6 @@
 //! Read `exchange` for one call in a session, `drive` for its course, then `upstream::session` for the state that calls
 //! share. `task_follower` follows the upstream's own tasks; no status text leaves it.
 
-mod client_session;
 mod drive;
 pub(crate) mod exchange;
 mod resume_token;
@@ -22,15 +21,15 @@ use super::era::{EraCache, EraUpstream};
 use super::issued_credential::{IssuedCredentialSettings, IssuedCredentials};
 use super::latencies::ExchangeLatencies;
 use super::limits::{CallPermits, CallPermitsByName};
+use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
+use super::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use super::resource_metadata::ResourceMetadata;
-use super::session::own::OwnSessionChannel;
+use super::session::own::{OwnSessionChannel, SessionLease};
 use super::session::pool::SessionPool;
 use super::session::{POLLS_MAX, SessionKey, UpstreamLink};
 use super::transport::adapter::TransportAdapter;
 use super::transport::credential::{Credential, CredentialIssuer};
-pub use super::transport::http_client::ClientError;
 use super::transport::http_client::{ClientTls, HttpClient};
-pub use super::transport::http_client::{ProxyError, ProxySettings};
 use super::transport::sse::{self, SseDetected, SseTransport};
 use super::transport::stdio::{LastLines, StdioTransport, StdioUpstreamSettings};
 use super::transport::{Transport, TransportDetection};
@@ -44,11 +43,13 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
-use crate::wire::ProtocolVersion;
+use crate::wire::{Payload, ProtocolVersion};
 use drive::SessionSource;
 use exchange::HttpExchange;
 use resume_token::CallPosition;
 use stateless::StatelessUpstream;
+
+pub use super::transport::http_client::{ClientError, ProxyError, ProxySettings};
 pub(crate) use stateless::task_token as stateless_task_token;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -344,4 +345,106 @@ impl Upstream for SessionUpstream {
         let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
         self.link.transport.close().await;
     }
+}
+
+#[derive(Debug)]
+struct ClientSessionUpstream {
+    link: Arc<UpstreamLink>,
+    lease: Arc<SessionLease>,
+}
+
+impl ClientSessionUpstream {
+    fn new(link: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
+        Self { link, lease }
+    }
+
+    fn home(&self) -> SessionSource {
+        SessionSource::Own(Arc::clone(&self.lease))
+    }
+}
+
+/// The client alone received the handshake's result and the notifications.
+const fn not_known_here() -> BeginError {
+    BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
+}
+
+#[async_trait]
+impl Upstream for ClientSessionUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.link.name
+    }
+
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        Err(not_known_here())
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::begin(&self.link, self.home(), request, &context).await?))
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::resume(&self.link, self.home(), &token, &context)?))
+    }
+
+    async fn notifications(
+        &self,
+        _: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Err(not_known_here())
+    }
+}
+
+#[async_trait]
+impl RawChannel for Arc<UpstreamLink> {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.versions.fixed().unwrap_or(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
+        self.versions.older(asked, refusal)
+    }
+
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
+        let outgoing = outgoing(request);
+        let response = self.transport.send(&outgoing, &HandedOver::default()).await?;
+        outgoing.finish();
+        Ok(response.map(RawBody::from).into())
+    }
+
+    fn health(&self) -> Option<&UpstreamHealth> {
+        Some(&self.health)
+    }
+
+    fn makes_streams(&self) -> bool {
+        self.transport.is_adapted()
+    }
+
+    fn reads_messages(&self) -> bool {
+        self.transport.is_adapted()
+    }
+}
+
+impl OwnSessionChannel for Arc<UpstreamLink> {
+    fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
+        Arc::new(ClientSessionUpstream::new(Self::clone(self), Arc::new(lease)))
+    }
+}
+
+fn outgoing(request: RawRequest) -> OutgoingRequest {
+    let SessionBinding { session, version, tasks: _ } = request.binding;
+    let credentials = SessionHeaders { session, version, ..SessionHeaders::default() };
+    let outgoing = match request.verb {
+        RawMethod::Post(message) => credentials.post(message),
+        RawMethod::Note(message) => credentials.post(message).under_way(),
+        RawMethod::PostWith { message, headers, principal } => {
+            credentials.post_with(message, headers).on_behalf_of(principal)
+        }
+        RawMethod::Get { last_event } => credentials.get(last_event.as_ref()),
+        RawMethod::Delete => credentials.delete(),
+    };
+    outgoing.forwarding(request.forwarded)
 }

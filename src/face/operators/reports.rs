@@ -7,13 +7,13 @@ use http::StatusCode;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::boot_clock::since_boot;
 use crate::dialect::faults::gateway_error;
 use crate::died_programs;
 use crate::engine::SubtaskTree;
 use crate::replica::{BootTime, Incarnation};
 use crate::store::TaskStore as _;
 use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
+use crate::system::since_boot;
 use crate::task::reference::principal_reference;
 use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 use crate::upstream::limits::CallPermitsByName;

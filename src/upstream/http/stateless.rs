@@ -1,35 +1,42 @@
 //! Implements requests to servers of 2026-07-28, without sessions.
 //!
 //! Read `stateless_sender` for one request and its response, and `stateless_call` for a call with questions or a task
-//! of the upstream ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads their messages). `exchange` owns it;
+//! of the upstream ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads their messages). `StatelessExchange` owns it;
 //! `listen` subscribes to notifications.
 
-mod exchange;
 mod input_requests;
 mod listen;
 mod stateless_call;
 mod stateless_sender;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::Instant;
 
-use self::exchange::StatelessExchange;
+use self::input_requests::InputRequests;
 use self::listen::ListenSources;
-pub(crate) use self::stateless_call::token as task_token;
+use self::stateless_call::{GivenAnswer, RepeatableRequest, StatelessCall, UpstreamTaskCell};
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
+use super::exchange::{CallFuture, DrivenCall};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraAnswer, EraCache, EraDiscovery, era_of_refusal, is_served};
 use crate::upstream::exchange::Era;
+use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
-    BeginError, CallContext, ClientCredential, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
-    ServerFacts, ServerNotification, Timeouts, Upstream, UpstreamRequest,
+    Answer, AnsweredBy, BeginError, CallContext, ClientCredential, Exchange, ExchangeError, ExchangeEvent,
+    ForwardedHeaders, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification, TaskRequestError,
+    Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
+
+pub(crate) use self::stateless_call::token as task_token;
 
 const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 
@@ -161,5 +168,130 @@ impl Upstream for StatelessUpstream {
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
         self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
+    }
+}
+
+const EVENTS_MAX: usize = 64;
+/// How long a cancel waits for a task handle: servers make tasks at once, and dropping the request does not end one.
+const HANDLE_MAX: Duration = Duration::from_secs(1);
+/// Queued answers; more than the open questions of a call.
+const ANSWERS_MAX: usize = 64;
+
+struct StatelessExchange {
+    line: StatelessSender,
+    driven: DrivenCall,
+    answers: mpsc::Sender<Box<GivenAnswer>>,
+    task: UpstreamTaskCell,
+    /// Questions that the owner received, neither answered nor withdrawn.
+    open: Vec<Payload>,
+    untaken: Arc<AtomicBool>,
+}
+
+impl StatelessExchange {
+    /// Sends a request and returns once a connection has taken it. On an error nothing was sent.
+    async fn begin(line: StatelessSender, request: UpstreamRequest, context: &CallContext) -> Result<Self, BeginError> {
+        let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
+        let request = RepeatableRequest { method: request.method, params: request.params, progress: context.progress };
+        let taken = Arc::clone(&context.handed_over);
+        let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
+        exchange.driven.hand_over(&context.handed_over).await?;
+        Ok(exchange)
+    }
+
+    /// Resumes a task of another process; its events show whether the upstream still has it.
+    fn resume(line: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
+        let (task, known) = (Arc::clone(&id), open.clone());
+        let exchange = Self::start(line, ExchangeClass::Resumed, |mut course| {
+            Box::pin(async move {
+                match course.take_up(task, &known).await {
+                    Ok(result) => ExchangeEvent::Returned(result),
+                    Err(end) => end,
+                }
+            })
+        });
+        exchange.task.put(&id);
+        Self { open, ..exchange }
+    }
+
+    fn start(line: StatelessSender, class: ExchangeClass, run: impl FnOnce(StatelessCall) -> CallFuture) -> Self {
+        let (events, queue) = mpsc::channel(EVENTS_MAX);
+        let (answers, answered) = mpsc::channel(ANSWERS_MAX);
+        let task = UpstreamTaskCell::default();
+        let untaken = Arc::<AtomicBool>::default();
+        let course = StatelessCall {
+            line: line.clone(),
+            events,
+            answers: answered,
+            questions: InputRequests::default(),
+            has_heard_client: false,
+            task: task.clone(),
+            untaken: Arc::clone(&untaken),
+        };
+        let driven = DrivenCall::new(&line.link, class, Instant::now(), queue, run(course));
+        Self { line, driven, answers, task, open: Vec::new(), untaken }
+    }
+}
+
+impl StatelessExchange {
+    fn give(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
+        if !self.driven.is_running() {
+            return Ok(());
+        }
+        let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
+        let given = GivenAnswer { ask: ask.detached(), answer, by };
+        self.answers.try_send(Box::new(given)).map_err(full)?;
+        self.open.retain(|open| open != ask);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Exchange for StatelessExchange {
+    async fn next(&mut self) -> ExchangeEvent {
+        let event = self.driven.next().await;
+        if let ExchangeEvent::Asked { ask, .. } = &event
+            && !self.open.contains(ask)
+        {
+            self.open.push(ask.detached());
+        } else if let ExchangeEvent::Withdrawn { ask } = &event {
+            self.open.retain(|open| open != ask);
+        }
+        event
+    }
+
+    /// The call sends the queued answer at its next update.
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        self.give(ask, answer, AnsweredBy::Client)
+    }
+
+    async fn refuse(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        self.give(ask, answer, AnsweredBy::Gateway)
+    }
+
+    /// Dropping a request cancels it at a stateless server; a task is cancelled by its id.
+    async fn cancel(&mut self, _: &str) {
+        if self.line.takes_tasks {
+            self.driven.run_until(tokio::time::timeout(HANDLE_MAX, self.task.wait())).await;
+        }
+        if self.driven.is_running() {
+            self.driven.abandon();
+            if let Some(id) = self.task.get() {
+                stateless_call::cancel(&self.line, &id).await;
+            }
+        }
+    }
+
+    async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
+        match self.task.get().filter(|_| self.driven.is_running()) {
+            Some(id) => stateless_call::ask_to_cancel(&self.line, &id).await,
+            None => Ok(()),
+        }
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        // A token does not hold answers that are not yet sent.
+        let is_answered = self.untaken.load(Ordering::Relaxed) || self.answers.capacity() < ANSWERS_MAX;
+        let task = self.task.get().filter(|_| self.driven.is_running() && !is_answered)?;
+        Some(stateless_call::token(&task, &self.open))
     }
 }

@@ -1,7 +1,6 @@
 //! Lists every table of the file: each value typed and located.
 //!
-//! This is the schema: a key that is not read here is unknown. Unimplemented features have their keys here, too, so that they are
-//! refused by name. [`super::resolve`] checks the values against each other.
+//! This is the schema: a key that is not read here is unknown. [`super::resolve`] checks the values against each other.
 
 mod auth;
 pub(super) mod command;
@@ -38,7 +37,7 @@ pub(super) use upstream::{
     RawTaskRules, RawTokenTarget, RawToolValues, RawTransport, RawUpstreamTls, RawUpstreamValues, RawUrlValues,
 };
 
-const PREFIXES: WordList<PrefixPolicy> = &[("always", Some(PrefixPolicy::Always)), ("auto", Some(PrefixPolicy::Auto))];
+const PREFIXES: WordList<PrefixPolicy> = &[("always", PrefixPolicy::Always), ("auto", PrefixPolicy::Auto)];
 
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
@@ -302,8 +301,7 @@ impl RawRules {
     }
 }
 
-const SECRET_CARRIAGES: WordList<SecretCarriage> =
-    &[("basic", Some(SecretCarriage::Basic)), ("post", Some(SecretCarriage::Post))];
+const SECRET_CARRIAGES: WordList<SecretCarriage> = &[("basic", SecretCarriage::Basic), ("post", SecretCarriage::Post)];
 
 keys! {
     /// The keys that every table of a client has.
@@ -433,8 +431,8 @@ keys! {
 }
 
 const NEEDS: WordList<CertificateNeed> =
-    &[("optional", Some(CertificateNeed::Optional)), ("required", Some(CertificateNeed::Required))];
-const RIGHTS: WordList<OperatorRight> = &[("read", Some(OperatorRight::Read)), ("act", Some(OperatorRight::Act))];
+    &[("optional", CertificateNeed::Optional), ("required", CertificateNeed::Required)];
+const RIGHTS: WordList<OperatorRight> = &[("read", OperatorRight::Read), ("act", OperatorRight::Act)];
 
 keys! {
     /// `[listen]`

@@ -71,7 +71,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let result_bytes_max = raw.limits.result_bytes_max.value;
     let tokens = if raw.auth.asks_for(AuthMode::Tokens) { ClientTokens::Asked } else { ClientTokens::Never };
     let shared = UpstreamDefaults { anonymous, tokens, result_bytes_max };
-    let mut taken = paths::TakenPaths::default();
+    let mut taken = TakenPaths::default();
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = resolve_endpoints(&raw.endpoints, &known, &mut taken, report);
@@ -137,7 +137,7 @@ pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
 fn resolve_upstreams<'a>(
     raw: &'a [RawUpstream],
     shared: &UpstreamDefaults,
-    taken: &mut paths::TakenPaths<'a>,
+    taken: &mut TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> Vec<UpstreamConfig> {
     if raw.is_empty() && !report.has_mistake("upstreams") {

@@ -309,12 +309,8 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    /// A word of a closed list, or an array of them. `None` beside a word: known, but not implemented.
-    pub(super) fn words<T: Copy>(
-        &mut self,
-        key: &'static str,
-        words: &[(&str, Option<T>)],
-    ) -> Option<LocatedValue<Vec<T>>> {
+    /// A word of a closed list, or an array of them.
+    pub(super) fn words<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}, or an array of them", value::word_list(words));
         let (location, value) = self.value(key, &wanted)?;
         let items = match value.get_ref().as_array() {
@@ -332,8 +328,8 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: all, location })
     }
 
-    /// A word of a closed list. `None` beside a word: known, but not implemented.
-    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
+    /// A word of a closed list.
+    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<LocatedValue<T>> {
         let (location, value) = self.value(key, &value::word_list(words))?;
         let value = self.word_in(&location, value, words)?;
         Some(LocatedValue { value, location })
@@ -343,18 +339,16 @@ impl<'s, 'a> Section<'s, 'a> {
         &mut self,
         location: &ConfigLocation,
         value: &Spanned<DeValue<'_>>,
-        words: &[(&str, Option<T>)],
+        words: &[(&str, T)],
     ) -> Option<T> {
         let list = value::word_list(words);
         let DeValue::String(written) = value.get_ref() else { return self.wrong_type(location, value, &list) };
         let text = self.fill_in(location, written)?;
-        let why = match words.iter().find(|(word, _)| *word == text) {
-            Some((_, Some(meant))) => return Some(*meant),
-            Some((_, None)) => "not built yet",
-            None => "unknown",
-        };
-        self.source.report.mistake(location, format!("{written:?} is {why}; write {list}"));
-        None
+        let found = words.iter().find(|(word, _)| *word == text);
+        if found.is_none() {
+            self.source.report.mistake(location, format!("{written:?} is unknown; write {list}"));
+        }
+        found.map(|(_, meant)| *meant)
     }
 
     /// A whole number between `min` and 2³²−1: higher counts are certainly mistakes, and some counters of dependencies end there.

@@ -30,8 +30,8 @@ pub(super) struct StringFormat<T> {
     pub(super) read: fn(&str) -> Result<T, ValueError>,
 }
 
-/// The words of a closed list. `None` beside a word: known, but not implemented.
-pub(super) type WordList<T> = &'static [(&'static str, Option<T>)];
+/// The words of a closed list.
+pub(super) type WordList<T> = &'static [(&'static str, T)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueError {
@@ -143,11 +143,10 @@ fn expiry(text: &str) -> Result<Timestamp, ValueError> {
     Ok(Timestamp::from_millis(millis(since.ok_or(ValueError::Form)?)))
 }
 
-/// `a`, `a or b`, `a, b or c`: the implemented words.
-pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
-    let built: Vec<String> =
-        words.iter().filter(|(_, meant)| meant.is_some()).map(|(word, _)| format!("{word:?}")).collect();
-    match built.split_last() {
+/// `a`, `a or b`, `a, b or c`.
+pub(super) fn word_list<T>(words: &[(&str, T)]) -> String {
+    let quoted: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+    match quoted.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
         None => String::new(),

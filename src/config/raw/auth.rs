@@ -29,22 +29,17 @@ pub(in crate::config) enum AuthMode {
     Certificates,
 }
 
-const INTROSPECTED: WordList<IntrospectedTokens> = &[
-    ("opaque", Some(IntrospectedTokens::Opaque)),
-    ("signed", Some(IntrospectedTokens::Signed)),
-    ("all", Some(IntrospectedTokens::All)),
-];
+const INTROSPECTED: WordList<IntrospectedTokens> =
+    &[("opaque", IntrospectedTokens::Opaque), ("signed", IntrospectedTokens::Signed), ("all", IntrospectedTokens::All)];
 const MODES: WordList<AuthMode> = &[
-    ("none", Some(AuthMode::None)),
-    ("api_keys", Some(AuthMode::ApiKeys)),
-    ("tokens", Some(AuthMode::Tokens)),
-    ("certificates", Some(AuthMode::Certificates)),
-    ("jwt", None),
-    ("mtls", None),
+    ("none", AuthMode::None),
+    ("api_keys", AuthMode::ApiKeys),
+    ("tokens", AuthMode::Tokens),
+    ("certificates", AuthMode::Certificates),
 ];
 
 const PROOFS: WordList<ProofPolicy> =
-    &[("off", Some(ProofPolicy::Off)), ("accept", Some(ProofPolicy::Accept)), ("require", Some(ProofPolicy::Require))];
+    &[("off", ProofPolicy::Off), ("accept", ProofPolicy::Accept), ("require", ProofPolicy::Require)];
 
 keys! {
     /// `[auth]`

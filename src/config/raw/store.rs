@@ -33,18 +33,10 @@ pub(in super::super) enum StoreKind {
     Postgres,
 }
 
-/// "redis" is known, so that it is not reported as a misspelling.
-const KINDS: WordList<StoreKind> = &[
-    ("memory", Some(StoreKind::Memory)),
-    ("disk", Some(StoreKind::Disk)),
-    ("postgres", Some(StoreKind::Postgres)),
-    ("redis", None),
-];
-const DURABILITIES: WordList<Durability> = &[
-    ("replicated", Some(Durability::Replicated)),
-    ("vouched", Some(Durability::Vouched)),
-    ("single", Some(Durability::Single)),
-];
+const KINDS: WordList<StoreKind> =
+    &[("memory", StoreKind::Memory), ("disk", StoreKind::Disk), ("postgres", StoreKind::Postgres)];
+const DURABILITIES: WordList<Durability> =
+    &[("replicated", Durability::Replicated), ("vouched", Durability::Vouched), ("single", Durability::Single)];
 
 keys! {
     /// `[store]`, but for the database.

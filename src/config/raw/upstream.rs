@@ -34,40 +34,35 @@ pub(in crate::config) enum RawTransport {
 }
 
 const TRANSPORTS: WordList<RawTransport> = &[
-    ("auto", Some(RawTransport::Auto)),
-    ("streamable-http", Some(RawTransport::StreamableHttp)),
-    ("sse", Some(RawTransport::Sse)),
-    ("stdio", Some(RawTransport::Stdio)),
+    ("auto", RawTransport::Auto),
+    ("streamable-http", RawTransport::StreamableHttp),
+    ("sse", RawTransport::Sse),
+    ("stdio", RawTransport::Stdio),
 ];
 const RESOURCE_NAMES: WordList<ResourceName> =
-    &[("gateway", Some(ResourceName::Gateway)), ("upstream", Some(ResourceName::Upstream))];
+    &[("gateway", ResourceName::Gateway), ("upstream", ResourceName::Upstream)];
 const TASK_MODES: WordList<TaskMode> = &[
-    ("never", Some(TaskMode::Never)),
-    ("auto", Some(TaskMode::Auto)),
-    ("always", Some(TaskMode::Always)),
-    ("required", Some(TaskMode::Required)),
+    ("never", TaskMode::Never),
+    ("auto", TaskMode::Auto),
+    ("always", TaskMode::Always),
+    ("required", TaskMode::Required),
 ];
-const EARLY_INPUTS: WordList<EarlyInput> =
-    &[("task", Some(EarlyInput::Task)), ("ask-first", Some(EarlyInput::AskFirst))];
-const AFTER_CRASHES: WordList<AfterCrash> = &[
-    ("fail", Some(AfterCrash::Fail)),
-    ("rerun-if-safe", Some(AfterCrash::RerunIfSafe)),
-    ("rerun", Some(AfterCrash::Rerun)),
-];
-const STDERR_USES: WordList<StderrUse> = &[("never", Some(StderrUse::Never)), ("on-death", Some(StderrUse::OnDeath))];
+const EARLY_INPUTS: WordList<EarlyInput> = &[("task", EarlyInput::Task), ("ask-first", EarlyInput::AskFirst)];
+const AFTER_CRASHES: WordList<AfterCrash> =
+    &[("fail", AfterCrash::Fail), ("rerun-if-safe", AfterCrash::RerunIfSafe), ("rerun", AfterCrash::Rerun)];
+const STDERR_USES: WordList<StderrUse> = &[("never", StderrUse::Never), ("on-death", StderrUse::OnDeath)];
 const SUBJECT_TOKEN_TYPES: WordList<SubjectTokenType> = &[
-    ("access_token", Some(SubjectTokenType::AccessToken)),
-    ("id_token", Some(SubjectTokenType::IdToken)),
-    ("jwt", Some(SubjectTokenType::Jwt)),
+    ("access_token", SubjectTokenType::AccessToken),
+    ("id_token", SubjectTokenType::IdToken),
+    ("jwt", SubjectTokenType::Jwt),
 ];
-const FALLBACKS: WordList<FallbackPolicy> =
-    &[("hold", Some(FallbackPolicy::Hold)), ("tools", Some(FallbackPolicy::Tools))];
+const FALLBACKS: WordList<FallbackPolicy> = &[("hold", FallbackPolicy::Hold), ("tools", FallbackPolicy::Tools)];
 
 /// "auto" is `None`.
-fn protocols() -> Vec<(&'static str, Option<Option<ProtocolVersion>>)> {
+fn protocols() -> Vec<(&'static str, Option<ProtocolVersion>)> {
     let advertised = ProtocolVersion::ALL.into_iter().filter(|version| version.traits().is_advertised);
-    let mut protocols = vec![("auto", Some(None))];
-    protocols.extend(advertised.map(|version| (version.as_str(), Some(Some(version)))));
+    let mut protocols = vec![("auto", None)];
+    protocols.extend(advertised.map(|version| (version.as_str(), Some(version))));
     protocols
 }
 

@@ -163,20 +163,20 @@ impl WrappedGateway {
     }
 
     async fn end_calls(&self) {
-        self.take_back().await;
+        self.cancel_tasks().await;
         log_lost_calls(&self.parts.live_calls().end(Reason::GatewayRestart));
     }
 
-    async fn take_back(&self) {
+    async fn cancel_tasks(&self) {
         if !self.parts.store.reach().outlives_process() {
             // Fails if a task has ended meanwhile.
-            let _ = timeout(DRAIN_MAX, take_back(&self.parts.engine)).await;
+            let _ = timeout(DRAIN_MAX, cancel_tasks(&self.parts.engine)).await;
         }
     }
 
     /// Ends in order: stores the tasks if they outlive the process, or cancels them; then ends the server.
     async fn end(self) {
-        self.take_back().await;
+        self.cancel_tasks().await;
         let calls = self.parts.live_calls();
         let GatewayParts { engine, store, scope, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
@@ -203,7 +203,7 @@ fn log_lost_calls(calls: &CallSurvey) {
 }
 
 /// Cancels the tasks that no client can request any more.
-async fn take_back(engine: &Arc<Engine>) {
+async fn cancel_tasks(engine: &Arc<Engine>) {
     let mut after = None;
     loop {
         let Ok(page) = engine.list(&Caller::of(Principal::local()), after, PAGE).await else { return };

@@ -116,16 +116,16 @@ impl CalledServer {
 
     /// Looks a tool up, once; `None` if the server does not list it: it may still have the tool, and checks the call
     /// itself.
-    pub(super) async fn tool(&self, way: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
+    pub(super) async fn tool(&self, mode: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
         if let Some((in_session, tool)) = self.tool.get()
-            && *in_session == way.in_session
+            && *in_session == mode.in_session
         {
             return Ok(tool.clone());
         }
         let mut found = None;
         // An error counts as an empty list.
         let _ = self
-            .pages(way, PagedList::Tools, |page| match Tool::on_page(page, name) {
+            .pages(mode, PagedList::Tools, |page| match Tool::on_page(page, name) {
                 Some(tool) => {
                     found = Some(Arc::new(tool));
                     ControlFlow::Break(())
@@ -134,21 +134,21 @@ impl CalledServer {
             })
             .await?;
         // Set if the lookup in the other mode came first.
-        let _ = self.tool.set((way.in_session, found.clone()));
+        let _ = self.tool.set((mode.in_session, found.clone()));
         Ok(found)
     }
 
     /// Reads a list, page by page; the inner result is the server's own error.
     pub(super) async fn pages(
         &self,
-        way: CallMode,
+        mode: CallMode,
         list: PagedList,
         mut look: impl FnMut(&Object) -> ControlFlow<()>,
     ) -> Result<Result<(), RpcError>, NoResultError> {
         let mut pages = ListPages::new(list, PAGES_MAX);
         while pages.end().is_none() {
             let params = pages.params().unwrap_or_else(Payload::empty_object);
-            let page = match self.ask(way, list.method(), params).await? {
+            let page = match self.ask(mode, list.method(), params).await? {
                 Ok(page) => page,
                 Err(error) => return Ok(Err(error)),
             };
@@ -162,14 +162,14 @@ impl CalledServer {
     /// Sends a request that is no call; the inner result is the server's own error.
     pub(super) async fn ask(
         &self,
-        way: CallMode,
+        mode: CallMode,
         method: &str,
         params: Payload,
     ) -> Result<Result<Object, RpcError>, NoResultError> {
         let request = UpstreamRequest { method: Arc::from(method), params: Some(params) };
-        let context = context(way.native_task(), false);
+        let context = context(mode.native_task(), false);
         let late = || NoResultError(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
-        timeout(REQUEST_MAX, self.answer(way.in_session, request, context)).await.map_err(|_| late())?
+        timeout(REQUEST_MAX, self.answer(mode.in_session, request, context)).await.map_err(|_| late())?
     }
 
     async fn answer(
@@ -200,7 +200,7 @@ impl CalledServer {
     /// Starts a call; returns once it has been sent.
     pub(super) async fn begin(
         &self,
-        way: CallMode,
+        mode: CallMode,
         tool: &str,
         arguments: &Payload,
         idempotency_key: Option<&str>,
@@ -210,20 +210,20 @@ impl CalledServer {
             params.member(meta::META, &Payload::of(&json!({ (meta::IDEMPOTENCY_KEY): key })))
         });
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params.finish()) };
-        let begun = self.upstream(way.in_session).begin(request, context(way.native_task(), true)).await;
+        let begun = self.upstream(mode.in_session).begin(request, context(mode.native_task(), true)).await;
         begun.map_err(|error| self.unbegun(error))
     }
 
     /// Resumes a task by its id. The events show whether the server has it.
-    pub(super) async fn take_up(&self, way: CallMode, id: &str) -> Result<Box<dyn Exchange>, NoResultError> {
-        let context = context(way.native_task(), true);
+    pub(super) async fn take_up(&self, mode: CallMode, id: &str) -> Result<Box<dyn Exchange>, NoResultError> {
+        let context = context(mode.native_task(), true);
         let taken = async {
-            let token = if way.in_session {
+            let token = if mode.in_session {
                 self.sessions.task_token(id, &context).await?
             } else {
                 stateless_task_token(id, &[])
             };
-            self.upstream(way.in_session).resume(token, context).await
+            self.upstream(mode.in_session).resume(token, context).await
         };
         taken.await.map_err(|error| self.unbegun(error))
     }

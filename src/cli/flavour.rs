@@ -21,65 +21,65 @@ pub async fn run(
     ui: &mut dyn Ui,
     interrupts: &mut mpsc::Receiver<()>,
 ) -> CallExit {
-    let mut talk = CallDialog::new(&call.following, ui, interrupts);
+    let mut dialog = CallDialog::new(&call.following, ui, interrupts);
     let ended = match CalledServer::new(server) {
-        Ok(server) => Box::pin(in_best_flavour(&server, call, &mut talk)).await,
+        Ok(server) => Box::pin(in_best_flavour(&server, call, &mut dialog)).await,
         Err(lost) => Err(lost),
     };
-    talk.ended(ended)
+    dialog.ended(ended)
 }
 
 /// Tries the requested flavour, or the best that the server supports: the extension, the tasks of 2025-11-25, none.
 async fn in_best_flavour(
     server: &CalledServer,
     call: &CallCommand,
-    talk: &mut CallDialog<'_>,
+    dialog: &mut CallDialog<'_>,
 ) -> Result<CallExit, NoResultError> {
-    let way = match talk.or_interrupt(Box::pin(open(server, call))).await {
-        Ok(way) => way?,
-        Err(why) => return Ok(talk.given_up(why)),
+    let mode = match dialog.or_interrupt(Box::pin(open(server, call))).await {
+        Ok(mode) => mode?,
+        Err(why) => return Ok(dialog.given_up(why)),
     };
-    match (call.flavour, way.flavour) {
-        (None, Flavour::Extension) => talk.note("flavour: extension"),
-        (None, Flavour::Core) => talk.note("flavour: core"),
-        (None, Flavour::None) => talk.note("flavour: none"),
-        (Some(Flavour::Core), Flavour::None) => talk.note("the server offers no task for this tool: a plain call"),
+    match (call.flavour, mode.flavour) {
+        (None, Flavour::Extension) => dialog.note("flavour: extension"),
+        (None, Flavour::Core) => dialog.note("flavour: core"),
+        (None, Flavour::None) => dialog.note("flavour: none"),
+        (Some(Flavour::Core), Flavour::None) => dialog.note("the server offers no task for this tool: a plain call"),
         (Some(_), _) => (),
     }
-    let arguments = match talk.or_interrupt(arguments(server, way, call)).await {
+    let arguments = match dialog.or_interrupt(arguments(server, mode, call)).await {
         Ok(arguments) => arguments?,
-        Err(why) => return Ok(talk.given_up(why)),
+        Err(why) => return Ok(dialog.given_up(why)),
     };
     let arguments = match arguments {
         Ok(arguments) => arguments,
         Err(why) => {
-            talk.note(&why);
+            dialog.note(&why);
             return Ok(CallExit::Misused);
         }
     };
-    talk.calling();
+    dialog.calling();
     let key = call.idempotency_key.as_deref();
-    talk.has_key = key.is_some();
-    match talk.or_interrupt(server.begin(way, &call.tool, &arguments, key)).await {
-        Ok(begun) => follow::call(server, way, begun?, talk).await,
-        Err(why) => Ok(talk.given_up(why)),
+    dialog.has_key = key.is_some();
+    match dialog.or_interrupt(server.begin(mode, &call.tool, &arguments, key)).await {
+        Ok(begun) => follow::call(server, mode, begun?, dialog).await,
+        Err(why) => Ok(dialog.given_up(why)),
     }
 }
 
 /// The tool's arguments, or why they are invalid. Without a session the tool is looked up, as headers repeat arguments.
 async fn arguments(
     server: &CalledServer,
-    way: CallMode,
+    mode: CallMode,
     call: &CallCommand,
 ) -> Result<Result<Payload, String>, NoResultError> {
     let tool = match &call.arguments {
         ToolArguments::Whole(arguments) => {
             let has_arguments = Object::of(arguments).is_some_and(|arguments| arguments.keys().next().is_some());
-            if !way.in_session && has_arguments { server.tool(way, &call.tool).await? } else { None }
+            if !mode.in_session && has_arguments { server.tool(mode, &call.tool).await? } else { None }
         }
-        ToolArguments::Named(_) => server.tool(way, &call.tool).await?,
+        ToolArguments::Named(_) => server.tool(mode, &call.tool).await?,
     };
-    if !way.in_session && tool.as_ref().is_some_and(|tool| !tool.is_callable) {
+    if !mode.in_session && tool.as_ref().is_some_and(|tool| !tool.is_callable) {
         let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
         return Err(NoResultError::unintelligible(why));
     }
@@ -99,7 +99,7 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
             Some(discovered) if has_extension(&discovered) => Ok(CallMode::EXTENSION),
             // A server of both eras may support the tasks of 2025-11-25.
             Some(_) => match open_session(server, call).await {
-                Ok(way) if way.flavour == Flavour::Core => Ok(way),
+                Ok(mode) if mode.flavour == Flavour::Core => Ok(mode),
                 Ok(_) => {
                     server.end_session().await;
                     Ok(CallMode::STATELESS)

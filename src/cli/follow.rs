@@ -32,14 +32,14 @@ const LATER_MAX: usize = 256;
 /// Follows a started call. Its session ends with it, unless a task may still run in it.
 pub(super) async fn call(
     server: &CalledServer,
-    way: CallMode,
+    mode: CallMode,
     begun: Box<dyn Exchange>,
-    talk: &mut CallDialog<'_>,
+    dialog: &mut CallDialog<'_>,
 ) -> Result<CallExit, NoResultError> {
-    let ended = Follower::new(server, way, talk, begun).follow().await;
+    let ended = Follower::new(server, mode, dialog, begun).follow().await;
     let is_over = match &ended {
         Ok(ended) => ended.is_over,
-        Err(_) => way.flavour != Flavour::Core,
+        Err(_) => mode.flavour != Flavour::Core,
     };
     if is_over {
         server.end_session().await;
@@ -50,16 +50,16 @@ pub(super) async fn call(
 /// Resumes a task by its id and follows it. The task needs no session.
 pub(super) async fn task(
     server: &CalledServer,
-    way: CallMode,
+    mode: CallMode,
     id: &str,
-    talk: &mut CallDialog<'_>,
+    dialog: &mut CallDialog<'_>,
 ) -> Result<CallExit, NoResultError> {
-    let taken = match talk.or_interrupt(server.take_up(way, id)).await {
+    let taken = match dialog.or_interrupt(server.take_up(mode, id)).await {
         Ok(taken) => taken?,
-        Err(why) => return Ok(leave(&server.address, id, Some(way.flavour), talk, why)),
+        Err(why) => return Ok(leave(&server.address, id, Some(mode.flavour), dialog, why)),
     };
-    let task = Some(FollowedTask { id: id.to_owned(), stands: None });
-    let ended = Follower { task, ..Follower::new(server, way, talk, taken) }.follow().await;
+    let task = Some(FollowedTask { id: id.to_owned(), status: None });
+    let ended = Follower { task, ..Follower::new(server, mode, dialog, taken) }.follow().await;
     server.end_session().await;
     ended.map(|ended| ended.verdict)
 }
@@ -83,7 +83,7 @@ impl CallConclusion {
 struct FollowedTask {
     id: String,
     /// The server's status word and message; `None` before the first.
-    stands: Option<(Cow<'static, str>, Option<Arc<str>>)>,
+    status: Option<(Cow<'static, str>, Option<Arc<str>>)>,
 }
 
 const WORKING: Cow<'static, str> = Cow::Borrowed("working");
@@ -96,11 +96,11 @@ struct PendingQuestion {
 
 struct Follower<'t, 'a> {
     server: &'t CalledServer,
-    way: CallMode,
-    talk: &'t mut CallDialog<'a>,
+    mode: CallMode,
+    dialog: &'t mut CallDialog<'a>,
     exchange: Box<dyn Exchange>,
     task: Option<FollowedTask>,
-    told: ToldMessages,
+    seen: SeenMessages,
     asked: VecDeque<PendingQuestion>,
     /// Events received while the user is asked.
     later: VecDeque<ExchangeEvent>,
@@ -108,11 +108,11 @@ struct Follower<'t, 'a> {
     /// Failed requests about the task in a row.
     failures: u32,
     /// While the server is unreachable: the deadline and the fault.
-    away: Option<(Instant, GatewayFault)>,
+    unavailable: Option<(Instant, GatewayFault)>,
     /// The refusal of a request about the task: the task is gone, unless another event arrives.
     refused: Option<RpcError>,
     /// The user interrupted before there was a task to cancel.
-    wants_out: bool,
+    is_interrupted: bool,
     /// After an interrupt: the deadline for the server's confirmation.
     leave_at: Option<Instant>,
     late_at: Instant,
@@ -122,26 +122,31 @@ enum FollowEvent {
     Interrupted(Interrupted),
     GivenUp,
     Late,
-    StaysAway(GatewayFault),
+    StaysUnavailable(GatewayFault),
     Event(ExchangeEvent),
 }
 
 impl<'t, 'a> Follower<'t, 'a> {
-    fn new(server: &'t CalledServer, way: CallMode, talk: &'t mut CallDialog<'a>, exchange: Box<dyn Exchange>) -> Self {
+    fn new(
+        server: &'t CalledServer,
+        mode: CallMode,
+        dialog: &'t mut CallDialog<'a>,
+        exchange: Box<dyn Exchange>,
+    ) -> Self {
         Self {
             server,
-            way,
-            talk,
+            mode,
+            dialog,
             exchange,
             task: None,
-            told: ToldMessages::default(),
+            seen: SeenMessages::default(),
             asked: VecDeque::new(),
             later: VecDeque::new(),
             rounds: 0,
             failures: 0,
-            away: None,
+            unavailable: None,
             refused: None,
-            wants_out: false,
+            is_interrupted: false,
             leave_at: None,
             late_at: Instant::now() + CALL_MAX,
         }
@@ -155,7 +160,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                     FollowEvent::Event(event) => self.take(event).await?,
                     FollowEvent::Interrupted(why) => self.interrupted(why).await,
                     FollowEvent::GivenUp => ControlFlow::Break(self.left()),
-                    FollowEvent::StaysAway(fault) => {
+                    FollowEvent::StaysUnavailable(fault) => {
                         self.say_how_to_go_on();
                         return Err(self.server.lost(&fault));
                     }
@@ -174,7 +179,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     async fn step(&mut self) -> FollowEvent {
-        let (leave_at, late_at, away) = (self.leave_at, self.late_at, self.away);
+        let (leave_at, late_at, unavailable) = (self.leave_at, self.late_at, self.unavailable);
         let is_plain = self.task.is_none();
         let event = async {
             match self.later.pop_front() {
@@ -184,10 +189,10 @@ impl<'t, 'a> Follower<'t, 'a> {
         };
         tokio::select! {
             biased;
-            why = self.talk.interrupted() => FollowEvent::Interrupted(why),
+            why = self.dialog.interrupted() => FollowEvent::Interrupted(why),
             () = at(leave_at) => FollowEvent::GivenUp,
             event = event => FollowEvent::Event(event),
-            fault = after(away) => FollowEvent::StaysAway(fault),
+            fault = after(unavailable) => FollowEvent::StaysUnavailable(fault),
             () = sleep_until(late_at), if is_plain => FollowEvent::Late,
         }
     }
@@ -196,12 +201,12 @@ impl<'t, 'a> Follower<'t, 'a> {
         match event {
             ExchangeEvent::Progress(progress) => self.show_progress(&progress),
             ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
-            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => return Ok(self.stands(word, message)),
+            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => return Ok(self.status(word, message)),
             ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
             // The user did not request them.
             ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Asked { ask, method, params } => {
-                self.rounds += usize::from(self.task.is_none() && !self.way.in_session);
+                self.rounds += usize::from(self.task.is_none() && !self.mode.in_session);
                 if self.rounds == ROUNDS_MAX {
                     return Err(NoResultError::unintelligible("it asks again and again"));
                 }
@@ -209,20 +214,20 @@ impl<'t, 'a> Follower<'t, 'a> {
             }
             ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
             ExchangeEvent::Returned(result) => {
-                return self.talk.print(&object(&result)?).map(CallConclusion::over).map(ControlFlow::Break);
+                return self.dialog.print(&object(&result)?).map(CallConclusion::over).map(ControlFlow::Break);
             }
             // A cancelled task has an error as its result.
-            ExchangeEvent::Faulted(_) if self.leave_at.is_some() && self.way.in_session => {
+            ExchangeEvent::Faulted(_) if self.leave_at.is_some() && self.mode.in_session => {
                 return Ok(self.cancelled());
             }
             ExchangeEvent::Faulted(error) => {
-                return Ok(ControlFlow::Break(CallConclusion::over(self.talk.fault(&error))));
+                return Ok(ControlFlow::Break(CallConclusion::over(self.dialog.fault(&error))));
             }
             ExchangeEvent::Cancelled => return Ok(self.cancelled()),
             ExchangeEvent::Lost(lost) => match self.refused.take() {
                 Some(error) => {
-                    let verdict = self.talk.fault(&error);
-                    self.talk.note(UNKNOWN_TASK);
+                    let verdict = self.dialog.fault(&error);
+                    self.dialog.note(UNKNOWN_TASK);
                     return Ok(ControlFlow::Break(CallConclusion::over(verdict)));
                 }
                 None => return Err(self.server.lost(&lost.0)),
@@ -235,11 +240,11 @@ impl<'t, 'a> Follower<'t, 'a> {
     async fn made(&mut self, handle: &Payload) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         let id = object(handle)?.get_string("taskId");
         let id = id.ok_or_else(|| NoResultError::unintelligible("the task lacks an id"))?;
-        self.task = Some(FollowedTask { id, stands: None });
-        Ok(match self.talk.policy.wait {
-            _ if self.wants_out => self.cancel().await,
+        self.task = Some(FollowedTask { id, status: None });
+        Ok(match self.dialog.policy.wait {
+            _ if self.is_interrupted => self.cancel().await,
             Wait::ForTheHandle => {
-                self.talk.ui.output(handle.as_str());
+                self.dialog.ui.output(handle.as_str());
                 self.say_how_to_go_on();
                 ControlFlow::Break(CallConclusion::left(CallExit::Returned))
             }
@@ -249,37 +254,37 @@ impl<'t, 'a> Follower<'t, 'a> {
 
     fn say_how_to_go_on(&mut self) {
         if let Some(task) = &self.task {
-            say_how_to_go_on(&self.server.address, &task.id, Some(self.way.flavour), self.talk);
+            say_how_to_go_on(&self.server.address, &task.id, Some(self.mode.flavour), self.dialog);
         }
     }
 
-    fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
+    fn status(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
         self.failures = 0;
-        self.away = None;
+        self.unavailable = None;
         if let Some(error) = self.refused.take() {
             // The task exists.
-            self.talk.note(&format!("the server refused the answer: {}", words(&error)));
+            self.dialog.note(&format!("the server refused the answer: {}", words(&error)));
         }
         let is_late =
-            message.as_ref().is_some_and(|message| self.told.is_late(MessageSource::Poll, message)) && word == WORKING;
+            message.as_ref().is_some_and(|message| self.seen.is_late(MessageSource::Poll, message)) && word == WORKING;
         let is_shown = match &*word {
             // Without a session the result arrived with the status.
-            "completed" | "failed" => self.way.in_session && self.leave_at.is_none(),
-            "cancelled" => !self.way.in_session || self.leave_at.is_none(),
+            "completed" | "failed" => self.mode.in_session && self.leave_at.is_none(),
+            "cancelled" => !self.mode.in_session || self.leave_at.is_none(),
             _ => self.leave_at.is_none(),
         };
         let is_over = matches!(&*word, "completed" | "failed" | "cancelled");
-        let stands = Some((word, message));
-        if let Some(task) = self.task.as_mut().filter(|task| task.stands != stands) {
-            task.stands = stands;
+        let status = Some((word, message));
+        if let Some(task) = self.task.as_mut().filter(|task| task.status != status) {
+            task.status = status;
             if is_shown && !is_late {
                 self.show();
             }
         }
-        if is_over || self.talk.policy.wait != Wait::ForNothing {
+        if is_over || self.dialog.policy.wait != Wait::ForNothing {
             return ControlFlow::Continue(());
         }
-        self.talk.note("the task has no result yet");
+        self.dialog.note("the task has no result yet");
         self.say_how_to_go_on();
         ControlFlow::Break(CallConclusion::left(CallExit::Unfinished))
     }
@@ -287,28 +292,28 @@ impl<'t, 'a> Follower<'t, 'a> {
     /// Handles a failed request about the task. The exchange repeats it; this decides how often.
     fn unanswered(&mut self, why: &TaskRequestError) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         self.failures += 1;
-        let is_enough = self.failures >= self.talk.policy.retry.attempts_max;
+        let is_enough = self.failures >= self.dialog.policy.retry.attempts_max;
         match why {
             TaskRequestError::Refused(error) if error.code == rpc_error::INVALID_PARAMS => {
                 self.refused = Some(error.clone());
                 return Ok(ControlFlow::Continue(()));
             }
             TaskRequestError::Refused(error) if is_enough => {
-                return Ok(ControlFlow::Break(CallConclusion::left(self.talk.fault(error))));
+                return Ok(ControlFlow::Break(CallConclusion::left(self.dialog.fault(error))));
             }
             TaskRequestError::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),
             TaskRequestError::Refused(_) | TaskRequestError::Lost(_) => (),
         }
-        let (now, retry) = (Instant::now(), self.talk.policy.retry);
+        let (now, retry) = (Instant::now(), self.dialog.policy.retry);
         if let TaskRequestError::Lost(lost) = why {
-            self.away.get_or_insert((now + retry.away_max, lost.0));
+            self.unavailable.get_or_insert((now + retry.away_max, lost.0));
         }
-        let until = self.away.map_or_else(String::new, |(end, _)| {
+        let until = self.unavailable.map_or_else(String::new, |(end, _)| {
             let left = end.saturating_duration_since(now) + Duration::from_millis(999);
             format!(", for {}s at most", left.as_secs())
         });
         let why = self.why(why);
-        self.talk.note(&format!("{why}; trying again{until}"));
+        self.dialog.note(&format!("{why}; trying again{until}"));
         Ok(ControlFlow::Continue(()))
     }
 
@@ -322,7 +327,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     /// Asks the user a question and sends the answer. Declines every question once the call is being cancelled.
     async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         if *asked.method != *method::ELICIT {
-            if !self.way.in_session {
+            if !self.mode.in_session {
                 return Err(NoResultError::unintelligible("it sends a request that this client does not support"));
             }
             let unknown = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
@@ -332,7 +337,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             }
             return Ok(ControlFlow::Continue(()));
         }
-        if self.leave_at.is_some() || self.wants_out {
+        if self.leave_at.is_some() || self.is_interrupted {
             return Ok(ControlFlow::Continue(()));
         }
         let answer = match self.asking(&asked).await {
@@ -340,17 +345,17 @@ impl<'t, 'a> Follower<'t, 'a> {
             Err(why) => return Ok(self.interrupted(why).await),
         };
         let Some(answer) = answer else {
-            self.talk.note("the question was withdrawn");
+            self.dialog.note("the question was withdrawn");
             return Ok(ControlFlow::Continue(()));
         };
         if let Err(lost) = self.exchange.answer(&asked.ask, Answer::Result(answer)).await {
             let why = self.server.lost(&lost.0).0;
-            self.talk.note(&format!("the answer may be lost: {why}"));
+            self.dialog.note(&format!("the answer may be lost: {why}"));
         }
         if let Some(task) = &mut self.task {
             // The task is working again until a status says otherwise.
-            task.stands = Some((WORKING, None));
-            if self.way.in_session {
+            task.status = Some((WORKING, None));
+            if self.mode.in_session {
                 self.show();
             }
         }
@@ -360,7 +365,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     /// Asks the user; `None` once the question is withdrawn. Other events are queued.
     async fn asking(&mut self, asked: &PendingQuestion) -> Result<Option<Payload>, Interrupted> {
         let params = asked.params.as_ref().and_then(Object::of);
-        let asking = self.talk.ask(params.as_ref());
+        let asking = self.dialog.ask(params.as_ref());
         tokio::pin!(asking);
         loop {
             if self.later.back().is_some_and(ExchangeEvent::is_final) {
@@ -397,51 +402,51 @@ impl<'t, 'a> Follower<'t, 'a> {
         if self.leave_at.is_some() {
             return ControlFlow::Break(self.left());
         }
-        let stays_out = self.talk.policy.interrupt == InterruptPolicy::Leaves;
+        let stays_out = self.dialog.policy.interrupt == InterruptPolicy::Leaves;
         if let Some(task) = self.task.as_ref().filter(|_| why == Interrupted::Late || stays_out) {
-            let verdict = leave(&self.server.address, &task.id, Some(self.way.flavour), self.talk, why);
+            let verdict = leave(&self.server.address, &task.id, Some(self.mode.flavour), self.dialog, why);
             return ControlFlow::Break(CallConclusion::left(verdict));
         }
         if self.task.is_some() {
             return self.cancel().await;
         }
-        if self.way.flavour == Flavour::Core && why == Interrupted::ByUser {
+        if self.mode.flavour == Flavour::Core && why == Interrupted::ByUser {
             // A task can only be cancelled by its id, so wait for it (UPC-06).
-            if std::mem::replace(&mut self.wants_out, true) {
-                let verdict = self.talk.cancelled("left before the task had an id; it may still run");
+            if std::mem::replace(&mut self.is_interrupted, true) {
+                let verdict = self.dialog.cancelled("left before the task had an id; it may still run");
                 return ControlFlow::Break(CallConclusion::left(verdict));
             }
             return ControlFlow::Continue(());
         }
         // Another interrupt does not wait for the server.
-        let _ = self.talk.or_interrupt(self.exchange.cancel("the user pressed Ctrl-C")).await;
-        ControlFlow::Break(CallConclusion::over(self.talk.given_up(why)))
+        let _ = self.dialog.or_interrupt(self.exchange.cancel("the user pressed Ctrl-C")).await;
+        ControlFlow::Break(CallConclusion::over(self.dialog.given_up(why)))
     }
 
     /// Requests the task's cancellation. Later events show whether it succeeded.
     async fn cancel(&mut self) -> ControlFlow<CallConclusion> {
         self.leave_at = Some(Instant::now() + CANCEL_MAX);
         let task_id = self.task.as_ref().map(|task| task.id.as_str());
-        self.talk.ui.status(&CallStatus { task_id, word: "cancelling", message: None, steps: None });
-        let retry = self.talk.policy.retry;
+        self.dialog.ui.status(&CallStatus { task_id, word: "cancelling", message: None, steps: None });
+        let retry = self.dialog.policy.retry;
         for attempt in 1.. {
-            let Ok(asked) = self.talk.or_interrupt(self.exchange.cancel_task()).await else {
+            let Ok(asked) = self.dialog.or_interrupt(self.exchange.cancel_task()).await else {
                 return ControlFlow::Break(self.left());
             };
             match asked {
                 Ok(()) => break,
                 Err(TaskRequestError::Refused(error)) => {
-                    self.talk.note(&format!("the server refused to cancel: {}", words(&error)));
+                    self.dialog.note(&format!("the server refused to cancel: {}", words(&error)));
                     break;
                 }
                 Err(why @ TaskRequestError::Lost(lost)) => {
                     let why = self.why(&why);
                     if attempt >= retry.attempts_max || !may_pass(&lost.0) {
-                        self.talk.note(&format!("the cancellation may be lost: {why}"));
+                        self.dialog.note(&format!("the cancellation may be lost: {why}"));
                         break;
                     }
-                    self.talk.note(&format!("{why}; trying again"));
-                    if self.talk.or_interrupt(sleep(retry.pause_after(attempt))).await.is_err() {
+                    self.dialog.note(&format!("{why}; trying again"));
+                    if self.dialog.or_interrupt(sleep(retry.pause_after(attempt))).await.is_err() {
                         return ControlFlow::Break(self.left());
                     }
                 }
@@ -451,33 +456,38 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     fn cancelled(&mut self) -> ControlFlow<CallConclusion> {
-        ControlFlow::Break(CallConclusion::over(self.talk.cancelled("the task was cancelled")))
+        ControlFlow::Break(CallConclusion::over(self.dialog.cancelled("the task was cancelled")))
     }
 
     fn left(&mut self) -> CallConclusion {
         let task_id = self.task.as_ref().map(|task| task.id.as_str()).unwrap_or_default();
-        CallConclusion::left(self.talk.left(task_id))
+        CallConclusion::left(self.dialog.left(task_id))
     }
 
     fn show(&mut self) {
-        let Some(FollowedTask { id, stands: Some((word, message)) }) = &self.task else { return };
+        let Some(FollowedTask { id, status: Some((word, message)) }) = &self.task else { return };
         let message = message.as_deref();
-        self.talk.ui.status(&CallStatus { task_id: Some(id), word, message, steps: message.and_then(StepCount::find) });
+        self.dialog.ui.status(&CallStatus {
+            task_id: Some(id),
+            word,
+            message,
+            steps: message.and_then(StepCount::find),
+        });
     }
 
-    fn show_progress(&mut self, told: &Progress) {
-        let Some(progress) = ui::ProgressReport::of(told) else { return };
-        let message = told.message.as_ref().filter(|_| self.task.is_some());
-        if message.is_some_and(|message| self.told.is_late(MessageSource::Notification, message)) {
+    fn show_progress(&mut self, received: &Progress) {
+        let Some(progress) = ui::ProgressReport::of(received) else { return };
+        let message = received.message.as_ref().filter(|_| self.task.is_some());
+        if message.is_some_and(|message| self.seen.is_late(MessageSource::Notification, message)) {
             return;
         }
         let (task_id, word) = match &self.task {
-            Some(FollowedTask { id, stands: Some((word, _)) }) => (Some(id.as_str()), &**word),
-            Some(FollowedTask { id, stands: None }) => (Some(id.as_str()), "working"),
+            Some(FollowedTask { id, status: Some((word, _)) }) => (Some(id.as_str()), &**word),
+            Some(FollowedTask { id, status: None }) => (Some(id.as_str()), "working"),
             None => (None, "calling"),
         };
         let (message, steps) = (progress.message.as_deref(), StepCount::of(&progress));
-        self.talk.ui.status(&CallStatus { task_id, word, message, steps });
+        self.dialog.ui.status(&CallStatus { task_id, word, message, steps });
     }
 }
 
@@ -491,12 +501,12 @@ enum MessageSource {
 
 /// Messages from one source that the other has not repeated yet, in order. Each source repeats the other's sooner or later.
 #[derive(Debug, Default)]
-struct ToldMessages(VecDeque<(MessageSource, Arc<str>)>);
+struct SeenMessages(VecDeque<(MessageSource, Arc<str>)>);
 
-impl ToldMessages {
+impl SeenMessages {
     /// Whether the other source has reported something newer than this message.
     fn is_late(&mut self, source: MessageSource, message: &Arc<str>) -> bool {
-        let known = self.0.iter().position(|(other, told)| *other != source && told == message);
+        let known = self.0.iter().position(|(other, text)| *other != source && text == message);
         if let Some(at) = known {
             self.0.remove(at);
             return at < self.0.len();
@@ -516,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_message_that_the_other_source_has_gone_beyond_is_late() {
-        let mut told = ToldMessages::default();
+        let mut seen = SeenMessages::default();
         for (source, message, is_late) in [
             (Poll, "5", false),
             (Poll, "6", false),
@@ -531,7 +541,7 @@ mod tests {
             (Notification, "9", false),
             (Notification, "7", false),
         ] {
-            assert_eq!(told.is_late(source, &Arc::from(message)), is_late, "{source:?} {message}");
+            assert_eq!(seen.is_late(source, &Arc::from(message)), is_late, "{source:?} {message}");
         }
     }
 }

@@ -82,15 +82,15 @@ pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode 
     let result = ResultForm { is_json: json, out: None };
     let policy = FollowPolicy { interrupt: InterruptPolicy::Leaves, result, ..FollowPolicy::to_the_end() };
     let (mut ui, mut interrupts) = (Terminal::new(), interrupts());
-    let mut talk = CallDialog::new(&policy, &mut ui, &mut interrupts);
+    let mut dialog = CallDialog::new(&policy, &mut ui, &mut interrupts);
     let ended = match CalledServer::new(&server) {
-        Ok(server) => match talk.or_interrupt(Box::pin(offered(&server, kind))).await {
-            Ok(offered) => offered.map(|offered| shown(&mut talk, kind, offered)),
-            Err(why) => Ok(talk.given_up(why)),
+        Ok(server) => match dialog.or_interrupt(Box::pin(offered(&server, kind))).await {
+            Ok(offered) => offered.map(|offered| shown(&mut dialog, kind, offered)),
+            Err(why) => Ok(dialog.given_up(why)),
         },
         Err(lost) => Err(lost),
     };
-    ExitCode::from(talk.ended(ended).exit_code())
+    ExitCode::from(dialog.ended(ended).exit_code())
 }
 
 /// The entries; `None` if the server lacks the capability; the inner result is the server's error.
@@ -98,7 +98,7 @@ async fn offered(
     server: &CalledServer,
     kind: OfferKind,
 ) -> Result<Result<Option<Vec<Payload>>, RpcError>, NoResultError> {
-    let (way, facts) = match server.discover().await? {
+    let (mode, facts) = match server.discover().await? {
         Some(facts) => (CallMode::EXTENSION, facts),
         None => (CallMode::SESSION, server.open_session().await?),
     };
@@ -106,7 +106,7 @@ async fn offered(
     let mut all = Vec::new();
     let mut refused = None;
     for list in kind.lists().iter().filter(|_| has_any) {
-        let listed = server.pages(way, *list, |page| {
+        let listed = server.pages(mode, *list, |page| {
             let entries = page.get(list.items());
             all.extend(entries.iter().flat_map(Payload::items));
             ControlFlow::Continue(())
@@ -121,21 +121,21 @@ async fn offered(
     Ok(refused.map_or(Ok(has_any.then_some(all)), Err))
 }
 
-fn shown(talk: &mut CallDialog<'_>, kind: OfferKind, offered: Result<Option<Vec<Payload>>, RpcError>) -> CallExit {
+fn shown(dialog: &mut CallDialog<'_>, kind: OfferKind, offered: Result<Option<Vec<Payload>>, RpcError>) -> CallExit {
     let entries = match offered {
         Ok(entries) => entries,
-        Err(error) => return talk.fault(&error),
+        Err(error) => return dialog.fault(&error),
     };
     if entries.as_ref().is_none_or(Vec::is_empty) {
-        talk.note(&format!("the server offers no {}", kind.name()));
+        dialog.note(&format!("the server offers no {}", kind.name()));
     }
     let entries = entries.unwrap_or_default();
-    if talk.policy.result.is_json {
+    if dialog.policy.result.is_json {
         let entries: Vec<_> = entries.iter().map(Payload::as_str).collect();
-        talk.ui.output(&format!("[{}]", entries.join(",")));
+        dialog.ui.output(&format!("[{}]", entries.join(",")));
     } else if !entries.is_empty() {
         let text = in_short(kind, entries.iter().filter_map(Object::of));
-        talk.ui.output(text.trim_end());
+        dialog.ui.output(text.trim_end());
     }
     CallExit::Returned
 }

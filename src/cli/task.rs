@@ -173,48 +173,48 @@ enum TaskInquiry {
 
 async fn in_dialog(server: &ServerAddress, policy: &FollowPolicy, order: TaskInquiry) -> CallExit {
     let (mut ui, mut interrupts) = (Terminal::new(), interrupts());
-    let mut talk = CallDialog::new(policy, &mut ui, &mut interrupts);
+    let mut dialog = CallDialog::new(policy, &mut ui, &mut interrupts);
     let ended = match CalledServer::new(server) {
-        Ok(server) => Box::pin(at_server(&server, &mut talk, order)).await,
+        Ok(server) => Box::pin(at_server(&server, &mut dialog, order)).await,
         Err(lost) => Err(lost),
     };
-    talk.ended(ended)
+    dialog.ended(ended)
 }
 
 async fn at_server(
     server: &CalledServer,
-    talk: &mut CallDialog<'_>,
+    dialog: &mut CallDialog<'_>,
     order: TaskInquiry,
 ) -> Result<CallExit, NoResultError> {
     let flavour = match &order {
         TaskInquiry::Get(handle) | TaskInquiry::Cancel(handle) | TaskInquiry::Follow(handle) => handle.flavour,
         TaskInquiry::List(_) => Some(Flavour::Core),
     };
-    let given_up = |talk: &mut CallDialog<'_>, why| match &order {
-        TaskInquiry::Follow(handle) => leave(&server.address, &handle.id, handle.flavour, talk, why),
-        TaskInquiry::Get(_) | TaskInquiry::Cancel(_) | TaskInquiry::List(_) => talk.given_up(why),
+    let given_up = |dialog: &mut CallDialog<'_>, why| match &order {
+        TaskInquiry::Follow(handle) => leave(&server.address, &handle.id, handle.flavour, dialog, why),
+        TaskInquiry::Get(_) | TaskInquiry::Cancel(_) | TaskInquiry::List(_) => dialog.given_up(why),
     };
-    let way = match talk.or_interrupt(open(server, flavour)).await {
-        Ok(way) => way?,
-        Err(why) => return Ok(given_up(talk, why)),
+    let mode = match dialog.or_interrupt(open(server, flavour)).await {
+        Ok(mode) => mode?,
+        Err(why) => return Ok(given_up(dialog, why)),
     };
     let request = async {
         match &order {
-            TaskInquiry::Get(handle) => get(server, way, &handle.id).await,
-            TaskInquiry::Cancel(handle) => cancel(server, way, &handle.id).await,
-            TaskInquiry::List(limit) => list(server, way, *limit).await,
+            TaskInquiry::Get(handle) => get(server, mode, &handle.id).await,
+            TaskInquiry::Cancel(handle) => cancel(server, mode, &handle.id).await,
+            TaskInquiry::List(limit) => list(server, mode, *limit).await,
             TaskInquiry::Follow(_) => Ok(TaskAnswer::NotAsked),
         }
     };
-    let answer = match talk.or_interrupt(request).await {
+    let answer = match dialog.or_interrupt(request).await {
         Ok(answer) => answer?,
-        Err(why) => return Ok(given_up(talk, why)),
+        Err(why) => return Ok(given_up(dialog, why)),
     };
     if let TaskInquiry::Follow(handle) = &order {
-        return follow::task(server, way, &handle.id, talk).await;
+        return follow::task(server, mode, &handle.id, dialog).await;
     }
     server.end_session().await;
-    Ok(shown(talk, &answer))
+    Ok(shown(dialog, &answer))
 }
 
 async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMode, NoResultError> {
@@ -248,21 +248,21 @@ enum TaskAnswer {
     NotAsked,
 }
 
-async fn get(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
-    let answer = server.ask(way, method::TASKS_GET, core::params_of(id)).await?;
+async fn get(server: &CalledServer, mode: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
+    let answer = server.ask(mode, method::TASKS_GET, core::params_of(id)).await?;
     Ok(answer.map_or_else(TaskAnswer::Refused, TaskAnswer::Task))
 }
 
 /// The extension only acknowledges a cancel, and the other flavour has one error for two causes, so the task's status is read
 /// afterwards.
-async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
-    let refused = match server.ask(way, method::TASKS_CANCEL, core::params_of(id)).await? {
-        Ok(answer) if way.in_session => return Ok(TaskAnswer::Task(answer)),
+async fn cancel(server: &CalledServer, mode: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
+    let refused = match server.ask(mode, method::TASKS_CANCEL, core::params_of(id)).await? {
+        Ok(answer) if mode.in_session => return Ok(TaskAnswer::Task(answer)),
         Ok(_) => None,
         Err(error) if error.code == rpc_error::INVALID_PARAMS => Some(error),
         Err(error) => return Ok(TaskAnswer::Refused(error)),
     };
-    let task = match server.ask(way, method::TASKS_GET, core::params_of(id)).await? {
+    let task = match server.ask(mode, method::TASKS_GET, core::params_of(id)).await? {
         Ok(task) => task,
         Err(error) => return Ok(TaskAnswer::Refused(error)),
     };
@@ -276,9 +276,9 @@ async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAn
     })
 }
 
-async fn list(server: &CalledServer, way: CallMode, limit: usize) -> Result<TaskAnswer, NoResultError> {
+async fn list(server: &CalledServer, mode: CallMode, limit: usize) -> Result<TaskAnswer, NoResultError> {
     let (mut all, mut has_more) = (Vec::new(), false);
-    let listed = server.pages(way, PagedList::Tasks, |page| {
+    let listed = server.pages(mode, PagedList::Tasks, |page| {
         let tasks = page.get("tasks");
         all.extend(tasks.iter().flat_map(Payload::items));
         has_more = all.len() > limit || all.len() == limit && page.contains("nextCursor");
@@ -289,42 +289,42 @@ async fn list(server: &CalledServer, way: CallMode, limit: usize) -> Result<Task
     Ok(listed.map_or_else(TaskAnswer::Refused, |()| TaskAnswer::List(all, has_more)))
 }
 
-fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
+fn shown(dialog: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
     let now = SystemClock.now();
     match answer {
         TaskAnswer::Task(task) | TaskAnswer::Asked(task) | TaskAnswer::TooLate(task) => {
-            let text = if talk.policy.result.is_json {
-                whole(talk, task)
+            let text = if dialog.policy.result.is_json {
+                whole(dialog, task)
             } else {
                 listing::lines(&details(task, now)).trim_end().to_owned()
             };
-            talk.ui.output(&text);
+            dialog.ui.output(&text);
         }
         TaskAnswer::List(tasks, has_more) => {
-            if talk.policy.result.is_json {
+            if dialog.policy.result.is_json {
                 let tasks: Vec<_> = tasks.iter().map(Payload::as_str).collect();
-                talk.ui.output(&format!("[{}]", tasks.join(",")));
+                dialog.ui.output(&format!("[{}]", tasks.join(",")));
             } else {
                 let tasks: Vec<_> = tasks.iter().filter_map(Object::of).collect();
-                talk.ui.output(listing::lines(&rows(&tasks, now)).trim_end());
+                dialog.ui.output(listing::lines(&rows(&tasks, now)).trim_end());
             }
             if *has_more {
-                talk.note("there are more; raise --limit to show them");
+                dialog.note("there are more; raise --limit to show them");
             }
         }
         TaskAnswer::Refused(error) => {
-            let verdict = talk.fault(error);
+            let verdict = dialog.fault(error);
             if error.code == rpc_error::INVALID_PARAMS {
-                talk.note(UNKNOWN_TASK);
+                dialog.note(UNKNOWN_TASK);
             }
             return verdict;
         }
         TaskAnswer::NotAsked => (),
     }
     match answer {
-        TaskAnswer::Asked(_) => talk.note("the server was asked to cancel it; it has not ended yet"),
+        TaskAnswer::Asked(_) => dialog.note("the server was asked to cancel it; it has not ended yet"),
         TaskAnswer::TooLate(_) => {
-            talk.note("the task had ended before");
+            dialog.note("the task had ended before");
             return CallExit::Faulted;
         }
         TaskAnswer::Task(_) | TaskAnswer::List(..) | TaskAnswer::Refused(_) | TaskAnswer::NotAsked => (),
@@ -333,10 +333,10 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
 }
 
 /// A task as JSON, with the binary data of its result replaced.
-fn whole(talk: &mut CallDialog<'_>, task: &Object) -> String {
+fn whole(dialog: &mut CallDialog<'_>, task: &Object) -> String {
     match task.get_object("result") {
         Some(result) => {
-            let result = talk.fit_to_print(&result);
+            let result = dialog.fit_to_print(&result);
             task.edit().set("result", result).finish().as_str().to_owned()
         }
         None => task.payload().as_str().to_owned(),

@@ -273,7 +273,7 @@ impl Engine {
     }
 
     /// Cancels a task in the background, because its client left before it received the handle (T-27).
-    pub fn cancel_unheard(self: &Arc<Self>, key: &TaskKey) {
+    pub fn cancel_without_handle(self: &Arc<Self>, key: &TaskKey) {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
             if let Err(error) = engine.given_up(&key).await {
@@ -285,7 +285,7 @@ impl Engine {
 
     /// Cancels a held call for a client that cancels its request; the upstream is notified in the background. A dropped
     /// call did all of it, or nothing.
-    pub async fn let_go(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
+    pub async fn cancel_held(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.given_up(&key).await.map(|_| ()) }).await
     }

@@ -137,10 +137,10 @@ impl ToolList {
     }
 
     fn is_fresh(&self) -> bool {
-        self.fetched_at.elapsed() < FRESH_FOR && !self.heard_of_change()
+        self.fetched_at.elapsed() < FRESH_FOR && !self.has_changed()
     }
 
-    fn heard_of_change(&self) -> bool {
+    fn has_changed(&self) -> bool {
         let mut waiting = self.changes.lock();
         while let Some(changes) = &mut *waiting {
             match changes.try_recv() {

@@ -77,7 +77,7 @@ impl UnsentHandle<'_> {
 impl Drop for UnsentHandle<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.engine.cancel_unheard(key);
+            self.engine.cancel_without_handle(key);
         }
     }
 }

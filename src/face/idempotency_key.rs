@@ -27,7 +27,7 @@ pub enum IdempotencyScope {
     /// A key is unique in one session, by its nonce: an anonymous client shares all else with others.
     Sessions(u128),
     /// The client cannot be told from others, so it may have no key.
-    Nobodys,
+    Unidentified,
 }
 
 impl IdempotencyScope {
@@ -35,7 +35,7 @@ impl IdempotencyScope {
         match session {
             _ if principal.is_identified() => Self::Principals,
             Some(nonce) => Self::Sessions(nonce),
-            None => Self::Nobodys,
+            None => Self::Unidentified,
         }
     }
 }
@@ -57,7 +57,7 @@ pub fn read(
     let key = match names {
         IdempotencyScope::Principals => digest([key.as_bytes()]),
         IdempotencyScope::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
-        IdempotencyScope::Nobodys => {
+        IdempotencyScope::Unidentified => {
             return Err(wrong("is not accepted from an unidentified client; use a credential or a session"));
         }
     };
@@ -202,7 +202,7 @@ mod tests {
         assert_ne!(key(of(&nobody, Some(7))), key(of(&nobody, Some(8))));
         assert_ne!(key(of(&nobody, Some(7))), key(of(&ada, Some(7))));
         assert!(matches!(of(&nobody, None), Err(RequestError::Params(_))));
-        let unnamed = read(&header(&[]), &params("{}"), IdempotencyScope::Nobodys, "up", "work");
+        let unnamed = read(&header(&[]), &params("{}"), IdempotencyScope::Unidentified, "up", "work");
         assert_eq!(unnamed, Ok(None), "a request without a key is not refused");
     }
 

@@ -252,7 +252,7 @@ impl Rates {
         let now = self.clock.now();
         let Some(counts) = self.counts(principal) else {
             self.requests_refused.increment(1);
-            return Err(RateRefusal { bound: RateBound::Principals, whom: principal.clone(), wait: IDLE });
+            return Err(RateRefusal { bound: RateBound::Principals, principal: principal.clone(), wait: IDLE });
         };
         let Err((bound, wait)) = take(&counts, now) else { return Ok(()) };
         let (counter, key) = match bound {
@@ -262,7 +262,7 @@ impl Rates {
         };
         counter.increment(1);
         self.limits.refused(principal, key, &bound);
-        Err(RateRefusal { bound, whom: principal.clone(), wait })
+        Err(RateRefusal { bound, principal: principal.clone(), wait })
     }
 
     /// `None` if too many principals are tracked.

@@ -203,7 +203,7 @@ impl fmt::Display for RateBound {
 pub struct RateRefusal {
     pub bound: RateBound,
     /// The principal that the requests are counted for.
-    pub whom: Principal,
+    pub principal: Principal,
     pub wait: Duration,
 }
 
@@ -221,10 +221,12 @@ impl fmt::Display for RateRefusal {
         }
         write!(f, "{}, for ", self.bound)?;
         // The client knows its own credential.
-        match self.whom.key_id() {
+        match self.principal.key_id() {
             Some(id) => write!(f, "the key `{id}`"),
-            None if self.whom.certificate_name().is_some() => f.write_str("each certificate's name"),
-            None if self.whom.address().is_some() || !self.whom.is_identified() => f.write_str("each address"),
+            None if self.principal.certificate_name().is_some() => f.write_str("each certificate's name"),
+            None if self.principal.address().is_some() || !self.principal.is_identified() => {
+                f.write_str("each address")
+            }
             None => f.write_str("each credential"),
         }
     }
@@ -275,7 +277,7 @@ mod tests {
         let number = |number| NonZeroU32::new(number).unwrap();
         let requests = RateBound::Requests { per_second: number(50), burst: number(100) };
         let address = Principal::anonymous().counted_at(Some("192.0.2.7"));
-        for (whom, bound, expected) in [
+        for (principal, bound, expected) in [
             (
                 Principal::new("key:ada"),
                 requests,
@@ -298,7 +300,7 @@ mod tests {
             ),
             (Principal::new("key:ada"), RateBound::Principals, "requests of 10,000 clients within a minute"),
         ] {
-            let refusal = RateRefusal { bound, whom, wait: Duration::from_millis(20) };
+            let refusal = RateRefusal { bound, principal, wait: Duration::from_millis(20) };
             assert_eq!(refusal.to_string(), format!("Too many requests: the limit is {expected}"));
             assert_eq!(refusal.fault().retry_after, Some(Duration::from_millis(20)));
         }

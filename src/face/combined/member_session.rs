@@ -67,7 +67,7 @@ struct CombinedSessionState {
     members: HashMap<Arc<str>, MemberSession>,
     missing: HashSet<Arc<str>>,
     /// Whether a missing upstream is available now, and the client is not notified yet.
-    has_come: bool,
+    became_available: bool,
     /// Hashes of progress tokens, with the number of requests in progress for each.
     tokens: HashMap<u64, usize>,
 }
@@ -146,8 +146,8 @@ impl CombinedSession {
     }
 
     /// Whether a missing upstream became available since the last call of this method.
-    pub(super) fn take_has_come(&self) -> bool {
-        std::mem::take(&mut self.state.lock().has_come)
+    pub(super) fn take_became_available(&self) -> bool {
+        std::mem::take(&mut self.state.lock().became_available)
     }
 
     pub(super) fn openings(&self) -> watch::Receiver<()> {
@@ -175,7 +175,7 @@ impl CombinedSession {
         let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.id.clone()));
         {
             let mut state = self.state.lock();
-            state.has_come |= opened.is_ok() && state.missing.remove(upstream);
+            state.became_available |= opened.is_ok() && state.missing.remove(upstream);
             state.members.insert(Arc::clone(upstream), member);
         }
         self.opened.send_replace(());

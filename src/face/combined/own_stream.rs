@@ -258,7 +258,7 @@ impl MergedStream {
                 self.read(at, None, Duration::ZERO, PAUSE_MIN);
             }
         }
-        if self.session.take_has_come() {
+        if self.session.take_became_available() {
             let changed = ListKind::ALL.into_iter().map(|list| untagged_notification(list.notification(), None));
             self.due.extend(changed.map(BodyPart::message));
         }

@@ -339,7 +339,7 @@ impl BridgedCall {
     /// The response to a call that continues as a task, for a client without tasks.
     fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
-            self.shared.speak_of(&self.caller, task, self.nonce);
+            self.shared.notify_about(&self.caller, task, self.nonce);
         }
         self.shared.fallback_texts().pieces(TaskReply::Created(task))
     }

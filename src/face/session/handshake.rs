@@ -139,7 +139,7 @@ impl SessionFaceState {
 
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
         // Before the upstream ends its calls, and before queued messages reach it.
-        self.open.in_flight.take_leave(session.token.nonce, session.counted_as());
+        self.open.in_flight.mark_unwanted(session.token.nonce, session.counted_as());
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
             // Tasks may still run in the upstream session; the client's session ends regardless.
             self.is_ended(session);

@@ -143,7 +143,7 @@ impl InFlight {
     }
 
     /// Records that a client ended its session.
-    pub(super) fn take_leave(&self, nonce: u128, counted_as: &Principal) {
+    pub(super) fn mark_unwanted(&self, nonce: u128, counted_as: &Principal) {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
@@ -241,7 +241,7 @@ mod tests {
         let is_wanted = |(nonce, id)| in_flight.is_wanted(nonce, id, began);
         in_flight.withdraw(1, &Principal::local(), &id);
         assert_eq!([(1, &id), (1, &other), (2, &id)].map(is_wanted), [false, true, true]);
-        in_flight.take_leave(2, &Principal::local());
+        in_flight.mark_unwanted(2, &Principal::local());
         let wanted = [(1, &other), (2, &id), (2, &other)].map(is_wanted);
         assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
         let later = Instant::now() + Duration::from_millis(1);

@@ -278,7 +278,7 @@ mod tests {
         let session = ClientSession::new(token(7), by(&stranger));
         let request = ClientSession::for_one_request(token(7), by(&stranger));
         assert_eq!(session.idempotency_scope(&nobody), IdempotencyScope::Sessions(7));
-        assert_eq!(request.idempotency_scope(&nobody), IdempotencyScope::Nobodys);
+        assert_eq!(request.idempotency_scope(&nobody), IdempotencyScope::Unidentified);
         assert_eq!(request.idempotency_scope(&ada), IdempotencyScope::Principals);
     }
 

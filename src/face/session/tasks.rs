@@ -328,7 +328,7 @@ impl SessionFaceState {
     }
 
     /// Sends the task's questions on the session's own stream.
-    pub(super) fn speak_of(self: &Arc<Self>, caller: &Caller, task: &Task, nonce: u128) {
+    pub(super) fn notify_about(self: &Arc<Self>, caller: &Caller, task: &Task, nonce: u128) {
         self.subscribers(caller, task.key.id, nonce, Some(task));
     }
 

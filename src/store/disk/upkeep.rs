@@ -38,7 +38,7 @@ impl DiskWriter {
         }
         failpoint::hit("checkpointing");
         if let Some(conn) = &self.conn
-            && let Err(error) = give_room_back(conn, &self.path, is_low, &mut self.owes_checkpoint)
+            && let Err(error) = return_space(conn, &self.path, is_low, &mut self.owes_checkpoint)
         {
             tracing::warn!(%error, "free space of the task store's file was not returned");
             // A checkpoint is a commit, and a failed one makes the connection unusable.
@@ -109,7 +109,7 @@ impl DiskWriter {
 
 /// Returns free pages to the system, and checkpoints the log: only a checkpoint shrinks the file, and on an almost full
 /// disk the log itself takes space. A checkpoint that readers prevent is repeated the next time.
-fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
+fn return_space(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
     let began = Instant::now();
     while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
         *owed = true;

@@ -109,7 +109,7 @@ impl PostgresWriter {
         match opened {
             Ok(link) => {
                 *failures = 0;
-                link.hint_at_what_was_lost(&self.state);
+                link.hint_missed(&self.state);
                 let is_full = self.full_since.is_some();
                 self.state.writer_is(if is_full { PostgresHealth::Full } else { PostgresHealth::Good });
                 Some(link)
@@ -363,7 +363,7 @@ impl WriterLink {
     }
 
     /// Tells the other replicas that they may have missed hints: the last connection's may be lost with it.
-    fn hint_at_what_was_lost(&self, state: &StoreState) {
+    fn hint_missed(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }
 

@@ -194,7 +194,9 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
             drop(case.world.engine.delete(&taskgate::task::Caller::of(case.key.owner.clone()), case.key.id).await)
         })
     }),
-    ("let_go", Stage::Held, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.let_go(&case.key).await) })),
+    ("cancel_held", Stage::Held, Then::GivenUp, |case| {
+        Box::pin(async { drop(case.world.engine.cancel_held(&case.key).await) })
+    }),
 ];
 
 /// Those that are not in the table: calls and their streams have tests of their own below, a drain is awaited by the

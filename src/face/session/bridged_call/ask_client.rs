@@ -61,7 +61,7 @@ impl BridgedCall {
             };
             self.withdraw(&mut round, open).await;
             if !self.put(&mut round, open).await {
-                if let Err(error) = self.engine.let_go(key).await {
+                if let Err(error) = self.engine.cancel_held(key).await {
                     tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
                 }
                 return BridgedRoundOutcome::Over(self.cannot_be_asked(None));
@@ -72,7 +72,7 @@ impl BridgedCall {
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => {
-                    if !self.is_named && let Err(error) = self.engine.let_go(key).await {
+                    if !self.is_named && let Err(error) = self.engine.cancel_held(key).await {
                         tracing::warn!(error = %CauseChain(&error), "a held call could not be cancelled");
                     }
                     return BridgedRoundOutcome::Cancelled;

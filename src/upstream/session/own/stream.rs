@@ -40,20 +40,20 @@ const TURN_MAX: Duration = Duration::from_secs(2);
 const TURN_PAUSE: Duration = Duration::from_millis(50);
 const TURN_TRIES_MIN: usize = 5;
 /// How long a released stream may be the cause of a server's refusal of another one.
-const LET_GO_FOR: Duration = Duration::from_secs(10);
+const RELEASED_FOR: Duration = Duration::from_secs(10);
 /// The most sessions with recently released streams.
-const LET_GO_MAX: usize = 1_024;
+const RELEASED_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct SessionStreamReaders {
     states: Mutex<HashMap<u128, StreamReaderState>>,
     /// When the stream of a session was released last.
-    let_go: RecentMap<Instant>,
+    released: RecentMap<Instant>,
 }
 
 impl Default for SessionStreamReaders {
     fn default() -> Self {
-        Self { states: Mutex::default(), let_go: RecentMap::new(LET_GO_MAX) }
+        Self { states: Mutex::default(), released: RecentMap::new(RELEASED_MAX) }
     }
 }
 
@@ -80,18 +80,18 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.clients -= 1);
     }
 
-    fn turn_over(&self, nonce: u128) {
+    fn yield_stream(&self, nonce: u128) {
         self.change(nonce, |readers| readers.gateway = None);
     }
 
     /// Records that a stream, or a request for one, was released.
-    fn let_go(&self, session: &OwnSession) {
-        self.let_go.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
+    fn release(&self, session: &OwnSession) {
+        self.released.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
 
     /// Whether the server may still count a released stream.
-    fn was_let_go_lately(&self, nonce: u128) -> bool {
-        self.let_go.get(nonce).is_some_and(|when| when.elapsed() < LET_GO_FOR)
+    fn was_released_lately(&self, nonce: u128) -> bool {
+        self.released.get(nonce).is_some_and(|when| when.elapsed() < RELEASED_FOR)
     }
 
     fn change(&self, nonce: u128, change: impl FnOnce(&mut StreamReaderState)) {
@@ -146,7 +146,7 @@ struct ClientReaderGuard {
 impl Drop for ClientReaderGuard {
     fn drop(&mut self) {
         if self.has_stream {
-            self.sessions.readers.let_go(&self.session);
+            self.sessions.readers.release(&self.session);
         }
         self.sessions.readers.leave(self.session.opened.nonce);
         // Without a runtime no task can read on.
@@ -214,7 +214,7 @@ impl OwnSessions {
             match self.stream(session, last_event.clone()).await {
                 Err(StreamRefusal::Refused(GatewayFault { http_status: Some(409), .. }))
                     // Checked each time: it may have been released while the server refused this one.
-                    if self.readers.was_let_go_lately(session.opened.nonce)
+                    if self.readers.was_released_lately(session.opened.nonce)
                         && (tries < TURN_TRIES_MIN || Instant::now() < until) =>
                 {
                     tokio::time::sleep(TURN_PAUSE).await;
@@ -231,7 +231,7 @@ impl OwnSessions {
         if let Some(running) = running {
             let _ = tokio::time::timeout(STOP_MAX, running).await;
         }
-        self.readers.let_go(session);
+        self.readers.release(session);
     }
 
     /// Reads the stream of a session for its calls, unless the client reads it. Returns at once.
@@ -248,10 +248,10 @@ impl OwnSessions {
                 () = sessions.read(&session, &settled) => false,
             };
             if is_cut {
-                sessions.readers.let_go(&session);
+                sessions.readers.release(&session);
             }
             settled.cancel();
-            sessions.readers.turn_over(nonce);
+            sessions.readers.yield_stream(nonce);
             // The client may have left the stream before this one ended.
             if stop.is_cancelled() {
                 sessions.read_for_calls(&session);
@@ -278,7 +278,7 @@ impl OwnSessions {
             let mut body = self.filtered(session, response.body, StreamConsumer::Gateway);
             while let Some(Ok(_)) = body.frame().await {}
             drop(body);
-            self.readers.let_go(session);
+            self.readers.release(session);
             tokio::time::sleep(AGAIN).await;
         }
     }

@@ -28,10 +28,10 @@ pub struct ProbeArguments {
     /// A program and its arguments, after `--`.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
-    /// Call this tool with these arguments, a JSON object, and say how long it took.
+    /// Call this tool with these arguments, a JSON object, and print how long it took.
     #[arg(long, num_args = 2, value_names = ["NAME", "JSON"])]
     call: Vec<String>,
-    /// The most that all of it may take, the call included, such as 90s or 5m.
+    /// The time limit of the whole probe, with the call, such as 90s or 5m.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = timeout)]
     timeout: Duration,
     /// Print JSON.
@@ -40,16 +40,16 @@ pub struct ProbeArguments {
     /// Trust these authorities (PEM) instead of the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Give the program this variable of the environment; it gets PATH, HOME and LANG without it. May be repeated.
+    /// Pass this environment variable to the program, besides PATH, HOME and LANG; may be repeated.
     #[arg(long, value_name = "NAME", conflicts_with = "url")]
     env: Vec<String>,
-    /// The bearer token to come with; better given in the environment, where other users do not see it.
+    /// The bearer token to send; give it in the environment, where other users do not see it.
     #[arg(long, value_name = "KEY", env = super::super::KEY_VARIABLE, hide_env_values = true)]
     key: Option<String>,
     /// Send the server the bearer token in this environment variable.
     #[arg(long, value_name = "VAR", conflicts_with = "command")]
     key_env: Option<String>,
-    /// Show the server this header on every request; may be repeated.
+    /// Send the server this header with every request; may be repeated.
     #[arg(long, value_name = "NAME: VALUE", conflicts_with = "command")]
     header: Vec<String>,
 }
@@ -61,7 +61,9 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
             return Ok(refuse("the server's address must begin with http:// or https://"));
         }
         Some(url) if !url.username().is_empty() || url.password().is_some() => {
-            return Ok(refuse("the server's address must hold no user name; come with --key instead"));
+            return Ok(refuse(
+                "the server's address must contain no user name; remove it, and give the credential by --key",
+            ));
         }
         Some(mut url) => {
             url.set_fragment(None);

@@ -286,7 +286,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
             .await
-            .context("the demo server cannot go on")
+            .context("the demo server cannot continue")
             .map(|()| ExitCode::SUCCESS),
         CliCommand::Call(arguments) => Ok(Box::pin(call_arguments::run(arguments)).await),
         CliCommand::Task { order } => Ok(Box::pin(task::run(order)).await),

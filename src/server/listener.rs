@@ -262,7 +262,7 @@ impl Acceptor {
             match accepted {
                 Ok((socket, peer)) => {
                     if std::mem::take(&mut is_short) {
-                        tracing::info!(listener = shared.meter.name(), "accepting goes on");
+                        tracing::info!(listener = shared.meter.name(), "connections are accepted again");
                     }
                     let peer = peer.ip().to_canonical();
                     let is_counted = !peer.is_loopback() && !shared.layers.load().proxies.trusts(peer);

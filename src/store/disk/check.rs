@@ -105,7 +105,7 @@ impl FileCheck {
             Some(Err(error)) if is_interrupted(&error) => (),
             Some(found) => return found.map(|found| (found != "ok").then_some(found)),
         }
-        tracing::debug!("the check of the task store's file goes on in pieces");
+        tracing::debug!("the check of the task store's file continues in pieces");
         for table in names(&conn, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")? {
             let mut after = Some(i64::MIN);
             while let Some(last) = after {

@@ -96,9 +96,9 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 87_900;
-const COMMENT_LINES_MAX: usize = 10_050;
-const FILES_MAX: usize = 545;
+const CODE_LINES_MAX: usize = 87_700;
+const COMMENT_LINES_MAX: usize = 9_960;
+const FILES_MAX: usize = 515;
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";

@@ -114,8 +114,9 @@ impl Engine {
         match self.unknown_commits.decide(key, row) {
             CommitDecision::Nothing => false,
             CommitDecision::Made(write) => {
-                let UnknownCommit { before, effects, .. } = *write;
-                self.follow(key, &before, &row.task, effects);
+                let UnknownCommit { before, written, effects, .. } = *write;
+                // Not the row's task: a fault may have the number of a process, which is not stored.
+                self.follow(key, &before, &written, effects);
                 true
             }
             CommitDecision::Hidden => {

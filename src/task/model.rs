@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::digest::{Digest, digest};
+use super::time::millis;
 use super::{TaskId, TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
@@ -54,15 +55,17 @@ pub struct TaskTimes {
 impl Task {
     /// A new task: not sent, without idempotency key, relatives, or recovery state.
     pub fn queued(key: TaskKey, shown: TaskVisibility, origin: CallOrigin, made: Timestamp, times: TaskTimes) -> Self {
+        // As stored: a row that is read back must equal the task that was written.
+        let whole = |span| Duration::from_millis(millis(span));
         Self {
             key,
             shown,
             origin,
             created_at: made,
             updated_at: made,
-            ttl: times.ttl,
-            keep_result_min: times.keep_result_min,
-            poll_interval: times.poll_interval,
+            ttl: whole(times.ttl),
+            keep_result_min: whole(times.keep_result_min),
+            poll_interval: whole(times.poll_interval),
             attempt: Attempt::FIRST,
             phase: Phase::Queued,
             next_key: InputKey::default(),
@@ -344,8 +347,9 @@ pub enum Failure {
     Gateway(GatewayFault),
 }
 
-/// Why the gateway has no answer, and whether the call may have run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why the gateway has no answer, and whether the call may have run. Equal faults are those of which a store keeps the
+/// same: a row that is read back must equal the task that was written.
+#[derive(Clone, Copy, Debug)]
 pub struct GatewayFault {
     pub reason: Reason,
     pub executed: Executed,
@@ -371,6 +375,18 @@ impl std::fmt::Display for ProcessExit {
         }
     }
 }
+
+impl PartialEq for GatewayFault {
+    fn eq(&self, other: &Self) -> bool {
+        let stored = |fault: &Self| {
+            let Self { reason, executed, http_status, retry_after, exit, process: _ } = *fault;
+            (reason, executed, http_status, retry_after.map(millis), exit)
+        };
+        stored(self) == stored(other)
+    }
+}
+
+impl Eq for GatewayFault {}
 
 impl GatewayFault {
     pub const fn new(reason: Reason, executed: Executed) -> Self {

@@ -165,6 +165,31 @@ fn f89_a_whole_record_with_an_unknown_value_is_told_from_a_damaged_one() {
     }
 }
 
+/// A write with an unknown commit is recognised by its row.
+#[test]
+fn a_row_equals_its_written_task_though_less_than_a_millisecond_is_not_stored() {
+    let span = Duration::from_nanos(1_500_000_001);
+    let times = TaskTimes { ttl: span, keep_result_min: span, poll_interval: span };
+    let of = task("a", 1);
+    let queued = Task::queued(of.key, TaskVisibility::Handle, of.origin, of.created_at, times);
+    assert_eq!(decode(&Bytes::from(encode(&queued))).unwrap(), queued);
+}
+
+/// A write with an unknown commit is recognised by its row.
+#[test]
+fn a_row_equals_its_written_task_though_less_is_stored_of_a_fault() {
+    let fault = GatewayFault {
+        retry_after: Some(Duration::from_nanos(1_500_000_001)),
+        process: Some(7),
+        ..GatewayFault::new(Reason::UpstreamCircuitOpen, Executed::No)
+    };
+    let written = |fault| Task { phase: Phase::Settled(Outcome::lost(fault)), ..task("a", 1) };
+    let read = decode(&Bytes::from(encode(&written(fault)))).unwrap();
+    assert_eq!(read, written(fault));
+    let later = GatewayFault { retry_after: Some(Duration::from_millis(1_501)), ..fault };
+    assert_ne!(read, written(later));
+}
+
 #[test]
 fn every_reason_has_a_number_of_its_own() {
     let codes: Vec<u8> = Reason::ALL.iter().map(|reason| *reason as u8).collect();

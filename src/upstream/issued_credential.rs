@@ -33,6 +33,9 @@ use crate::wire::one_line;
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
+/// How long a call waits for a renewal while the old token is valid: an authorization server that hangs must not delay
+/// each call by its time limit.
+const RENEWAL_WAIT_MAX: Duration = Duration::from_secs(1);
 /// For this time after a failure every call gets the same failure, so that not each call asks the authorization server.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// A token that replaced a refused one is kept for this time, even if it is refused too.
@@ -250,15 +253,16 @@ impl CredentialIssuer for IssuedCredentials {
         if let Some(kept) = kept.as_ref().filter(|kept| kept.is_fresh()) {
             return Ok(kept.header.clone());
         }
-        match (self.renew(holder, None).await, kept) {
-            (Ok(token), _) => Ok(token.header),
-            // The kept token is still valid for a while.
-            (Err(_), Some(kept)) => Ok(kept.header),
-            (Err(failure), None) => {
-                let fault = GatewayFault::new(failure.reason, Executed::No);
-                Err(GatewayFault { retry_after: failure.retry_after, ..fault })
-            }
+        let renewing = self.renew(holder, None);
+        if let Some(kept) = kept {
+            // The renewal continues without this call.
+            let renewed = timeout(RENEWAL_WAIT_MAX, renewing).await;
+            return Ok(renewed.ok().and_then(Result::ok).unwrap_or(kept).header);
         }
+        renewing.await.map(|token| token.header).map_err(|failure| {
+            let fault = GatewayFault::new(failure.reason, Executed::No);
+            GatewayFault { retry_after: failure.retry_after, ..fault }
+        })
     }
 
     async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue> {
@@ -418,4 +422,31 @@ async fn bounded(mut stream: impl AsyncRead + Unpin, bytes_max: u64) -> io::Resu
     (&mut stream).take(bytes_max + 1).read_to_end(&mut held).await?;
     tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
     Ok(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_hangs_does_not_stop_calls_while_the_old_token_is_valid() {
+        let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let settings = IssuedCredentialSettings::Command(vec!["never-run".to_owned()]);
+        let credentials = IssuedCredentials::new(&Arc::from("up"), &settings, scope.clone()).unwrap();
+        let (client, now) = (ClientCredential::default(), Instant::now());
+        let (state, key) = (&credentials.0, credentials.holder(&client).unwrap().key);
+        let ends_at = now + Duration::from_secs(60);
+        let header = HeaderValue::from_static("Bearer old");
+        state.issued.insert(key, KeptToken { header: header.clone(), renewed_at: now, ends_at, replaced_at: None });
+        let mut hanging = Box::pin(state.requests.get(key, None, &scope, || None, std::future::pending));
+        assert!(futures_util::poll!(&mut hanging).is_pending());
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let used = timeout(Duration::from_secs(20), credentials.header(&client)).await.unwrap();
+            assert_eq!((used, begun.elapsed()), (Ok(header.clone()), RENEWAL_WAIT_MAX));
+        }
+    }
 }

@@ -190,6 +190,7 @@ impl TransportAdapter {
                         other.tell(message, &outgoing.clone().with_body(text), handed_over).await
                     }
                     Some((other, None)) => other.tell(message, outgoing, handed_over).await,
+                    None if session.cancels_opening(message) => Ok(()),
                     None => session.tell(message, outgoing, handed_over).await,
                 };
                 told.map(|()| answered(StatusCode::ACCEPTED))

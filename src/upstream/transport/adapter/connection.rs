@@ -4,6 +4,7 @@ mod inbound;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -59,6 +60,8 @@ pub(super) struct AdapterConnection {
     pub(super) origin: OnceLock<SessionTemplate>,
     /// For single calls of this session.
     pub(super) apart: Mutex<Vec<Arc<Self>>>,
+    /// Single calls whose connections are being opened, with the tokens that a client's cancel cancels.
+    pub(super) opening: Mutex<HashMap<RequestId, CancellationToken>>,
     /// Requests that got an id of the adapter.
     pub(super) numbered: AtomicI64,
     /// Whether the server has responded with a result.
@@ -93,6 +96,7 @@ impl AdapterConnection {
             openers: AtomicUsize::new(0),
             origin: OnceLock::new(),
             apart: Mutex::default(),
+            opening: Mutex::default(),
             numbered: AtomicI64::new(0),
             is_proven: AtomicBool::new(false),
             has_served: AtomicBool::new(false),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
+use tokio_util::sync::CancellationToken;
 use wildmatch::WildMatch;
 
 use super::call_table::RequestTerms;
@@ -22,6 +23,10 @@ use crate::wire::{Message, Request, RequestId, envelope, method};
 
 /// Includes the wait for a permit.
 const OPENING_MAX: Duration = Duration::from_secs(60);
+
+const LATE: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+/// The client expects no response.
+const CANCELLED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
 
 /// The tools with such calls. The first rule that matches the name that clients see decides.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,6 +58,19 @@ impl DedicatedProcessRules {
     }
 }
 
+/// A call whose own connection is being opened.
+struct OpeningCall<'a> {
+    session: &'a AdapterConnection,
+    id: RequestId,
+    cancelled: CancellationToken,
+}
+
+impl Drop for OpeningCall<'_> {
+    fn drop(&mut self) {
+        self.session.opening.lock().remove(&self.id);
+    }
+}
+
 impl TransportAdapter {
     /// Runs a call of a session on its own connection, which must be ready in time.
     pub(super) async fn call_apart(
@@ -62,12 +80,12 @@ impl TransportAdapter {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        if session.runs(&request.id) {
+        let Some(opening) = session.begin_opening(&request.id) else {
             return Ok(refusal(Some(&request.id), "this request id is in use"));
-        }
+        };
         let _stays = session.opener();
-        let ready = tokio::time::timeout(OPENING_MAX, self.open_like(session)).await;
-        let ready = ready.unwrap_or(Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)));
+        let ready = opening.cancelled.run_until_cancelled(self.open_like(session));
+        let ready = tokio::time::timeout(OPENING_MAX, ready).await.unwrap_or(Some(Err(LATE))).unwrap_or(Err(CANCELLED));
         // Only messages before the call were sent.
         let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         session.keep(&other)?;
@@ -127,9 +145,26 @@ impl AdapterConnection {
         Ok(())
     }
 
-    fn runs(&self, id: &RequestId) -> bool {
+    /// Records that a connection for this call is being opened, until the guard is dropped. `None` if the id is in use.
+    fn begin_opening(&self, id: &RequestId) -> Option<OpeningCall<'_>> {
+        let mut opening = self.opening.lock();
         let has = |session: &Self| session.table.lock().has(id);
-        has(self) || self.apart.lock().iter().any(|other| has(other))
+        if opening.contains_key(id) || has(self) || self.apart.lock().iter().any(|other| has(other)) {
+            return None;
+        }
+        let cancelled = CancellationToken::new();
+        opening.insert(id.clone(), cancelled.clone());
+        Some(OpeningCall { session: self, id: id.clone(), cancelled })
+    }
+
+    /// Cancels a call whose connection is being opened. The server has not received the call, so it gets no notification.
+    pub(super) fn cancels_opening(&self, message: &Message) -> bool {
+        let Message::Notification(notification) = message else { return false };
+        let Some(id) = notification.cancelled() else { return false };
+        self.opening.lock().get(&id).is_some_and(|cancelled| {
+            cancelled.cancel();
+            true
+        })
     }
 
     /// The connection of a notification or answer about such a call, and the text to send there.

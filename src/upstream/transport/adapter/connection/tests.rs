@@ -6,13 +6,15 @@ use async_trait::async_trait;
 use futures_util::poll;
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
+use wildmatch::WildMatch;
 
 use super::*;
 use crate::shared_limits::SharedLimits;
+use crate::task::ToolNames;
 use crate::upstream::TaskScope;
 use crate::upstream::outgoing::SESSION_ID;
 use crate::upstream::transport::adapter::tests::SpeakingTransport;
-use crate::upstream::transport::adapter::{MessageTransport, TransportAdapter};
+use crate::upstream::transport::adapter::{DedicatedProcessRules, MessageTransport, TransportAdapter};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::method;
 
@@ -97,6 +99,57 @@ async fn what_a_server_says_before_it_has_a_call_does_not_take_the_call_back() {
         assert_eq!(sender.taken.lock().last(), Some(&call), "{said_early}");
         scope.stop.cancel();
     }
+}
+
+/// Opens one connection; the next never becomes ready.
+#[derive(Debug)]
+struct OneConnection {
+    first: SpeakingTransport,
+    opened: AtomicUsize,
+}
+
+#[async_trait]
+impl MessageTransport for OneConnection {
+    async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        match self.opened.fetch_add(1, Ordering::Relaxed) {
+            0 => self.first.open(forwarded).await,
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+/// Otherwise the call would run once its process is ready.
+#[tokio::test]
+async fn a_cancel_ends_a_call_whose_own_process_is_not_ready() {
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let sender = Arc::new(SlowSender::default());
+    let (first, say) = SpeakingTransport::new(Arc::<SlowSender>::clone(&sender));
+    let adapter = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(OneConnection { first, opened: AtomicUsize::new(0) }),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
+        scope.clone(),
+    );
+    let rules = DedicatedProcessRules::new(vec![(WildMatch::new("*"), true)], ToolNames::default());
+    let adapter = adapter.with_calls_apart(rules);
+    let initialize = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {} });
+    say.send(text(&json!({ "jsonrpc": "2.0", "id": 1, "result": {} }))).await.unwrap();
+    let opened = adapter.send(&post(None, &initialize), &HandedOver::default()).await.unwrap();
+    let session = Some(&opened.headers()[SESSION_ID]);
+
+    let call = post(session, &json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": { "name": "t" } }));
+    let handed_over = HandedOver::default();
+    let mut calling = Box::pin(adapter.send(&call, &handed_over));
+    assert!(poll!(&mut calling).is_pending());
+    assert_eq!(adapter.send(&call, &handed_over).await.unwrap().status(), 400, "its id is in use");
+    let params = json!({ "requestId": 2 });
+    let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params });
+    adapter.send(&post(session, &cancel), &HandedOver::default()).await.unwrap();
+    let fault = tokio::time::timeout(Duration::from_secs(5), calling).await.unwrap().unwrap_err();
+    assert_eq!((fault.reason, fault.executed), (Reason::UpstreamClosed, Executed::No));
+    assert_eq!(sender.taken.lock().len(), 1, "the server is told nothing of a call that it has not received");
+    scope.stop.cancel();
 }
 
 /// A server that has sent many messages before they are read.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Engine;
 use crate::cause::CauseChain;
-use crate::store::{Reach, Revision, StoreHint, StoredTask};
+use crate::store::{Reach, Revision, StoreHint};
 use crate::task::TaskKey;
 use crate::task::reference::LoggedTask;
 
@@ -40,7 +40,9 @@ async fn follow(engine: &Engine) {
         tokio::select! {
             Some(hint) = hints.next() => match hint {
                 StoreHint::Changed(key) => {
-                    engine.look_elsewhere(&key, &seen).await;
+                    if let Some(row) = engine.look_elsewhere(&key, &seen).await {
+                        seen.0.insert(key, row);
+                    }
                     continue;
                 }
                 StoreHint::Missed => tracing::debug!("hints of other gateways were missed"),
@@ -52,14 +54,15 @@ async fn follow(engine: &Engine) {
     }
 }
 
-/// The revision of each row at its last read.
+/// Each row at its last read.
 #[derive(Debug, Default)]
-struct SeenRevisions(HashMap<TaskKey, Revision>);
+struct SeenRevisions(HashMap<TaskKey, SeenRow>);
 
-impl SeenRevisions {
-    fn is_new(&self, row: &StoredTask) -> bool {
-        self.0.get(&row.task.key) != Some(&row.revision)
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SeenRow {
+    revision: Revision,
+    /// A runner that began later has not received the row's effects.
+    has_runner: bool,
 }
 
 impl Engine {
@@ -74,10 +77,11 @@ impl Engine {
         for keys in keys.chunks(REVISIONS_MAX) {
             let revisions = self.store.revisions(keys).await.unwrap_or_else(|error| {
                 tracing::debug!(error = %CauseChain(&error), "revisions of tasks that others may have changed could not be read");
-                keys.iter().map(|key| seen.0.get(key).copied()).collect()
+                keys.iter().map(|key| seen.0.get(key).map(|row| row.revision)).collect()
             });
             for (key, revision) in keys.iter().zip(revisions) {
-                match revision.filter(|revision| seen.0.get(key) == Some(revision)) {
+                let row = revision.map(|revision| SeenRow { revision, has_runner: self.live.has(key) });
+                match row.filter(|row| seen.0.get(key) == Some(row)) {
                     Some(unchanged) => drop(found.insert(key.clone(), unchanged)),
                     None => changed.push(key.clone()),
                 }
@@ -85,18 +89,18 @@ impl Engine {
         }
         let mut looks = stream::iter(changed)
             .map(|key| async move {
-                let revision = self.look_elsewhere(&key, seen).await;
-                (key, revision)
+                let row = self.look_elsewhere(&key, seen).await;
+                (key, row)
             })
             .buffer_unordered(AT_ONCE);
-        while let Some((key, revision)) = looks.next().await {
-            found.extend(revision.map(|revision| (key, revision)));
+        while let Some((key, row)) = looks.next().await {
+            found.extend(row.map(|row| (key, row)));
         }
         SeenRevisions(found)
     }
 
-    /// Performs the local effects of a task's state. Returns the revision of its row.
-    async fn look_elsewhere(&self, key: &TaskKey, seen: &SeenRevisions) -> Option<Revision> {
+    /// Performs the local effects of a task's state. Returns its row's revision.
+    async fn look_elsewhere(&self, key: &TaskKey, seen: &SeenRevisions) -> Option<SeenRow> {
         let has_runner = self.live.has(key);
         if !has_runner && !self.watchers.has(key) {
             return None;
@@ -108,10 +112,11 @@ impl Engine {
                 if has_runner && row.holder.is_some_and(|holder| holder != self.store.holder()) {
                     self.fenced(key);
                 }
-                if seen.is_new(&row) {
+                let read = SeenRow { revision: row.revision, has_runner };
+                if seen.0.get(key) != Some(&read) {
                     self.follow_state(key, &row.task);
                 }
-                Some(row.revision)
+                Some(read)
             }
             Ok(None) => {
                 self.watchers.wake(key);

@@ -109,6 +109,21 @@ async fn f99_a_running_task_is_read_again_only_after_a_change() {
     one.is_idle().await;
 }
 
+/// F99: what a hint names is read at once, and not by the next look as well.
+#[tokio::test(start_paused = true)]
+async fn f99_a_change_that_a_hint_names_is_read_once() {
+    let (one, other, id) = pair(Script::of([(seconds(10), Happens::Elicits("a"))]), false).await;
+    assert_eq!(other.get(&id).await["status"], "working");
+    let watcher = other.engine.watchers().watch(&key(&id)).unwrap();
+    tokio::time::sleep(seconds(5)).await;
+    let (loaded, written) = (other.store.loaded(), one.store.replaced());
+    tokio::time::sleep(seconds(10)).await;
+    assert_eq!((other.store.loaded() - loaded, one.store.replaced() - written), (1, 1));
+    drop(watcher);
+    assert!(other.send(&Ask::task("tasks/cancel", &id)).await.json().await["result"].is_object());
+    one.is_idle().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
     for is_deaf in [false, true] {

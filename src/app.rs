@@ -164,9 +164,12 @@ impl Gateway {
         let (opened, waiting) = Box::pin(open_store(&mut parts, prints, &source)).await?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
-        let audit = open_audit(&parts.config).await?;
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
-        let started = Box::pin(Self::start_on_store(parts, opened, waiting, replica, sealer, audit)).await;
+        let starting = async {
+            let audit = open_audit(&parts.config).await?;
+            Self::start_on_store(parts, opened, waiting, replica, sealer, audit).await
+        };
+        let started = Box::pin(starting).await;
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {

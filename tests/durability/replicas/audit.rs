@@ -34,6 +34,7 @@ async fn sec_33_two_gateways_record_in_a_file_of_their_own_and_each_event_once()
     third.keeper.configure(site.upstreams());
     third.keeper.launch(&[]);
     assert_eq!(third.keeper.ends().await, Some(75), "{}", third.keeper.said());
+    assert_eq!(site.tables.count("tg_replica WHERE name = 'c' AND NOT dead"), 0, "the others do not wait for it");
 
     let [a, b] = [&site.replicas[0], &site.replicas[1]];
     let mut tasks = Vec::new();

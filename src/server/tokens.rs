@@ -28,11 +28,10 @@ use self::claims::{HeldProofs, TokenBinding, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;
-use self::remembered::{RememberedToken, RememberedTokens, key_of};
+use self::remembered::{RememberedToken, RememberedTokens, TokenDigest};
 use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
-use crate::task::digest::Digest;
 use crate::task::{Caller, Claims, Clock, Principal, SystemClock, Timestamp};
 use crate::upstream::TaskScope;
 
@@ -95,7 +94,7 @@ pub(super) enum KeyWait {
 
 struct AskedToken<'t> {
     token: &'t str,
-    key: Digest,
+    digest: TokenDigest,
     now: Timestamp,
     wait: KeyWait,
     held: HeldProofs<'t>,
@@ -230,10 +229,10 @@ impl TokenVerifier {
     /// Checks a token for the gateway's endpoint at `path`, and the proofs of its sender.
     pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
-        let asked = AskedToken { token, key: key_of(token, path), now: clock.now(), wait, held };
+        let asked = AskedToken { token, digest: remembered.digest(token, path), now: clock.now(), wait, held };
         let is_trusted =
             |index: u32| issuers.get(index as usize).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
-        if let Some(found) = remembered.get(&asked.key, asked.now).filter(|found| is_trusted(found.issuer)) {
+        if let Some(found) = remembered.get(asked.digest, asked.now).filter(|found| is_trusted(found.issuer)) {
             return self.valid(found, &asked);
         }
         let endpoint = || normal_address(&format!("{}{path}", settings.public_url));
@@ -269,7 +268,7 @@ impl TokenVerifier {
         };
         match verified {
             Ok(token) => {
-                let kept = self.0.remembered.keep(asked.key, token, index, asked.now);
+                let kept = self.0.remembered.keep(asked.digest, token, index, asked.now);
                 self.valid(kept, asked)
             }
             Err(TokenError::UnknownKey) if asked.wait == KeyWait::Allowed && keys.may_be_asked() => {

@@ -1,18 +1,23 @@
 //! Remembers which tokens were verified, so that a poll costs one digest and no signature.
 //!
+//! The digest is SipHash-2-4 with 128 bits, under a random key that no other process has: a client cannot compute digests, so it
+//! can only guess one. SHA-256 has no secret, and takes several times as long where the processor has no instructions for it.
+//!
 //! A full memory forgets expired tokens, and others until it is half empty: a principal with many tokens costs the holder of
 //! such a token one more verification.
 
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 use std::mem::size_of;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
 use super::SharedClaims;
 use super::claims::{TokenBinding, VerifiedToken};
-use crate::task::digest::{Digest, digest};
+use crate::random;
 use crate::task::{Caller, Claims, Timestamp};
 
 /// Tables grow by doubling: many small ones leave less memory behind, and make room for a moment each.
@@ -38,15 +43,21 @@ pub(super) struct RememberedToken {
     kept_at: Timestamp,
 }
 
-#[derive(Debug)]
 pub(super) struct RememberedTokens {
     shards: Box<[RwLock<TokenTable>]>,
     claims: Arc<SharedClaims>,
+    /// Computes digests; it contains the secret key.
+    hasher: SipHasher24,
 }
+
+debug_members!(RememberedTokens, |tokens| claims: tokens.claims);
+
+/// The digest of a token and of the endpoint where it is used, at which it may have another audience than elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TokenDigest(u128);
 
 #[derive(Debug, Default)]
 struct TokenTable {
-    /// By half a digest: 128 bits.
     by_digest: HashMap<u128, RememberedToken>,
     bytes: usize,
 }
@@ -59,33 +70,39 @@ impl RememberedToken {
     }
 }
 
-/// Identifies a token at one endpoint, where it may have another audience than elsewhere.
-pub(super) fn key_of(token: &str, path: &str) -> Digest {
-    digest([token.as_bytes(), path.as_bytes()])
-}
-
-fn half(key: &Digest) -> u128 {
-    u128::from_be_bytes(key.0.first_chunk().copied().unwrap_or_default())
-}
-
 impl RememberedTokens {
     pub(super) fn new(claims: Arc<SharedClaims>) -> Self {
-        Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), claims }
+        let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
+        Self { shards, claims, hasher: SipHasher24::new_with_key(&random::key()) }
     }
 
-    fn shard(&self, key: u128) -> &RwLock<TokenTable> {
+    pub(super) fn digest(&self, token: &str, path: &str) -> TokenDigest {
+        let mut hasher = self.hasher;
+        // With the length of the token, so that the end of one and the beginning of the path are not mixed up.
+        hasher.write(&(token.len() as u64).to_be_bytes());
+        hasher.write(token.as_bytes());
+        hasher.write(path.as_bytes());
+        TokenDigest(hasher.finish128().into())
+    }
+
+    fn shard(&self, digest: TokenDigest) -> &RwLock<TokenTable> {
         // Digests are random. Below the number of shards.
-        &self.shards[usize::from(key.to_le_bytes()[0]) % SHARDS]
+        &self.shards[usize::from(digest.0.to_le_bytes()[0]) % SHARDS]
     }
 
-    pub(super) fn get(&self, key: &Digest, now: Timestamp) -> Option<RememberedToken> {
-        let key = half(key);
-        self.shard(key).read().by_digest.get(&key).filter(|token| token.is_kept(now)).cloned()
+    pub(super) fn get(&self, digest: TokenDigest, now: Timestamp) -> Option<RememberedToken> {
+        self.shard(digest).read().by_digest.get(&digest.0).filter(|token| token.is_kept(now)).cloned()
     }
 
-    pub(super) fn keep(&self, key: Digest, token: VerifiedToken, issuer: usize, now: Timestamp) -> RememberedToken {
-        let (key, remembered) = (half(&key), self.remembered(token, issuer, now));
-        self.shard(key).write().insert(key, remembered.clone(), now);
+    pub(super) fn keep(
+        &self,
+        digest: TokenDigest,
+        token: VerifiedToken,
+        issuer: usize,
+        now: Timestamp,
+    ) -> RememberedToken {
+        let remembered = self.remembered(token, issuer, now);
+        self.shard(digest).write().insert(digest, remembered.clone(), now);
         remembered
     }
 
@@ -109,12 +126,12 @@ impl RememberedTokens {
 }
 
 impl TokenTable {
-    fn insert(&mut self, key: u128, token: RememberedToken, now: Timestamp) {
+    fn insert(&mut self, digest: TokenDigest, token: RememberedToken, now: Timestamp) {
         if self.by_digest.len() >= TOKENS_MAX || self.bytes + token.bytes as usize > BYTES_MAX {
             self.make_room(now);
         }
         self.bytes += token.bytes as usize;
-        if let Some(before) = self.by_digest.insert(key, token) {
+        if let Some(before) = self.by_digest.insert(digest.0, token) {
             self.bytes -= before.bytes as usize;
         }
     }
@@ -126,7 +143,7 @@ impl TokenTable {
             if self.by_digest.len() <= TOKENS_MAX / 2 && self.bytes <= BYTES_MAX / 2 {
                 break;
             }
-            self.retain(|key, _| key >> bit & 1 == 0);
+            self.retain(|digest, _| digest >> bit & 1 == 0);
         }
         // A new table, as one with removed slots would double at its bound.
         self.by_digest.shrink_to_fit();
@@ -134,8 +151,8 @@ impl TokenTable {
 
     fn retain(&mut self, is_kept: impl Fn(u128, &RememberedToken) -> bool) {
         let Self { by_digest, bytes } = self;
-        by_digest.retain(|key, token| {
-            let is_kept = is_kept(*key, token);
+        by_digest.retain(|digest, token| {
+            let is_kept = is_kept(*digest, token);
             if !is_kept {
                 *bytes -= token.bytes as usize;
             }
@@ -171,26 +188,36 @@ mod tests {
     fn a_token_is_remembered_to_its_end_and_for_five_minutes_at_most() {
         let tokens = memory();
         for (until, last) in [(100_000, 99_999), (1_000_000, 309_999)] {
-            let key = key_of("token", &until.to_string());
-            tokens.keep(key, token(1, until), 0, Timestamp::from_millis(10_000));
-            let at = |millis| tokens.get(&key, Timestamp::from_millis(millis)).is_some();
+            let digest = tokens.digest("token", &until.to_string());
+            tokens.keep(digest, token(1, until), 0, Timestamp::from_millis(10_000));
+            let at = |millis| tokens.get(digest, Timestamp::from_millis(millis)).is_some();
             assert_eq!((at(9_999), at(10_000), at(last), at(last + 1)), (false, true, true, false), "{until}");
         }
-        let elsewhere = key_of("token", "elsewhere");
-        assert!(tokens.get(&elsewhere, Timestamp::from_millis(10_000)).is_none(), "of one endpoint alone");
+        let elsewhere = tokens.digest("token", "elsewhere");
+        assert!(tokens.get(elsewhere, Timestamp::from_millis(10_000)).is_none(), "of one endpoint alone");
+    }
+
+    #[test]
+    fn each_pair_of_token_and_path_has_one_digest_in_each_process() {
+        let (tokens, of_another_process) = (memory(), memory());
+        let pairs = [("token", "/mcp"), ("token/", "mcp"), ("token/mcp", ""), ("", "token/mcp"), ("tokeN", "/mcp")];
+        let digests = |tokens: &RememberedTokens| pairs.map(|(token, path)| tokens.digest(token, path).0);
+        let different: BTreeSet<_> = digests(&tokens).into_iter().chain(digests(&of_another_process)).collect();
+        assert_eq!(different.len(), 2 * pairs.len());
+        assert_eq!(digests(&tokens), digests(&tokens));
     }
 
     #[test]
     fn a_hundred_thousand_tokens_are_remembered_at_once() {
         let tokens = memory();
         let now = Timestamp::from_millis(0);
-        let key = |subject: usize| key_of(&format!("token {subject}"), "/mcp");
+        let digest = |subject: usize| tokens.digest(&format!("token {subject}"), "/mcp");
         for subject in 0..100_000 {
-            tokens.keep(key(subject), token(subject, 1_000_000), 0, now);
+            tokens.keep(digest(subject), token(subject, 1_000_000), 0, now);
         }
-        assert_eq!((0..100_000).filter(|&subject| tokens.get(&key(subject), now).is_some()).count(), 100_000);
+        assert_eq!((0..100_000).filter(|&subject| tokens.get(digest(subject), now).is_some()).count(), 100_000);
         let claims: BTreeSet<_> = (0..100)
-            .filter_map(|subject| tokens.get(&key(subject), now)?.caller.claims)
+            .filter_map(|subject| tokens.get(digest(subject), now)?.caller.claims)
             .map(|claims| Arc::as_ptr(&claims))
             .collect();
         assert_eq!(claims.len(), 1, "they share what is equal");
@@ -212,11 +239,11 @@ mod tests {
         let (tokens, other, now) = (memory(), memory(), Timestamp::from_millis(0));
         // Allocations that are made once come before the measurement.
         for subject in 0..1_000 {
-            other.keep(key_of(&format!("token {subject}"), "/mcp"), token(subject, 1_000_000), 0, now);
+            other.keep(other.digest(&format!("token {subject}"), "/mcp"), token(subject, 1_000_000), 0, now);
         }
         let before = resident();
         for subject in 0..100_000 {
-            tokens.keep(key_of(&format!("token {subject}"), "/mcp"), token(subject, 1_000_000), 0, now);
+            tokens.keep(tokens.digest(&format!("token {subject}"), "/mcp"), token(subject, 1_000_000), 0, now);
         }
         let kept: usize = tokens.shards.iter().map(|shard| shard.read().by_digest.len()).sum();
         assert_eq!(kept, 100_000);
@@ -228,7 +255,7 @@ mod tests {
     #[test]
     fn a_full_memory_forgets_expired_tokens_first_and_then_some_of_the_others() {
         let (tokens, mut table) = (memory(), TokenTable::default());
-        let key = |name: &str| half(&key_of(name, "/mcp"));
+        let digest = |name: &str| tokens.digest(name, "/mcp");
         let counted = |table: &TokenTable| {
             assert!(table.bytes <= BYTES_MAX && table.by_digest.len() <= TOKENS_MAX);
             assert_eq!(table.bytes, table.by_digest.values().map(|token| token.bytes as usize).sum::<usize>());
@@ -237,10 +264,10 @@ mod tests {
         let at = Timestamp::from_millis;
         for subject in 0..TOKENS_MAX {
             let until = if subject % 2 == 0 { 1_000 } else { 900_000 };
-            table.insert(key(&subject.to_string()), tokens.remembered(token(subject, until), 0, at(0)), at(0));
+            table.insert(digest(&subject.to_string()), tokens.remembered(token(subject, until), 0, at(0)), at(0));
         }
         assert_eq!(counted(&table), TOKENS_MAX);
-        table.insert(key("another"), tokens.remembered(token(0, 900_000), 0, at(1_000)), at(1_000));
+        table.insert(digest("another"), tokens.remembered(token(0, 900_000), 0, at(1_000)), at(1_000));
         assert_eq!(counted(&table), TOKENS_MAX / 2 + 1, "the expired ones are gone, and no other");
         // By bytes: each person has other groups, and a refreshed token has the same groups again.
         let names: Vec<_> = (0..300).map(|n| format!("{n:036}")).collect();
@@ -248,10 +275,10 @@ mod tests {
             let own = format!("{person}");
             let groups: Vec<_> = names.iter().map(String::as_str).chain([own.as_str()]).collect();
             for refreshed in 0..2 {
-                let key = key(&format!("{person} {refreshed}"));
+                let digest = digest(&format!("{person} {refreshed}"));
                 let token = tokens.remembered(with_groups(person, 900_000, &groups), 0, at(1_000));
-                table.insert(key, token, at(1_000));
-                assert!(table.by_digest.contains_key(&key), "the newest is kept");
+                table.insert(digest, token, at(1_000));
+                assert!(table.by_digest.contains_key(&digest.0), "the newest is kept");
             }
         }
         let many = counted(&table);

@@ -125,7 +125,9 @@ fn is_id(text: &str) -> bool {
 pub(super) fn shows_key(value: &[u8]) -> bool {
     // None of these characters is part of a token (RFC 9110, 11.2).
     let is_between = |byte: &u8| byte.is_ascii_whitespace() || b",;:=\"'".contains(byte);
-    value.split(is_between).any(|word| word.starts_with(PREFIX.as_bytes()))
+    // A long token is searched for the prefix, and not split into words.
+    let mut places = memchr::memmem::find_iter(value, PREFIX);
+    places.any(|at| value[..at].last().is_none_or(is_between))
 }
 
 /// Whether a secret could be 128 random bits; its randomness cannot be proved.
@@ -452,6 +454,7 @@ mod tests {
             ("Bearer a,tg_b".to_owned(), true),
             ("Bearer eyJ.x-tg_y.z_tg_w".to_owned(), false),
             ("Bearer a/tg_b~tg_c".to_owned(), false),
+            ("Bearer a/tg_b tg_c".to_owned(), true),
             ("Basic dGdfYTE=".to_owned(), false),
             (String::new(), false),
         ] {

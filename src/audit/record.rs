@@ -17,6 +17,8 @@ pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 /// A longer text is cut, and ends with digits of its digest.
 const TEXT_BYTES_MAX: usize = 256;
 const DIGEST_DIGITS: usize = 16;
+/// Room for the members of the chain, without the name of a replica.
+const HEAD_BYTES: usize = 160;
 
 named_variants! {
     /// The kind of an event; `what` of its line.
@@ -92,7 +94,9 @@ impl<'a> AuditEvent<'a> {
     pub(super) fn members<'i>(&self, issuer: impl FnOnce(&str) -> Option<&'i str>) -> String {
         let mut out = String::with_capacity(256);
         let mut member = |name: &str, text: &str| {
-            let _ = write!(out, "\"{name}\":");
+            out.push('"');
+            out.push_str(name);
+            out.push_str("\":");
             put_text(&mut out, text);
             out.push(',');
         };
@@ -103,7 +107,7 @@ impl<'a> AuditEvent<'a> {
             member("via", url.unwrap_or_else(|| who.scheme()));
         }
         let client = self.client.map(|client| client.to_string());
-        let task = self.task.map(|key| ShortReference::of(key).to_string());
+        let task = self.task.map(|key| hex(&ShortReference::of(key).0));
         let texts = [
             ("client", client.as_deref()),
             ("upstream", self.upstream),
@@ -134,6 +138,14 @@ impl<'a> AuditEvent<'a> {
 /// Writes a JSON string in which no character moves, hides or reorders others. A long one is cut, with digits of its digest, so
 /// that two long names remain two.
 fn put_text(out: &mut String, text: &str) {
+    // Nearly every text: it is copied as it is.
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    if text.len() <= TEXT_BYTES_MAX && text.bytes().all(is_plain) {
+        out.push('"');
+        out.push_str(text);
+        out.push('"');
+        return;
+    }
     let (shown, mark) = if text.len() > TEXT_BYTES_MAX {
         let digits = hex(digest(&SHA256, text.as_bytes()).as_ref());
         let cut = (0..=TEXT_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
@@ -189,13 +201,16 @@ impl ChainEnd {
     /// Appends a line to `out` and to the chain.
     pub(super) fn add(&mut self, at: Timestamp, replica: Option<&str>, members: &str, out: &mut Vec<u8>) {
         self.seq += 1;
-        let mut line = format!("{{\"seq\":{},\"time\":\"{at}\",", self.seq);
+        let mut line = String::with_capacity(HEAD_BYTES + members.len());
+        let _ = write!(line, "{{\"seq\":{},\"time\":\"{at}\",", self.seq);
         if let Some(replica) = replica {
             line.push_str("\"replica\":");
             put_text(&mut line, replica);
             line.push(',');
         }
-        let _ = write!(line, "\"prev\":\"{}\",{members}", hex(&self.digest));
+        for part in ["\"prev\":\"", &hex(&self.digest), "\",", members] {
+            line.push_str(part);
+        }
         self.digest = digest_of(line.as_bytes());
         out.extend_from_slice(line.as_bytes());
         out.push(b'\n');
@@ -283,6 +298,18 @@ mod tests {
         );
         let read: serde_json::Value = serde_json::from_str(&format!("{{{members}")).unwrap();
         assert_eq!(read["tool"], hostile);
+    }
+
+    #[test]
+    fn each_ascii_character_is_read_again_and_visible_ones_are_copied() {
+        for character in '\0'..='\u{7f}' {
+            let tool = format!("a{character}b");
+            let members = AuditEvent { tool: Some(&tool), ..AuditEvent::new(AuditAct::CallEnded) }.members(|_| None);
+            let read: serde_json::Value = serde_json::from_str(&format!("{{{members}")).unwrap();
+            assert_eq!(read["tool"], tool);
+            let is_copied = !character.is_control() && !matches!(character, '"' | '\\');
+            assert_eq!(members.contains(&tool), is_copied, "{character:?}");
+        }
     }
 
     /// Auditors can compute the digests with a program of their own.

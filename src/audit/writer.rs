@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::Counter;
+
 use super::AuditSettings;
 use super::file::AuditSink;
 use super::queue::{AuditQueue, QueueItem, QueuedRecord, WriterWork};
@@ -42,6 +44,8 @@ pub(super) struct AuditWriter {
     path: PathBuf,
     anchor: Option<AuditAnchor>,
     anchors: Vec<ChainEnd>,
+    /// Looked up once: each batch counts in it.
+    records: Counter,
 }
 
 /// The gateway ends, and the last records cannot be written.
@@ -68,6 +72,7 @@ impl AuditWriter {
             path: settings.path.clone(),
             anchor: settings.anchor.clone(),
             anchors: Vec::new(),
+            records: metrics::counter!(metric::AUDIT_RECORDS),
         }
     }
 
@@ -176,7 +181,7 @@ impl AuditWriter {
             }
             is_last = !self.queue.pause(RETRY);
         }
-        metrics::counter!(metric::AUDIT_RECORDS).increment(self.count);
+        self.records.increment(self.count);
         self.lines.clear();
         self.count = 0;
         self.is_unsynced = true;

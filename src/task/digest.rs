@@ -19,7 +19,8 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
 /// The hex digits of some bytes. One allocation, since this runs for every request of a session.
 pub fn hex(bytes: &[u8]) -> String {
     let nibbles = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()
+    let digits = nibbles.map(|nibble| b"0123456789abcdef"[usize::from(nibble)]).collect();
+    String::from_utf8(digits).expect("digits are ASCII")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -15,6 +15,8 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFi
 use tracing_subscriber::registry::LookupSpan;
 
 const LINE_BYTES: usize = 512;
+/// Room for the fields of a span.
+const SPAN_BYTES: usize = 128;
 
 /// Formats events as lines, and the fields of spans as members of an object, without its braces.
 #[derive(Clone, Copy, Debug)]
@@ -22,15 +24,15 @@ pub(super) struct JsonLines;
 
 impl<'w> FormatFields<'w> for JsonLines {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'w>, fields: R) -> fmt::Result {
-        let mut members = Members::default();
+        let mut members = Members { text: Vec::with_capacity(SPAN_BYTES), ..Members::default() };
         fields.record(&mut members);
-        writer.write_str(&members.text)
+        writer.write_str(text_of(&members.text)?)
     }
 
     fn add_fields(&self, current: &'w mut FormattedFields<Self>, fields: &span::Record<'_>) -> fmt::Result {
-        let mut members = Members { text: std::mem::take(&mut current.fields), ..Members::default() };
+        let mut members = Members { text: std::mem::take(&mut current.fields).into_bytes(), ..Members::default() };
         fields.record(&mut members);
-        current.fields = members.text;
+        current.fields = String::from_utf8(members.text).map_err(|_| fmt::Error)?;
         Ok(())
     }
 }
@@ -48,31 +50,32 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
         line.push_str(r#"","level":""#);
         line.push_str(event.metadata().level().as_str());
         line.push_str(r#"","fields":{"#);
-        let mut fields = Members { text: line, is_open: true, target: None };
+        let mut fields = Members { text: line.into_bytes(), is_open: true, target: None };
         event.record(&mut fields);
         let Members { text: mut line, target, .. } = fields;
-        line.push_str(r#"},"target":"#);
-        line.push_str(&json(&target.as_deref().unwrap_or_else(|| event.metadata().target())));
+        line.extend_from_slice(br#"},"target":"#);
+        put_json(&mut line, target.as_deref().unwrap_or_else(|| event.metadata().target()));
         let of_event = event.parent().and_then(|id| context.span(id));
         let of_context = || if event.is_root() { None } else { context.lookup_current() };
         if let Some(span) = of_event.or_else(of_context) {
-            line.push_str(r#","span":{"#);
+            line.extend_from_slice(br#","span":{"#);
             if let Some(fields) = span.extensions().get::<FormattedFields<Self>>().filter(|fields| !fields.is_empty()) {
-                line.push_str(fields);
-                line.push(',');
+                line.extend_from_slice(fields.as_bytes());
+                line.push(b',');
             }
-            line.push_str(r#""name":"#);
-            line.push_str(&json(&span.name()));
-            line.push('}');
+            line.extend_from_slice(br#""name":"#);
+            put_json(&mut line, span.name());
+            line.push(b'}');
         }
-        line.push_str("}\n");
-        writer.write_str(&line)
+        line.extend_from_slice(b"}\n");
+        writer.write_str(text_of(&line)?)
     }
 }
 
 #[derive(Default)]
 struct Members {
-    text: String,
+    /// UTF-8. Not a `String`, so that values are written into it without one of their own.
+    text: Vec<u8>,
     /// Whether a brace has just been opened, so that no comma is due.
     is_open: bool,
     /// The target of a record from the crate `log`.
@@ -82,18 +85,18 @@ struct Members {
 impl Members {
     fn key(&mut self, field: &Field) {
         if !std::mem::take(&mut self.is_open) && !self.text.is_empty() {
-            self.text.push(',');
+            self.text.push(b',');
         }
         let name = field.name();
-        self.text.push('"');
-        self.text.push_str(name.strip_prefix("r#").unwrap_or(name));
-        self.text.push_str("\":");
+        self.text.push(b'"');
+        self.text.extend_from_slice(name.strip_prefix("r#").unwrap_or(name).as_bytes());
+        self.text.extend_from_slice(b"\":");
     }
 
     /// A peer's text stays inside its string (B160).
-    fn member(&mut self, field: &Field, value: &impl Serialize) {
+    fn member(&mut self, field: &Field, value: &(impl Serialize + ?Sized)) {
         self.key(field);
-        self.text.push_str(&json(value));
+        put_json(&mut self.text, value);
     }
 }
 
@@ -118,7 +121,7 @@ impl Visit for Members {
         if field.name() == "log.target" {
             self.target = Some(value.to_owned());
         }
-        self.member(field, &value);
+        self.member(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
@@ -126,8 +129,17 @@ impl Visit for Members {
     }
 }
 
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
+/// Appends a value; `null` in place of one that cannot be written.
+fn put_json(text: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    let start = text.len();
+    if serde_json::to_writer(&mut *text, value).is_err() {
+        text.truncate(start);
+        text.extend_from_slice(b"null");
+    }
+}
+
+fn text_of(line: &[u8]) -> Result<&str, fmt::Error> {
+    std::str::from_utf8(line).map_err(|_| fmt::Error)
 }
 
 #[cfg(test)]

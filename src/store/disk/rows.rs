@@ -1,6 +1,7 @@
 //! The writer's statements.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -27,9 +28,11 @@ impl FoundRow {
     }
 }
 
+static FIND: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3"));
+
 pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<FoundRow>> {
-    let sql = format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
-    conn.prepare_cached(&sql)?
+    conn.prepare_cached(&FIND)?
         .query_row(params![ShortReference::of(key).0, key.owner.as_str(), id(key)], |row| {
             let (columns, checked) = RowColumns::checked(row, 1)?;
             Ok(FoundRow { row: row.get(0)?, columns, is_sound: checked.is_ok() })
@@ -57,6 +60,14 @@ impl UnfreeableRows {
 }
 
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13";
+
+static INSERT: LazyLock<String> = LazyLock::new(|| format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})"));
+static UPDATE: LazyLock<String> = LazyLock::new(|| update_of(COLUMNS, VALUES));
+static UPDATE_MOVING: LazyLock<String> = LazyLock::new(|| update_of(MOVING.0, MOVING.1));
+
+fn update_of(columns: &str, values: &str) -> String {
+    format!("UPDATE tasks SET ({columns}, summary) = ({values}) WHERE row = ?14")
+}
 
 /// A larger record is written over zeros, which take no memory: as a value of a statement, SQLite would copy it twice.
 const VALUE_BYTES_MAX: usize = 1 << 20;
@@ -123,8 +134,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
     }
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(conn, task)?);
-    let sql = format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})");
-    let mut statement = conn.prepare_cached(&sql)?;
+    let mut statement = conn.prepare_cached(&INSERT)?;
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
@@ -153,9 +163,8 @@ pub(super) fn update(
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
-    let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
-    let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?14");
-    let mut statement = conn.prepare_cached(&sql)?;
+    let sql = if found.columns.stands_with(&columns) { &UPDATE_MOVING } else { &UPDATE };
+    let mut statement = conn.prepare_cached(sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())

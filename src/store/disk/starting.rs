@@ -20,7 +20,7 @@ use super::health::StoreHealthMonitor;
 use super::readers::ReaderPool;
 use super::resident::{EarlierRows, ResidentRows, RowTotals, UnresolvedInserts, totals};
 use super::settings::{DiskTuning, FaultHooks};
-use super::writer::{self, DiskWriter, WriterRequest};
+use super::writer::{self, CommitMetrics, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, rows, schema};
 use crate::store::clock_trust::{ClockTrust, RESET};
 use crate::task::Timestamp;
@@ -75,6 +75,7 @@ impl DiskStore {
             monitor: Arc::clone(&monitor),
             seen: Arc::clone(&seen),
             commits: Arc::clone(&commits),
+            metrics: CommitMetrics::new(),
             failures: VecDeque::new(),
             unresolved: Arc::clone(&unresolved),
             check: Arc::clone(&check),

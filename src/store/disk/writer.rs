@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use metrics::{Counter, Histogram};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -61,6 +62,7 @@ pub(super) struct DiskWriter {
     /// The latest time used, in milliseconds.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) commits: Arc<AtomicU64>,
+    pub(super) metrics: CommitMetrics,
     /// `None` if the folder is in memory, where a full disk is full memory.
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
@@ -74,6 +76,23 @@ pub(super) struct DiskWriter {
     pub(super) is_careful: bool,
     /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,
+}
+
+/// Looked up once: each commit counts in all of them. The metrics recorder must be installed before.
+pub(super) struct CommitMetrics {
+    commits: Counter,
+    batch: Histogram,
+    time: Histogram,
+}
+
+impl CommitMetrics {
+    pub(super) fn new() -> Self {
+        Self {
+            commits: metrics::counter!(metric::STORE_COMMITS),
+            batch: metrics::histogram!(metric::STORE_BATCH),
+            time: metrics::histogram!(metric::STORE_COMMIT_TIME),
+        }
+    }
 }
 
 type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
@@ -215,7 +234,7 @@ impl DiskWriter {
         );
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
-        conn.execute_batch("BEGIN IMMEDIATE")?;
+        execute(conn, BEGIN)?;
         let mut at = 0;
         while at < waiting.len() {
             outcomes.push(batch.run(&waiting[at].0)?);
@@ -229,13 +248,13 @@ impl DiskWriter {
         }
         let WriteBatch { changes, has_barrier, .. } = batch;
         if changes.is_empty() && !has_barrier {
-            conn.execute_batch("COMMIT")?;
+            execute(conn, COMMIT)?;
             return Ok(outcomes);
         }
         self.resident.begin(&changes);
         let new = self.unresolved.begin(&changes);
         failpoint::hit("intent-written");
-        let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
+        let committed = self.hooks.before_commit().and_then(|()| execute(conn, COMMIT));
         match committed.and_then(|()| self.hooks.after_commit()) {
             Ok(()) => {
                 self.resident.follow(changes, self.seen());
@@ -249,9 +268,9 @@ impl DiskWriter {
             }
         }
         self.commits.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!(metric::STORE_COMMITS).increment(1);
-        metrics::histogram!(metric::STORE_BATCH).record(waiting.len() as f64);
-        metrics::histogram!(metric::STORE_COMMIT_TIME).record(began.elapsed().as_secs_f64());
+        self.metrics.commits.increment(1);
+        self.metrics.batch.record(waiting.len() as f64);
+        self.metrics.time.record(began.elapsed().as_secs_f64());
         Ok(outcomes)
     }
 
@@ -413,7 +432,7 @@ impl DiskWriter {
         if keys.is_empty() {
             return Ok(());
         }
-        conn.execute_batch("BEGIN IMMEDIATE")?;
+        execute(conn, BEGIN)?;
         rows::probe(conn)?;
         let mut found = 0_usize;
         for key in &keys {
@@ -423,7 +442,7 @@ impl DiskWriter {
             }
         }
         self.hooks.before_commit()?;
-        conn.execute_batch("COMMIT")?;
+        execute(conn, COMMIT)?;
         self.hooks.after_commit()?;
         self.unresolved.removed();
         tracing::warn!(refused = keys.len(), found, "rows whose insert was reported as failed were removed");
@@ -434,6 +453,14 @@ impl DiskWriter {
     pub(super) fn is_same_file(&self) -> bool {
         self.identity.is_some() && identity(&self.path) == self.identity
     }
+}
+
+const BEGIN: &str = "BEGIN IMMEDIATE";
+const COMMIT: &str = "COMMIT";
+
+/// Runs a statement without parameters and rows. A connection parses it once.
+fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+    conn.prepare_cached(sql)?.execute(()).map(drop)
 }
 
 fn cannot_open(why: &str) -> rusqlite::Error {

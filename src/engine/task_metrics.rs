@@ -15,11 +15,23 @@ pub(super) struct TaskMetrics {
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>,
 }
 
+/// How the grace period of a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GraceEnd {
+    /// The call ended first.
+    Answered,
+    /// The call became a task.
+    Over,
+}
+
 struct UpstreamTaskMetrics {
     created: Counter,
     /// Briefly negative if a task settles before its handle is created. Unsettled tasks are subtracted on drop.
     in_flight: GaugeShare,
     age: Histogram,
+    /// Grace periods that ended in the call's response, and in a handle.
+    answered_in_grace: Counter,
+    grace_over: Counter,
     /// By outcome, for outcomes that have occurred: a few dozen.
     settled: Mutex<Vec<(&'static str, Counter)>>,
 }
@@ -54,6 +66,14 @@ impl TaskMetrics {
         settled.push((outcome, counter));
     }
 
+    pub(super) fn grace_ended(&self, upstream: &Arc<str>, end: GraceEnd) {
+        let metrics = self.of(upstream);
+        match end {
+            GraceEnd::Answered => metrics.answered_in_grace.increment(1),
+            GraceEnd::Over => metrics.grace_over.increment(1),
+        }
+    }
+
     /// Unsettled tasks that clients have handles of.
     pub(super) fn unsettled(&self, upstream: &str) -> u64 {
         let known = self.upstreams.read().get(upstream).map(|metrics| metrics.in_flight.value());
@@ -65,10 +85,14 @@ impl TaskMetrics {
             return Arc::clone(known);
         }
         let of_upstream = || Arc::clone(upstream);
+        let grace =
+            |result: &'static str| metrics::counter!(metric::GRACE, "upstream" => of_upstream(), "result" => result);
         let new = || UpstreamTaskMetrics {
             created: metrics::counter!(metric::TASKS_CREATED, "upstream" => of_upstream()),
             in_flight: GaugeShare::new(metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => of_upstream())),
             age: metrics::histogram!(metric::TASK_AGE, "upstream" => of_upstream()),
+            answered_in_grace: grace("plain"),
+            grace_over: grace("task"),
             settled: Mutex::default(),
         };
         Arc::clone(self.upstreams.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))

@@ -11,6 +11,7 @@ use super::{CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::apply::outcome_label;
 use crate::engine::retry_delays::RetryDelays;
+use crate::engine::task_metrics::GraceEnd;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
@@ -39,7 +40,7 @@ impl Runner {
         }
         self.becomes_task();
         if matches!(self.spec.plan, Plan::Grace(_)) {
-            self.count_grace("task");
+            self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Over);
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
         self.dialog.set_grace_status(None);
@@ -58,11 +59,6 @@ impl Runner {
                 audited.becomes_task(&key);
             }
         }
-    }
-
-    fn count_grace(&self, result: &'static str) {
-        let upstream = Arc::clone(self.spec.upstream.name());
-        metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 
     pub(super) async fn insert(
@@ -253,7 +249,7 @@ impl Runner {
             }
         }
         if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
-            self.count_grace("plain");
+            self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Answered);
         }
         let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
         if let Some(key) = self.recorder.key() {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{SetOnce, mpsc};
 
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
@@ -190,21 +189,21 @@ pub enum CallEnd {
 pub struct CallStream {
     events: mpsc::Receiver<Box<CallEvent>>,
     /// Set once the caller received the task's handle: until then no client knows the task (T-27).
-    claimed: CancellationToken,
+    claimed: Arc<SetOnce<()>>,
 }
 
 impl CallStream {
     pub(super) fn new() -> (CallStreamSender, Self) {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let claimed = CancellationToken::new();
-        (CallStreamSender { events: sender, claimed: claimed.clone() }, Self { events, claimed })
+        let claimed = Arc::default();
+        (CallStreamSender { events: sender, claimed: Arc::clone(&claimed) }, Self { events, claimed })
     }
 
     /// The next event; `None` after the last. Cancel safe.
     pub async fn next(&mut self) -> Option<CallEvent> {
         let event = self.events.recv().await.map(|event| *event);
         if matches!(event, Some(CallEvent::Created(_) | CallEvent::InputRequired { .. })) {
-            self.claimed.cancel();
+            let _ = self.claimed.set(());
         }
         event
     }
@@ -214,7 +213,7 @@ impl CallStream {
 pub(super) struct CallStreamSender {
     /// Boxed, since the channel reserves slots for dozens of events: an idle call then takes little memory.
     pub(super) events: mpsc::Sender<Box<CallEvent>>,
-    pub(super) claimed: CancellationToken,
+    pub(super) claimed: Arc<SetOnce<()>>,
 }
 
 impl CallStreamSender {

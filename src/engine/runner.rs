@@ -191,7 +191,8 @@ impl Runner {
     }
 
     async fn run(mut self: Box<Self>) {
-        let next = Box::pin(self.prepare()).await;
+        // Boxed, and left out for most calls.
+        let next = if self.needs_preparation() { Box::pin(self.prepare()).await } else { RunnerFlow::Continue };
         if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
@@ -207,11 +208,26 @@ impl Runner {
         loop {
             self.count();
             let step = self.step().await;
+            if matches!(step, RunnerEvent::Upstream(StageEvent::PermitTaken)) && !self.recorder.has_row() {
+                // Nothing is stored before the call is sent, so this needs no future.
+                self.call_sent();
+                continue;
+            }
             let next = Box::pin(self.handle_step(step)).await;
             if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
             }
         }
+    }
+
+    /// Whether a record, a row, a refusal or a message to the client comes before the upstream call.
+    const fn needs_preparation(&self) -> bool {
+        let is_plain = match self.spec.plan {
+            Plan::Direct | Plan::Refuse => true,
+            Plan::Grace(_) => self.recorder.has_permit(),
+            Plan::Task => false,
+        };
+        self.audited.is_some() || self.spec.idempotency.is_some() || !is_plain
     }
 
     /// Creates the task before the upstream call, where the plan requires it.
@@ -250,7 +266,7 @@ impl Runner {
 
     /// Takes a permit, or a queue position, before the row is written; fails if the queue is full.
     fn enter_queue(&mut self) -> Result<(), GatewayFault> {
-        self.call.enter_queue(&self.spec)
+        self.call.enter_queue(&self.spec.owner)
     }
 
     /// Whether questions precede the handle. Not for a named call: its name must find it from the start.
@@ -268,7 +284,12 @@ impl Runner {
     async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
         let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
-        let (next_due, deadline) = (self.next_due(), self.call.deadline());
+        // Only the first of both has a timer, which costs more than the other parts of a wait.
+        let (deadline, next_due) = match (self.call.deadline(), self.next_due()) {
+            (Some(deadline), Some(due)) if due < deadline => (None, Some(due)),
+            (Some(deadline), _) => (Some(deadline), None),
+            (None, due) => (None, due),
+        };
         // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are
         // stored, so that the call's end follows theirs (SUB-13).
         let may_be_heard =

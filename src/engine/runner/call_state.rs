@@ -10,7 +10,7 @@ use tokio::time::Instant;
 pub(super) use self::exchange_stage::{ExchangeStage, StageEvent};
 pub(super) use self::split::{RunningElement, SplitExchange, SplitPlan, split, split_again};
 use crate::engine::call::CallSpec;
-use crate::task::GatewayFault;
+use crate::task::{GatewayFault, Principal};
 use crate::upstream::limits::{CallInProgress, CallProspect};
 use crate::upstream::{Answer, AnsweredBy, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::{Payload, RpcError};
@@ -107,15 +107,15 @@ impl UpstreamCall {
 
     /// Takes a free permit for a call that has not requested one yet, else a queue position. The elements of a split
     /// call queue separately. Fails with `QueueFull`.
-    pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<(), GatewayFault> {
+    pub(super) fn enter_queue(&mut self, owner: &Principal) -> Result<(), GatewayFault> {
         match &mut self.exchanges {
             CallExchanges::One(exchange) => {
-                if exchange.enter_queue(spec)? {
+                if exchange.enter_queue()? {
                     self.state = CallState::Permitted { since: Instant::now() };
                 }
                 Ok(())
             }
-            CallExchanges::Split(split) => split.enter_queue(&spec.owner),
+            CallExchanges::Split(split) => split.enter_queue(owner),
         }
     }
 

@@ -4,6 +4,7 @@ mod questions;
 
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
 use tokio::time::{Instant, timeout_at};
 
 pub(super) use self::questions::{CallQuestions, OpenQuestion, UnaskedQuestion, WithdrawnQuestion};
@@ -25,7 +26,7 @@ impl Dialog {
         Self { clients, questions: CallQuestions::default(), grace_end, grace_status: None }
     }
 
-    pub(super) const fn of_row(questions: CallQuestions) -> Self {
+    pub(super) fn of_row(questions: CallQuestions) -> Self {
         Self { clients: AttachedClients::none(), questions, grace_end: None, grace_status: None }
     }
 
@@ -88,16 +89,16 @@ impl Dialog {
 
 /// The clients that wait for the call: more than one only if a client repeats a request that is still in progress.
 pub(super) struct AttachedClients {
-    senders: Vec<CallStreamSender>,
+    senders: SmallVec<[CallStreamSender; 1]>,
 }
 
 impl AttachedClients {
     pub(super) fn new(sender: CallStreamSender) -> Self {
-        Self { senders: vec![sender] }
+        Self { senders: smallvec![sender] }
     }
 
-    pub(super) const fn none() -> Self {
-        Self { senders: Vec::new() }
+    pub(super) fn none() -> Self {
+        Self { senders: SmallVec::new() }
     }
 
     /// Adds a returning client, if there is room.
@@ -112,7 +113,7 @@ impl AttachedClients {
         self.senders.first().cloned()
     }
 
-    pub(super) const fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self) -> bool {
         !self.senders.is_empty()
     }
 
@@ -145,11 +146,11 @@ impl AttachedClients {
         let mut taken = false;
         for sender in std::mem::take(&mut self.senders) {
             tokio::select! {
-                () = sender.claimed.cancelled() => {}
+                _ = sender.claimed.wait() => {}
                 () = sender.events.closed() => {}
             }
             // Checked last: a client receives the event before it leaves, perhaps between the two polls above.
-            taken |= sender.claimed.is_cancelled();
+            taken |= sender.claimed.initialized();
         }
         taken
     }

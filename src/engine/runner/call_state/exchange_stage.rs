@@ -1,13 +1,14 @@
 //! Holds the stage of a call: waiting for a permit, beginning, or in exchange.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::timeout;
 
 use crate::engine::call::CallSpec;
-use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
-use crate::upstream::limits::{CallPermit, PermitTurn};
+use crate::task::{Executed, Failure, GatewayFault, Outcome, Principal, Reason};
+use crate::upstream::limits::{CallPermit, CallPermits, PermitTurn};
 use crate::upstream::{
     Answer, AnsweredBy, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, HandedOver, ResumeToken,
 };
@@ -32,7 +33,6 @@ pub(in crate::engine::runner) struct ExchangeStage {
     begin: Option<BeginFuture>,
     /// How long it waits for its permit; `None` is without limit.
     wait_max: Option<Duration>,
-    is_queued: bool,
 }
 
 /// Sends a call, and reports when the upstream may have seen it.
@@ -42,6 +42,11 @@ struct BeginFuture {
 }
 
 enum StepFuture {
+    /// Has requested no permit yet; one that is free needs no future.
+    Unqueued {
+        permits: Option<Arc<CallPermits>>,
+        owner: Principal,
+    },
     Waiting(BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>),
     Beginning(BeginFuture),
     Exchanging(Box<dyn Exchange>),
@@ -52,21 +57,15 @@ enum StepFuture {
 impl ExchangeStage {
     /// Waits for its permit at most `wait_max`; a call that will have a handle waits as long as its task exists.
     pub(in crate::engine::runner) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
-        let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
-        let waiting = Box::pin(async move {
-            match permits {
-                Some(permits) => permits.acquire(&owner, wait_max).await.map(Some),
-                None => Ok(None),
-            }
-        });
-        Self { wait_max, ..Self::waiting(waiting, Some(Self::begin(spec))) }
+        let step = StepFuture::Unqueued { permits: spec.permits.clone(), owner: spec.owner.clone() };
+        Self { step, permit: None, begin: Some(Self::begin(spec)), wait_max }
     }
 
     fn waiting(
         waiting: BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>,
         begin: Option<BeginFuture>,
     ) -> Self {
-        Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None, is_queued: false }
+        Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None }
     }
 
     /// A stage for a call of an earlier process, which a full queue never refuses.
@@ -111,30 +110,23 @@ impl ExchangeStage {
     }
 
     pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {
-        matches!(self.step, StepFuture::Waiting(_))
+        matches!(self.step, StepFuture::Unqueued { .. } | StepFuture::Waiting(_))
     }
 
     /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the
     /// permit. Fails with `QueueFull`.
-    pub(in crate::engine::runner) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
-        if !self.is_waiting() || self.is_queued {
-            return Ok(false);
-        }
-        let turn = match &spec.permits {
-            Some(permits) => permits.enter(&spec.owner)?,
-            None => {
-                self.placed(None);
-                return Ok(true);
+    pub(in crate::engine::runner) fn enter_queue(&mut self) -> Result<bool, GatewayFault> {
+        let StepFuture::Unqueued { permits, owner } = &self.step else { return Ok(false) };
+        match permits.as_ref().map(|permits| permits.enter(owner)).transpose()? {
+            Some(turn @ PermitTurn::Waits(..)) => {
+                let wait_max = self.wait_max;
+                self.step = StepFuture::Waiting(Box::pin(async move { turn.permit(wait_max).await.map(Some) }));
+                return Ok(false);
             }
-        };
-        if let PermitTurn::Called(permit) = turn {
-            self.placed(Some(permit));
-            return Ok(true);
+            Some(PermitTurn::Called(permit)) => self.placed(Some(permit)),
+            None => self.placed(None),
         }
-        let wait_max = self.wait_max;
-        self.step = StepFuture::Waiting(Box::pin(async move { turn.permit(wait_max).await.map(Some) }));
-        self.is_queued = true;
-        Ok(false)
+        Ok(true)
     }
 
     fn placed(&mut self, permit: Option<CallPermit>) {
@@ -145,6 +137,11 @@ impl ExchangeStage {
     pub(in crate::engine::runner) async fn next(&mut self) -> StageEvent {
         loop {
             match &mut self.step {
+                StepFuture::Unqueued { .. } => match self.enter_queue() {
+                    Ok(true) => return StageEvent::PermitTaken,
+                    Ok(false) => (),
+                    Err(fault) => return self.not_begun(fault),
+                },
                 StepFuture::Waiting(waiting) => match waiting.await {
                     Ok(permit) => {
                         self.placed(permit);
@@ -197,7 +194,7 @@ impl ExchangeStage {
                 AnsweredBy::Client => exchange.answer(ask, answer).await,
                 AnsweredBy::Gateway => exchange.refuse(ask, answer).await,
             },
-            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
+            StepFuture::Unqueued { .. } | StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
                 Err(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
             }
         }
@@ -212,7 +209,7 @@ impl ExchangeStage {
                     exchange.cancel(reason).await;
                 }
             }
-            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => (),
+            StepFuture::Unqueued { .. } | StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => (),
         }
         self.finish();
     }

@@ -46,7 +46,16 @@ fn extensions(declared: Option<&Object>) -> Payload {
 
 /// `_meta` with the server's identity, for the gateway's own results (MOD-13).
 pub fn server_meta(server_info: &Payload) -> Payload {
-    ObjectWriter::new().member(SERVER_INFO, server_info).finish()
+    ObjectWriter::single(SERVER_INFO, server_info)
+}
+
+const fn complete() -> Payload {
+    Payload::constant(r#""complete""#)
+}
+
+/// The cache hints of a result that is stale at once and private.
+const fn hints() -> [(&'static str, Payload); 2] {
+    [("ttlMs", Payload::constant("0")), ("cacheScope", Payload::constant(r#""private""#))]
 }
 
 /// Adds the members that 2026-07-28 requires: `resultType`, the server's identity, and cache hints (MOD-11, MOD-13,
@@ -79,9 +88,9 @@ fn completed<T>(
     let meta = object
         .get_object(META)
         .map_or_else(|| server_meta(server_info), |meta| meta.edit().set(SERVER_INFO, server_info.clone()).finish());
-    let mut edit = object.edit().set("resultType", Payload::text("complete"));
+    let mut edit = object.edit().set("resultType", complete());
     if is_cacheable(method) {
-        edit = edit.set("ttlMs", Payload::of(&0)).set("cacheScope", Payload::text("private"));
+        edit = hints().into_iter().fold(edit, |edit, (name, value)| edit.set(name, value));
     }
     Some(finish(edit.set(META, meta)))
 }
@@ -89,8 +98,7 @@ fn completed<T>(
 /// Adds the members that a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
 /// nothing is missing.
 pub fn with_required(method: &str, result: &Object) -> Option<Payload> {
-    let hints = || [("ttlMs", Payload::of(&0)), ("cacheScope", Payload::text("private"))];
-    let required = [("resultType", Payload::text("complete"))].into_iter();
+    let required = [("resultType", complete())].into_iter();
     let required = required.chain(is_cacheable(method).then(hints).into_iter().flatten());
     let missing: Vec<_> = required.filter(|(name, _)| !result.contains(name)).collect();
     if missing.is_empty() {

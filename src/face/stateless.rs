@@ -109,7 +109,7 @@ impl StatelessRequestContext<'_> {
 const NOT_INTRODUCED: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
 
 struct CallDecision {
-    tool: String,
+    tool: Arc<str>,
     policy: ToolPolicy,
     plan: Plan,
     idempotency: Option<Idempotency>,
@@ -425,7 +425,7 @@ impl StatelessFace {
         if let Err(error) = self.meet(&request).await {
             return request.addressee.fault(&not_begun(error));
         }
-        let (tool, policy) = (String::new(), self.served.settings.rules.default.clone());
+        let (tool, policy) = (Arc::default(), self.served.settings.rules.default.clone());
         let plain = CallDecision {
             tool,
             policy,
@@ -451,7 +451,7 @@ impl StatelessFace {
             forwarded: request.forwarded.clone(),
             arrived: request.arrived,
         };
-        let tool = (request.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
+        let tool = (request.method == method::TOOLS_CALL).then(|| (Arc::clone(tool), policy.clone()));
         let plain = plain_request(request.method, Some(request.params));
         let mut spec = self.served.target().plain_call(maker, plain, tool);
         spec.context.progress = request.metadata.progress_token.is_some() || plan != Plan::Direct;
@@ -548,12 +548,12 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-fn called_tool(params: &Object) -> Result<String, RequestError> {
-    let name = params.get_string("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
+fn called_tool(params: &Object) -> Result<Arc<str>, RequestError> {
+    let name = params.get_str("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
     if params.contains("arguments") && !params.has_object("arguments") {
         return Err(RequestError::Params(Cow::Borrowed("arguments must be an object")));
     }
-    Ok(name)
+    Ok(Arc::from(name))
 }
 
 /// Whether the upstream should make its own task of a call (GW-11): if its tool requires that, or it is optional and

@@ -62,7 +62,12 @@ impl Payload {
     }
 
     pub const fn empty_object() -> Self {
-        Self { text: Bytes::from_static(b"{}"), is_exact: true, members: None }
+        Self::constant("{}")
+    }
+
+    /// A constant of the gateway's own, which is one JSON value.
+    pub(crate) const fn constant(text: &'static str) -> Self {
+        Self { text: Bytes::from_static(text.as_bytes()), is_exact: true, members: None }
     }
 
     /// Serialises one of our own values. Panics if it cannot be written as JSON (a map with keys that are no strings):

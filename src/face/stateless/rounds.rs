@@ -49,7 +49,7 @@ impl StatelessFace {
     pub(super) fn seal_for(&self, request: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
         method::may_ask(request.method).then(|| {
             let (upstream, principal) = (Arc::clone(self.served.upstream.name()), request.caller.principal.clone());
-            let (method, params) = (request.method.to_owned(), request.params.clone());
+            let (method, params) = (request.message.method.clone(), request.params.clone());
             RoundSeal {
                 sealer: Arc::clone(&self.served.sealer),
                 clock: Arc::clone(&self.served.clock),

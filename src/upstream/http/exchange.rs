@@ -171,11 +171,11 @@ fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payl
 
 /// Replaces the progress token by the gateway's own (UPC-20).
 fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
-    let only = |token: &RequestId| ObjectWriter::new().member(meta::PROGRESS_TOKEN, &token.payload()).finish();
+    let only = |token: &RequestId| ObjectWriter::single(meta::PROGRESS_TOKEN, &token.payload());
     let object = match params {
         Params::Object(object) => object,
         Params::Absent => {
-            return token.map(|token| ObjectWriter::new().member(meta::META, &only(token)).finish());
+            return token.map(|token| ObjectWriter::single(meta::META, &only(token)));
         }
         Params::Other(params) => return Some(params),
     };

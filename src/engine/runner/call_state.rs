@@ -314,8 +314,8 @@ impl UpstreamCall {
         }
     }
 
-    pub(super) fn record_event(&self) {
-        self.in_progress.iter().for_each(CallInProgress::heard);
+    pub(super) fn record_event(&mut self) {
+        self.in_progress.iter_mut().for_each(|call| call.heard(Instant::now()));
     }
 
     pub(super) const fn outlives_drain(&self) -> bool {

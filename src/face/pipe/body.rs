@@ -63,7 +63,7 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn note_position(&mut self, _has_position: bool) {}
 
     /// Records a sign of life of the upstream.
-    fn record_activity(&self) {}
+    fn record_activity(&mut self, _at: Instant) {}
 
     fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
@@ -328,7 +328,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             let polled = Pin::new(&mut self.source).poll_frame(cx);
             let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
             self.last_frame = Instant::now();
-            self.call.iter().for_each(C::record_activity);
+            self.call.iter_mut().for_each(|call| call.record_activity(self.last_frame));
             if frame.data_ref().is_none_or(|part| !part.is_empty()) {
                 return polled;
             }

@@ -235,8 +235,8 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         E::IS_RESUMABLE
     }
 
-    fn record_activity(&self) {
-        self.permit.iter().for_each(HeldCall::record_activity);
+    fn record_activity(&mut self, at: Instant) {
+        self.permit.iter_mut().for_each(|held| held.record_activity(at));
     }
 
     fn note_position(&mut self, has_position: bool) {
@@ -331,8 +331,8 @@ impl HeldCall {
     }
 
     /// Records a sign of life of the upstream.
-    pub(in crate::face) fn record_activity(&self) {
-        self.in_progress.heard();
+    pub(in crate::face) fn record_activity(&mut self, at: Instant) {
+        self.in_progress.heard(at);
     }
 
     /// The end of the wait for calls in progress.

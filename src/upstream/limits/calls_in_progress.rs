@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use slab::Slab;
@@ -12,6 +13,9 @@ use tokio::time::Instant;
 
 use super::CallPermitsInner;
 use crate::task::Principal;
+
+/// Operators read the time since a call's last message in whole seconds.
+const SIGN_STEP: Duration = Duration::from_secs(1);
 
 /// The fate of a call if the gateway ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +41,7 @@ pub struct HeldCallEntry {
     pub tool: Arc<str>,
     pub owner: Principal,
     pub began: Instant,
-    /// When the upstream last sent a message about it.
+    /// When the upstream last sent a message about it, less than a second too early.
     pub last_sign: Option<Instant>,
 }
 
@@ -99,6 +103,8 @@ pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
     index: usize,
+    /// As the record has it.
+    last_sign: Option<Instant>,
 }
 
 impl CallInProgress {
@@ -107,11 +113,15 @@ impl CallInProgress {
         let record = CallRecord { tool, owner, began: Instant::now(), last_sign: None, is_held: true };
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
         let index = all.records.lock().insert(record);
-        Self { shared, prospect, index }
+        Self { shared, prospect, index, last_sign: None }
     }
 
-    pub fn heard(&self) {
-        self.with_record(|record| record.last_sign = Some(Instant::now()));
+    /// Records a message of the upstream. Takes the list's lock once a second at most: a stream has many parts.
+    pub fn heard(&mut self, at: Instant) {
+        if self.last_sign.is_none_or(|last| at.duration_since(last) >= SIGN_STEP) {
+            self.last_sign = Some(at);
+            self.with_record(|record| record.last_sign = Some(at));
+        }
     }
 
     /// Recounts the call under a changed prospect. A task is no longer held.

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use proptest::prelude::*;
+use tokio::time::Instant;
 
 use super::*;
 
@@ -30,6 +31,21 @@ async fn a_full_queue_refuses_at_once_and_a_long_wait_ends() {
     drop(held);
     let again = permits.acquire(&ada, Some(Duration::ZERO)).await;
     assert!(again.is_ok(), "a dropped slot is free again");
+}
+
+/// Parts of a stream within a second take no lock; the first one and later ones are shown.
+#[tokio::test(start_paused = true)]
+async fn a_held_call_shows_its_upstreams_last_message_to_the_second() {
+    let permits = permits(1, 1);
+    let mut call = permits.call_begins(Arc::from("slow"), owner(0));
+    let begun = Instant::now();
+    let shown = || permits.0.in_progress.held()[0].last_sign.map(|sign| sign.duration_since(begun).as_millis());
+    assert_eq!(shown(), None);
+    for (wait, expected) in [(300, 300), (400, 300), (599, 300), (1, 1_300), (5_000, 6_300), (999, 6_300)] {
+        tokio::time::advance(Duration::from_millis(wait)).await;
+        call.heard(Instant::now());
+        assert_eq!(shown(), Some(expected));
+    }
 }
 
 #[tokio::test(start_paused = true)]

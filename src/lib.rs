@@ -51,6 +51,7 @@ macro_rules! named_variants {
     };
 }
 
+mod body_wakes;
 pub mod cause;
 mod console;
 pub mod failpoint;

@@ -31,7 +31,6 @@ macro_rules! reasons {
 pub mod admin;
 pub mod api_keys;
 mod body;
-mod body_wakes;
 mod certificate;
 pub mod client_certificates;
 mod connection;

@@ -10,8 +10,8 @@ use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ListenerLimits;
-use super::body_wakes::poll_piece;
 use super::refusal::Refusal;
+use crate::body_wakes::poll_piece;
 
 /// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB. A slice of the body would otherwise retain
 /// the whole buffer, and the connection would allocate another for its next request.

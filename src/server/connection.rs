@@ -25,7 +25,6 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::body_wakes::ConnectionWaker;
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState, ReadWatch};
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
@@ -33,6 +32,7 @@ use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionOrigin, Layers};
 use super::{ListenerLimits, StallCost, frames};
+use crate::body_wakes::ConnectionWaker;
 use crate::face::arrival::{ALONE_MAX, Arrival};
 
 /// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.

@@ -12,6 +12,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
 use super::upstream_health::{UpstreamFailure, UpstreamHealth};
+use crate::body_wakes::poll_piece;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::MessageText;
 use crate::wire::framing::BodyPart;
@@ -81,7 +82,7 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         match self.get_mut() {
-            Self::Http(body, reporter) => Pin::new(body).poll_frame(cx).map(|frame| {
+            Self::Http(body, reporter) => poll_piece(Pin::new(body), cx).map(|frame| {
                 let frame = frame?.map_err(|error| {
                     if let Some(reporter) = reporter.take() {
                         reporter.broke_off();

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
+use crate::body_wakes::ConnectionWaker;
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim responses to one request (U13).
@@ -354,7 +355,8 @@ impl Shared {
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http1.handshake(stream).await?;
         let state = Arc::<Http1State>::default();
-        let driver = Http1Driver { connection, state: Arc::clone(&state), shared: Arc::downgrade(self) };
+        let (waker, shared) = (ConnectionWaker::new(), Arc::downgrade(self));
+        let driver = Http1Driver { connection, waker, state: Arc::clone(&state), shared };
         Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))
     }
 
@@ -433,6 +435,8 @@ async fn sweep(shared: Weak<Shared>) {
 /// Runs an HTTP/1.1 connection to its end, and keeps it after a complete response.
 struct Http1Driver {
     connection: http1::Connection<Stream, RequestBody>,
+    /// Without the wake-up after the last piece of a response: the connection is ready for a request before it.
+    waker: ConnectionWaker,
     state: Arc<Http1State>,
     shared: Weak<Shared>,
 }
@@ -442,7 +446,7 @@ impl Future for Http1Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        match Pin::new(&mut this.connection).poll(cx) {
+        match this.waker.poll(Pin::new(&mut this.connection), cx) {
             Poll::Ready(Ok(())) => return Poll::Ready(()),
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "a connection to the upstream ended");

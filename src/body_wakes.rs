@@ -1,7 +1,7 @@
-//! Spares an HTTP/1.1 connection the wake-up for the last piece of a body.
+//! Spares an HTTP/1.1 connection the wake-up for the last piece of a body: of a client's request, or of a server's response.
 //!
 //! hyper wakes a connection's task when a piece of a body is taken, so that it reads the next one. After the last piece there is
-//! nothing to read: the poll runs through all layers of the request in vain. Connections of HTTP/2 are woken always: a taken
+//! nothing to read: a client's connection then polls all layers of its request in vain. Connections of HTTP/2 are woken always: a taken
 //! piece lets them send a window update.
 
 use std::cell::Cell;
@@ -19,8 +19,8 @@ thread_local! {
     static WITHHELD: Cell<Option<Arc<ConnectionTask>>> = const { Cell::new(None) };
 }
 
-/// Polls a request's body. Wakes its HTTP/1.1 connection only if more of the body is to come.
-pub(super) fn poll_piece(
+/// Polls a body. Wakes its HTTP/1.1 connection only if more of the body is to come.
+pub(crate) fn poll_piece(
     mut body: Pin<&mut Incoming>,
     context: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
@@ -53,18 +53,18 @@ impl Drop for Taking {
 
 /// Polls a connection with a waker that [`poll_piece`] can withhold.
 #[derive(Debug)]
-pub(super) struct ConnectionWaker {
+pub(crate) struct ConnectionWaker {
     task: Arc<ConnectionTask>,
     waker: Waker,
 }
 
 impl ConnectionWaker {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let task = Arc::<ConnectionTask>::default();
         Self { waker: Arc::clone(&task).into(), task }
     }
 
-    pub(super) fn poll<F: Future>(&self, connection: Pin<&mut F>, context: &Context<'_>) -> Poll<F::Output> {
+    pub(crate) fn poll<F: Future>(&self, connection: Pin<&mut F>, context: &Context<'_>) -> Poll<F::Output> {
         self.task.set(context.waker());
         connection.poll(&mut Context::from_waker(&self.waker))
     }
@@ -161,6 +161,62 @@ mod tests {
     async fn the_last_piece_of_a_body_wakes_no_connection() {
         let whole = format!("{HEAD}0123456789");
         assert_eq!(polls_for(&[&whole], true).await + 1, polls_for(&[&whole], false).await);
+    }
+
+    /// Reads one response that the server writes in these pieces; returns how often its connection was polled.
+    async fn polls_for_response(pieces: &[&str], is_withheld: bool) -> usize {
+        let (mut server, client) = duplex(4_096);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(client)).await.unwrap();
+        let (mut connection, waker) = (Box::pin(connection), ConnectionWaker::new());
+        let polls = Arc::<AtomicUsize>::default();
+        let (mut tasks, counted) = (JoinSet::new(), Arc::clone(&polls));
+        tasks.spawn(poll_fn(move |context| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            waker.poll(connection.as_mut(), context)
+        }));
+        for _ in 0..2 {
+            polls.store(0, Ordering::Relaxed);
+            let mut answering = Box::pin(sender.send_request(Request::new(Empty::<Bytes>::new())));
+            let mut head = vec![0; 1_024];
+            tokio::select! {
+                biased;
+                answer = &mut answering => panic!("there is no response yet: {answer:?}"),
+                read = server.read(&mut head) => assert_ne!(read.unwrap(), 0),
+            }
+            server.write_all(pieces[0].as_bytes()).await.unwrap();
+            let mut answer = answering.await.unwrap();
+            for piece in &pieces[1..] {
+                yield_now().await;
+                server.write_all(piece.as_bytes()).await.unwrap();
+            }
+            let (mut body, mut bytes) = (Pin::new(answer.body_mut()), 0);
+            let mut next = |context: &mut Context<'_>| match is_withheld {
+                true => poll_piece(body.as_mut(), context),
+                false => body.as_mut().poll_frame(context),
+            };
+            while let Some(piece) = poll_fn(&mut next).await {
+                bytes += piece.unwrap().into_data().unwrap().len();
+            }
+            assert_eq!(bytes, 10);
+            for _ in 0..8 {
+                yield_now().await;
+            }
+            assert!(sender.is_ready(), "it serves the next request");
+        }
+        polls.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn the_last_piece_of_a_response_wakes_no_connection() {
+        let whole = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789";
+        let (head, body) = whole.split_at(whole.len() - 10);
+        for pieces in [&[whole][..], &[head, body], &[head, &body[..4], &body[4..]]] {
+            let polls = polls_for_response(pieces, true).await;
+            assert!(polls < polls_for_response(pieces, false).await, "{pieces:?}: {polls}");
+        }
+        let chunked =
+            ["HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\n0123\r\n", "6\r\n456789\r\n", "0\r\n\r\n"];
+        assert!(polls_for_response(&chunked, true).await > 0);
     }
 
     /// The service compares the bytes; a connection that is not woken would never respond.

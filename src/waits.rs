@@ -1,6 +1,10 @@
-//! Waits for a moment or a future that may be absent: without one, for ever.
+//! Waits for a moment or a future that may be absent: without one, for ever. And for a cancellation beside other work.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 pub(crate) async fn at(moment: Option<Instant>) {
     or_pending(moment.map(sleep_until)).await;
@@ -10,5 +14,51 @@ pub(crate) async fn or_pending<F: Future>(future: Option<F>) -> F::Output {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
+    }
+}
+
+/// Polls `waiting` for `token`, at little cost while the work beside it is polled often: the first poll of a task sets
+/// `registered`, and later ones read the token alone.
+pub(crate) fn poll_cancelled(
+    token: &CancellationToken,
+    waiting: Pin<&mut WaitForCancellationFuture<'_>>,
+    registered: &mut Option<Waker>,
+    context: &mut Context<'_>,
+) -> Poll<()> {
+    if registered.as_ref().is_some_and(|task| task.will_wake(context.waker())) {
+        return if token.is_cancelled() { Poll::Ready(()) } else { Poll::Pending };
+    }
+    *registered = Some(context.waker().clone());
+    waiting.poll(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+    use tokio::task::{JoinSet, yield_now};
+
+    use super::*;
+
+    /// The work beside the wait is polled by one task, and then by another.
+    #[tokio::test]
+    async fn a_cancellation_wakes_the_task_that_polled_last() {
+        let token = CancellationToken::new();
+        let wait = |token: CancellationToken| async move {
+            let (mut waiting, mut registered) = (pin!(token.cancelled()), None);
+            poll_fn(|context| poll_cancelled(&token, waiting.as_mut(), &mut registered, context)).await;
+        };
+        let mut waiting = Box::pin(wait(token.clone()));
+        for _ in 0..2 {
+            assert_eq!(waiting.as_mut().now_or_never(), None);
+        }
+        let mut other = JoinSet::new();
+        other.spawn(waiting);
+        yield_now().await;
+        token.cancel();
+        other.join_next().await.unwrap().unwrap();
+        assert_eq!(wait(token).now_or_never(), Some(()), "it is over");
     }
 }

@@ -34,6 +34,7 @@ use super::stack::{ConnectionOrigin, Layers};
 use super::{ListenerLimits, StallCost, frames};
 use crate::body_wakes::ConnectionWaker;
 use crate::face::arrival::{ALONE_MAX, Arrival};
+use crate::waits::poll_cancelled;
 
 /// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
@@ -236,10 +237,15 @@ async fn drive<C>(
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
-    tokio::select! {
-        biased;
-        outcome = poll_fn(|context| poll(connection.as_mut(), context)) => return outcome,
-        () = trail.leave().cancelled() => connection.as_mut().graceful_shutdown(),
+    let (mut leaving, mut registered) = (pin!(trail.leave().cancelled()), None);
+    let ended = poll_fn(|context| match poll(connection.as_mut(), context) {
+        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+        Poll::Pending => poll_cancelled(trail.leave(), leaving.as_mut(), &mut registered, context).map(|()| None),
+    })
+    .await;
+    match ended {
+        Some(outcome) => return outcome,
+        None => connection.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         biased;

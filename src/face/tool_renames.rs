@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode};
 use tokio::sync::broadcast;
 
 use super::headers;
@@ -358,6 +358,13 @@ impl RenamingChannel {
     }
 }
 
+/// Sets the only `Mcp-Name`, at the place of the first one.
+fn rename(all: &mut Vec<(HeaderName, HeaderValue)>, own: HeaderValue) {
+    let mut own = Some(own);
+    all.retain_mut(|(name, value)| *name != headers::NAME || own.take().map(|own| *value = own).is_some());
+    all.extend(own.map(|own| (headers::NAME, own)));
+}
+
 #[async_trait]
 impl RawChannel for RenamingChannel {
     fn name(&self) -> &Arc<str> {
@@ -386,7 +393,7 @@ impl RawChannel for RenamingChannel {
                 return self.inner.send(RawRequest { verb, ..request }).await;
             }
         };
-        let verb = |message: MessageText, all: Option<(Box<HeaderMap>, Principal)>| match all {
+        let verb = |message: MessageText, all: Option<(Vec<(HeaderName, HeaderValue)>, Principal)>| match all {
             Some((headers, principal)) => RawMethod::PostWith { message, headers, principal },
             None => RawMethod::Post(message),
         };
@@ -395,7 +402,7 @@ impl RawChannel for RenamingChannel {
             RenamedMessage::Renamed(own, message) => {
                 // The routed name must be the executed one.
                 if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
-                    all.insert(headers::NAME, own);
+                    rename(all, own);
                 }
                 self.inner.send(RawRequest { verb: verb(message.into(), all), ..request }).await
             }

@@ -411,7 +411,6 @@ impl RawChannel for Arc<UpstreamLink> {
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         let outgoing = outgoing(request);
         let response = self.transport.send(&outgoing, &HandedOver::default()).await?;
-        outgoing.finish();
         Ok(response.map(RawBody::from).into())
     }
 

@@ -27,14 +27,18 @@ pub(crate) struct SessionHeaders {
 impl SessionHeaders {
     /// A POST of one message. Both response types are always accepted (UPC-15).
     pub(crate) fn post(&self, message: impl Into<MessageText>) -> OutgoingRequest {
-        self.posting(message.into(), None)
+        self.posting(message.into(), Vec::new())
     }
 
-    pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: Box<HeaderMap>) -> OutgoingRequest {
-        self.posting(message.into(), Some(further))
+    pub(crate) fn post_with(
+        &self,
+        message: impl Into<MessageText>,
+        further: Vec<(HeaderName, HeaderValue)>,
+    ) -> OutgoingRequest {
+        self.posting(message.into(), further)
     }
 
-    fn posting(&self, message: MessageText, further: Option<Box<HeaderMap>>) -> OutgoingRequest {
+    fn posting(&self, message: MessageText, further: Vec<(HeaderName, HeaderValue)>) -> OutgoingRequest {
         self.request(OutgoingMethod::Post { message, further }, RequestScope::New)
     }
 
@@ -84,7 +88,7 @@ pub(crate) enum RequestScope {
 
 #[derive(Clone, Debug)]
 enum OutgoingMethod {
-    Post { message: MessageText, further: Option<Box<HeaderMap>> },
+    Post { message: MessageText, further: Vec<(HeaderName, HeaderValue)> },
     Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
     Document,
     Form(SecretForm),
@@ -118,13 +122,6 @@ impl StreamPurpose {
 debug_members!(StreamPurpose, |purpose| is_served: purpose.is_served());
 
 impl OutgoingRequest {
-    /// Drops the request after its response; its header map serves another head.
-    pub(crate) fn finish(self) {
-        if let OutgoingMethod::Post { further: Some(further), .. } = self.verb {
-            spare_headers::keep(*further);
-        }
-    }
-
     pub(crate) fn under_way(self) -> Self {
         Self { part: RequestScope::UnderWay, ..self }
     }
@@ -178,10 +175,9 @@ impl OutgoingRequest {
     /// Whether it only probes the server; servers of older versions may refuse it in any form.
     pub(crate) fn is_a_trial(&self) -> bool {
         match &self.verb {
-            OutgoingMethod::Post { further, .. } => further
-                .as_ref()
-                .and_then(|further| further.get("mcp-method"))
-                .is_some_and(|named| named == method::DISCOVER),
+            OutgoingMethod::Post { further, .. } => {
+                further.iter().any(|(name, value)| name == "mcp-method" && value == method::DISCOVER)
+            }
             OutgoingMethod::Get { .. }
             | OutgoingMethod::Document
             | OutgoingMethod::Form(_)
@@ -243,12 +239,7 @@ impl OutgoingRequest {
         // None has the name of an existing or a later one.
         self.forwarded.add_to(&mut headers);
         match &self.verb {
-            OutgoingMethod::Post { further: Some(further), .. } => {
-                for (name, value) in &**further {
-                    headers.append(name.clone(), value.clone());
-                }
-            }
-            OutgoingMethod::Post { further: None, .. } => (),
+            OutgoingMethod::Post { further, .. } => headers.extend(further.iter().cloned()),
             OutgoingMethod::Get { last_event, .. } => {
                 headers.remove(CONTENT_TYPE);
                 headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));

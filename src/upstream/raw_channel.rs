@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 
@@ -140,7 +140,7 @@ pub enum RawMethod {
     /// With headers that mirror it (2026-07-28), and its principal, for requests without a session or that open one.
     PostWith {
         message: MessageText,
-        headers: Box<HeaderMap>,
+        headers: Vec<(HeaderName, HeaderValue)>,
         principal: Principal,
     },
     /// One message of existing work, without a response: sent to a failing upstream, too.

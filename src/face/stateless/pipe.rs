@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
@@ -31,11 +31,11 @@ use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
 use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
+use crate::upstream::ForwardedHeaders;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
-use crate::upstream::{ForwardedHeaders, spare_headers};
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
@@ -218,20 +218,18 @@ fn message(request: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
 }
 
 /// The headers that repeat parts of the body, as the client sent them.
-fn repeated(all: &HeaderMap) -> HeaderMap {
-    let repeats = |name: &http::HeaderName| {
+fn repeated(all: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+    let repeats = |name: &HeaderName| {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
     };
-    let mut headers = spare_headers::take();
-    headers.extend(all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())));
-    headers
+    all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 struct StatelessForward {
     served: Arc<Served>,
     metrics: Arc<PipeMetrics>,
     message: Bytes,
-    headers: HeaderMap,
+    headers: Vec<(HeaderName, HeaderValue)>,
     forwarded: ForwardedHeaders,
     edits: Box<AnswerEdits>,
     is_subscription: bool,
@@ -317,7 +315,7 @@ impl StatelessForward {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
         let message = MessageText::from(self.message.clone());
-        let headers = Box::new(std::mem::take(&mut self.headers));
+        let headers = std::mem::take(&mut self.headers);
         let verb = RawMethod::PostWith { message: message.clone(), headers, principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;

@@ -159,8 +159,7 @@ async fn initialize(
     id: RequestId,
     message: Bytes,
 ) -> Result<AgreedSession, BeginError> {
-    let verb =
-        RawMethod::PostWith { message: message.into(), headers: Box::default(), principal: opener.owner.clone() };
+    let verb = RawMethod::PostWith { message: message.into(), headers: Vec::new(), principal: opener.owner.clone() };
     let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: opener.forwarded.clone() };
     let response = channel.send(request).await.map_err(unsent)?;
     let session = response.session.clone();

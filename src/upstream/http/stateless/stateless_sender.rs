@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 use moka::policy::EvictionPolicy;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -321,7 +321,7 @@ impl StatelessSender {
         let headers = self.headers(&draft.method, &params);
         let message = envelope::request(id, &draft.method, Some(params.payload()));
         let version = Some(ProtocolVersion::STATELESS);
-        let post = SessionHeaders { version, ..SessionHeaders::default() }.post_with(message, Box::new(headers));
+        let post = SessionHeaders { version, ..SessionHeaders::default() }.post_with(message, headers);
         let post = post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone());
         post.kept_if(self.limits.is_kept())
     }
@@ -350,10 +350,10 @@ impl StatelessSender {
     }
 
     /// Headers that mirror the body (UPC-10, UPC-15).
-    fn headers(&self, name: &str, params: &Object) -> HeaderMap {
-        let mut headers = HeaderMap::new();
+    fn headers(&self, name: &str, params: &Object) -> Vec<(HeaderName, HeaderValue)> {
+        let mut headers = Vec::new();
         if let Ok(method) = HeaderValue::from_str(name) {
-            headers.insert(METHOD, method);
+            headers.push((METHOD, method));
         }
         let member = match name {
             method::TOOLS_CALL | method::PROMPTS_GET => "name",
@@ -363,12 +363,13 @@ impl StatelessSender {
         };
         let Some(named) = params.get_string(member) else { return headers };
         if let Some(value) = header_annotations::encode(&named) {
-            headers.insert(NAME, value);
+            headers.push((NAME, value));
         }
         if name == method::TOOLS_CALL
             && let Some(annotated) = self.annotated.of(&named)
         {
-            headers.extend(header_annotations::headers_of(&annotated, params.get_object("arguments").as_ref()));
+            let repeated = header_annotations::headers_of(&annotated, params.get_object("arguments").as_ref());
+            headers.extend(repeated.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
         headers
     }

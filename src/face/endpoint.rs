@@ -69,7 +69,7 @@ impl UpstreamEndpoint {
     /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, caller: &Caller, response: Response) -> FaceResponse {
         let response = self.session.take_answer(caller, response).await;
-        self.outcomes.count(&response);
+        self.outcomes.count(&response, is_event_stream(&response));
         response
     }
 
@@ -100,14 +100,18 @@ impl UpstreamEndpoint {
         inbound.forwarded = forwarded.clone();
         let carries_notifications = carries_notifications(&inbound);
         let response = affinity::answer(self, inbound).await;
+        let is_stream = is_event_stream(&response);
         // A forwarded request was counted by the replica that answered it.
         if response.extensions().get::<ForwardedMarker>().is_none() {
-            self.outcomes.count(&response);
+            self.outcomes.count(&response, is_stream);
         }
         let response = match &self.login {
             Some(login) => login.relay(response, &forwarded, carriage),
             None => response,
         };
+        if !is_stream {
+            return response;
+        }
         match carries_notifications {
             true => ending_with(response, || self.access_changed(&holder)),
             false => ending_with(response, || self.withheld_from(&holder)),
@@ -297,7 +301,7 @@ impl RequestOutcomes {
         }
     }
 
-    fn count(&self, response: &FaceResponse) {
+    fn count(&self, response: &FaceResponse, is_stream: bool) {
         let status = response.status();
         let counter = if status.is_client_error() || status.is_server_error() {
             &self.refused
@@ -305,7 +309,7 @@ impl RequestOutcomes {
             &self.accepted
         } else if response.extensions().get::<ErrorAnswerMarker>().is_some() {
             &self.error
-        } else if is_event_stream(response) {
+        } else if is_stream {
             &self.stream
         } else {
             &self.answered

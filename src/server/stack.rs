@@ -118,9 +118,10 @@ impl Layers {
         host.check(request)?;
         // Nor must a foreign page; a separate check, so that an error in one list does not open the other. The gateway's own
         // pages are those under the name that the client used, if that name is served.
+        let Some(page) = CallingPage::of(request) else { return Ok(None) };
         let asked = forwarded.host.as_deref().filter(|name| host.welcomes(name));
         self.origin.check(request, asked, forwarded.is_https)?;
-        Ok(CallingPage::of(request).filter(|_| self.is_for_clients()))
+        Ok(Some(page).filter(|_| self.is_for_clients()))
     }
 
     async fn serve(

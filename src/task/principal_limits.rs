@@ -129,6 +129,17 @@ impl<K: Clone + Eq + Hash> OwnerCounts<K> {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
 
+    /// Adds one if the owner has fewer than `max`.
+    pub fn add_below(&mut self, owner: &K, max: usize) -> bool {
+        match self.by_owner.entry(owner.clone()) {
+            Entry::Occupied(mut own) if *own.get() < max => *own.get_mut() += 1,
+            Entry::Vacant(first) if max > 0 => *first.insert(0) += 1,
+            Entry::Occupied(_) | Entry::Vacant(_) => return false,
+        }
+        self.all += 1;
+        true
+    }
+
     /// Adds one. The caller checks the limits.
     pub fn add(&mut self, owner: &K) {
         self.add_many(owner, NonZeroUsize::MIN);
@@ -270,6 +281,8 @@ mod tests {
         counts.remove(&ada);
         counts.remove(&ada);
         assert!(counts.is_empty());
+        assert_eq!([0, 1, 1].map(|max| counts.add_below(&ada, max)), [false, true, false]);
+        assert_eq!((counts.of(&ada), counts.all(), counts.owners()), (1, 1, 1), "a refusal leaves no entry");
     }
 
     #[test]

@@ -44,9 +44,11 @@ impl ClientSession {
     }
 
     /// The same session, as this caller uses it.
-    fn of(mut self, caller: &Caller) -> Self {
-        self.own.caller.clone_from(caller);
-        self
+    fn used_by(&self, caller: &Caller) -> Self {
+        let Self { token, own: OwnSession { opened, .. }, is_for_one_request } = self;
+        let forwarded = ForwardedHeaders::default();
+        let own = OwnSession { opened: Arc::clone(opened), caller: caller.clone(), forwarded };
+        Self { token: Arc::clone(token), own, is_for_one_request: *is_for_one_request }
     }
 
     pub(super) fn for_one_request(token: SessionToken, asker: SessionAsker<'_>) -> Self {
@@ -142,7 +144,7 @@ impl ClientSessionCache {
                 && session.own.opened.owner == asker.caller.principal
         };
         let session = match self.opened.get(key).filter(is_same) {
-            Some(known) => known.session.clone().of(asker.caller),
+            Some(known) => known.session.used_by(asker.caller),
             None => {
                 let session = ClientSession::new(open()?, asker);
                 let opened = Arc::new(OpenedToken { sealed: sealed.into(), session: session.clone() });
@@ -150,7 +152,11 @@ impl ClientSessionCache {
                 session
             }
         };
-        let is_over = self.has_ended(session.token.nonce) || self.is_replaced(&session);
+        let is_over = match self.ended.get(session.token.nonce) {
+            Some(EndedSessions::All) => true,
+            Some(EndedSessions::Before(next)) => session.token.issued_at < next,
+            None => false,
+        };
         (!is_over).then_some(session)
     }
 

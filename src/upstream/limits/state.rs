@@ -93,11 +93,8 @@ impl CallPermitsState {
     }
 
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
-        let is_free = self.held.all() < self.max() && !self.has_share(owner);
-        if is_free {
-            self.held.add(owner);
-        }
-        is_free
+        let max = self.max();
+        self.held.all() < max && self.held.add_below(owner, self.limits.places(owner, max))
     }
 
     pub(super) fn give_back(&mut self, owner: &Principal) {

@@ -108,7 +108,7 @@ keys! {
 keys! {
     /// The keys of an upstream with a `url` alone.
     struct RawUrlValues {
-        /// How long opening a connection may take. With `url` alone.
+        /// How long opening a connection may take, and how long requests may wait for a stream of HTTP/2. With `url` alone.
         reload connect_max: Duration = read(&DURATION_NOT_ZERO), default "5s";
         /// The proxy in front of the server. Without it `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` decide, and a server
         /// on this machine has none. With `url` alone.

@@ -18,6 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::LinkPermit;
 use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
+use crate::upstream::transport::http_client::is_unprocessed;
 use crate::wire::framing::BodyPart;
 
 /// The flow-control window of one response. The connection's window is the sum of all streams', so that a client that does not
@@ -98,11 +99,6 @@ impl ReplicaSender {
         }
         answer.await.map_err(|error| if is_unprocessed(&error) { Unanswered::Unsent } else { Unanswered::Lost(error) })
     }
-}
-
-/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies GOAWAY to later streams only.
-fn is_unprocessed(error: &h2::Error) -> bool {
-    error.is_remote() && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM))
 }
 
 async fn unanswered_ping(mut pings: PingPong) {

@@ -37,7 +37,7 @@ pub(crate) use connector::ClientTls;
 use connector::{Connector, Proxy};
 pub use connector::{ProxyError, ProxySettings};
 pub(crate) use pool::PooledBody;
-use pool::{ConnectionPool, SendError};
+use pool::{ConnectionPool, SendError, StreamWait};
 use session_cookies::SessionCookies;
 
 /// Largest header block of a response (U13). It has at most hyper's default of 100 fields: with another limit, hyper
@@ -281,9 +281,10 @@ impl HttpClient {
             |cause: &str| (GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown), cause.to_owned());
         self.resends.deposit();
         let resend_until = tokio::time::Instant::now() + self.connect_max;
-        let mut resends = 0;
+        let (mut resends, mut taken) = (0, Arc::clone(handed_over));
         loop {
-            let answer = self.pool.send(|version| self.request(outgoing, issued, handed_over, version)).await;
+            let request = |version| self.request(outgoing, issued, &taken, version);
+            let answer = self.pool.send(&taken, request).await;
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(malformed("a header block that is too large"));
@@ -293,10 +294,12 @@ impl HttpClient {
                 Err(failure) => failure,
             };
             let is_connected = !matches!(failure, SendError::Connect(_));
-            let left = handed_over.initialized() || (outgoing.body().is_none() && is_connected);
+            let is_refused = causes(&failure).any(|cause| cause.downcast_ref().is_some_and(is_unprocessed));
+            let left = (taken.initialized() || (outgoing.body().is_none() && is_connected)) && !is_refused;
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
-            if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
+            let is_timely = || tokio::time::Instant::now() < resend_until && self.resends.withdraw();
+            if !again || !(matches!(failure, SendError::NoStream) || is_timely()) {
                 let cause = failure_cause::cause(&failure);
                 return Err((
                     fault,
@@ -307,6 +310,7 @@ impl HttpClient {
                 ));
             }
             resends += 1;
+            taken = if is_refused { HandedOver::default() } else { taken };
             self.resent.increment(1);
             tokio::time::sleep(RESEND_PAUSE * resends).await;
         }
@@ -319,7 +323,7 @@ impl HttpClient {
         handed_over: &HandedOver,
         version: Version,
     ) -> Request<Box<SinglePieceBody>> {
-        let body = SinglePieceBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
+        let body = SinglePieceBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over), wait: None };
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         let mut headers = outgoing.headers(&self.headers);
@@ -358,7 +362,12 @@ fn head_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_OVERHEAD).sum()
 }
 
-/// Before any byte of the request has left.
+/// Whether a peer reported that it did not process a request (RFC 9113, 8.7). h2 applies GOAWAY to later streams only.
+pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
+    error.is_remote() && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
+}
+
+/// Before any byte of the request has left, or after the upstream reported that it processed none.
 fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
     let tls = causes(failure).any(|cause| cause.is::<rustls::Error>());
     let reason = if tls { Reason::UpstreamTls } else { Reason::UpstreamUnreachable };
@@ -390,6 +399,7 @@ fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
 struct SinglePieceBody {
     data: Option<Bytes>,
     handed_over: HandedOver,
+    wait: Option<StreamWait>,
 }
 
 impl Body for SinglePieceBody {
@@ -398,6 +408,7 @@ impl Body for SinglePieceBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let data = self.data.take();
+        self.wait = None;
         if data.is_some() {
             // Set already if another connection took an earlier copy.
             let _ = self.handed_over.set(());

@@ -3,6 +3,7 @@
 //! A request waits both for a new connection and for a returned one, and takes the first. A new connection that is no
 //! longer needed is kept.
 
+use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,6 +25,7 @@ use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
 use crate::body_wakes::ConnectionWaker;
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
+use crate::upstream::outgoing::HandedOver;
 
 /// Most interim responses to one request (U13).
 const INTERIM_MAX: usize = 16;
@@ -47,6 +49,8 @@ pub(super) enum SendError {
     Exchange(#[source] hyper::Error),
     #[error("too many interim answers")]
     TooManyInterim,
+    #[error("the HTTP/2 connection grants no further stream")]
+    NoStream,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +106,8 @@ impl Leased {
 struct Http2Connection {
     sender: Http2Sender,
     usage: Arc<Mutex<Http2Usage>>,
+    /// Dropping it ends the queue of requests without a stream. The others keep their streams.
+    _queue: oneshot::Sender<Infallible>,
 }
 
 #[derive(Debug)]
@@ -109,11 +115,18 @@ struct Http2Usage {
     requests: usize,
     /// When the last request ended or began.
     since: Instant,
+    /// Requests without a stream.
+    waiting: usize,
+    /// When the last of them got its stream, or the first began to wait.
+    granted: Instant,
+    is_left: bool,
 }
 
 impl Http2Connection {
-    fn new(sender: Http2Sender) -> Self {
-        Self { sender, usage: Arc::new(Mutex::new(Http2Usage { requests: 0, since: Instant::now() })) }
+    fn new(sender: Http2Sender, queue: oneshot::Sender<Infallible>) -> Self {
+        let now = Instant::now();
+        let usage = Http2Usage { requests: 0, since: now, waiting: 0, granted: now, is_left: false };
+        Self { sender, usage: Arc::new(Mutex::new(usage)), _queue: queue }
     }
 
     fn lease(&self, is_reused: bool) -> Leased {
@@ -123,6 +136,36 @@ impl Http2Connection {
     fn idle_since(&self) -> Instant {
         let usage = self.usage.lock();
         if usage.requests == 0 { usage.since } else { Instant::now() }
+    }
+
+    /// When requests have waited for a stream too long.
+    fn stuck_at(&self, connect_max: Duration) -> Option<Instant> {
+        let usage = self.usage.lock();
+        (usage.waiting > 0).then(|| usage.granted + connect_max)
+    }
+}
+
+/// A request without a stream (U78). Its body holds this until hyper, which has a stream for it then, reads the body.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct StreamWait(Arc<Mutex<Http2Usage>>);
+
+impl StreamWait {
+    fn new(usage: &Arc<Mutex<Http2Usage>>) -> Self {
+        let mut held = usage.lock();
+        if held.waiting == 0 {
+            held.granted = Instant::now();
+        }
+        held.waiting += 1;
+        Self(Arc::clone(usage))
+    }
+}
+
+impl Drop for StreamWait {
+    fn drop(&mut self) {
+        let mut usage = self.0.lock();
+        usage.waiting -= 1;
+        usage.granted = Instant::now();
     }
 }
 
@@ -209,6 +252,8 @@ impl ConnectionPool {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
+            // One, until the server has told how many: it would refuse the others.
+            .initial_max_send_streams(1)
             .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(KEEP_ALIVE)
             .keep_alive_while_idle(true);
@@ -228,6 +273,7 @@ impl ConnectionPool {
     /// that a kept connection had not begun goes to another. Dropping the future drops the request.
     pub(super) async fn send(
         &self,
+        handed_over: &HandedOver,
         request: impl Fn(Version) -> Request<RequestBody>,
     ) -> Result<Response<PooledBody>, SendError> {
         loop {
@@ -253,7 +299,13 @@ impl ConnectionPool {
                     (answer, None)
                 }
                 Leased::Http2(mut sender, lease, _) => {
-                    (sender.try_send_request(request(Version::HTTP_2)).await, Some(lease))
+                    let mut request = request(Version::HTTP_2);
+                    request.body_mut().wait = Some(StreamWait::new(&lease.0));
+                    let answer = sender.try_send_request(request).await;
+                    if answer.is_err() && !handed_over.initialized() && lease.0.lock().is_left {
+                        return Err(SendError::NoStream);
+                    }
+                    (answer, Some(lease))
                 }
             };
             match answer {
@@ -362,6 +414,7 @@ impl Shared {
 
     async fn http2_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http2.handshake(stream).await?;
+        let (queue, left) = oneshot::channel();
         let leased;
         {
             let mut kept = self.kept.lock();
@@ -369,14 +422,17 @@ impl Shared {
             if let Some(first) = kept.http2.as_ref().filter(|first| first.sender.is_ready()) {
                 return Ok(first.lease(true));
             }
-            let connection = Http2Connection::new(sender);
+            let connection = Http2Connection::new(sender, queue);
             leased = connection.lease(false);
             kept.http2 = Some(connection);
             self.sweep_later(&mut kept);
         }
         TokioExecutor::new().execute(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the upstream ended");
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection to the upstream ended");
+                },
+                _ = left => (),
             }
         });
         self.came.notify_waiters();
@@ -420,10 +476,15 @@ async fn sweep(shared: Weak<Shared>) {
         let mut kept = shared.kept.lock();
         kept.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
         kept.http2.take_if(|connection| connection.idle_since().elapsed() >= IDLE_MAX);
-        let of_http2 = kept.http2.as_ref().map(Http2Connection::idle_since);
-        let oldest = kept.idle.first().map(|idle| idle.since).into_iter().chain(of_http2).min();
-        match oldest {
-            Some(since) => until = since + IDLE_MAX,
+        let stuck_at = |connection: &Http2Connection| connection.stuck_at(shared.connect_max);
+        if let Some(stuck) = kept.http2.take_if(|kept| stuck_at(kept).is_some_and(|at| at <= Instant::now())) {
+            stuck.usage.lock().is_left = true;
+        }
+        let of_http2 = kept.http2.as_ref();
+        let oldest = kept.idle.first().map(|idle| idle.since).into_iter();
+        let expires = oldest.chain(of_http2.map(Http2Connection::idle_since)).map(|since| since + IDLE_MAX);
+        match expires.chain(of_http2.and_then(stuck_at)).min() {
+            Some(next) => until = next,
             None => {
                 kept.is_swept = false;
                 return;

@@ -18,7 +18,11 @@ const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncon
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn client(url: &url::Url, tls: ClientTls) -> HttpClient {
-    HttpClient::new(&Arc::from("reports"), url, PATIENCE, tls, &ProxySettings::Direct).unwrap()
+    client_within(PATIENCE, url, tls)
+}
+
+fn client_within(connect_max: Duration, url: &url::Url, tls: ClientTls) -> HttpClient {
+    HttpClient::new(&Arc::from("reports"), url, connect_max, tls, &ProxySettings::Direct).unwrap()
 }
 
 async fn listen() -> (TcpListener, url::Url) {
@@ -348,4 +352,67 @@ async fn a_connection_of_http_2_is_kept_for_the_next_request_as_long_as_one_is_u
         sending.await.unwrap().unwrap();
     }
     end.send(()).unwrap();
+}
+
+#[tokio::test]
+async fn u78_a_connection_of_http_2_that_grants_no_stream_is_left_for_a_new_one() {
+    let (listener, url, acceptor, tls) = listen_with_tls("h2").await;
+    let client = client_within(4 * CONNECT_MAX, &url, tls);
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let mut sending = Vec::new();
+    for _ in 0..2 {
+        sending.push(sent(&client));
+        let accepted = tokio::time::timeout(PATIENCE, listener.accept()).await;
+        let stream = acceptor.accept(accepted.expect("another connection is made").unwrap().0).await.unwrap();
+        let (arrived_here, gate) = (Arc::clone(&arrived), Arc::clone(&gate));
+        TaskTracker::new().spawn(async move {
+            let handshake = h2::server::Builder::new().max_concurrent_streams(1).handshake::<_, Bytes>(stream);
+            let mut connection = handshake.await.unwrap();
+            let mut answer = None;
+            loop {
+                tokio::select! {
+                    accepted = connection.accept() => {
+                        let Some(Ok((_, sender))) = accepted else { return };
+                        arrived_here.add_permits(1);
+                        answer = Some(sender);
+                    }
+                    permit = gate.acquire(), if answer.is_some() => {
+                        permit.unwrap().forget();
+                        answer.take().unwrap().send_response(Response::new(()), true).unwrap();
+                    }
+                }
+            }
+        });
+        arrived.acquire().await.unwrap().forget();
+    }
+    // Requests that have their streams keep them.
+    gate.add_permits(sending.len());
+    for sending in sending {
+        sending.await.unwrap().unwrap();
+    }
+    assert_eq!(arrived.available_permits(), 0, "no request was sent twice");
+}
+
+/// RFC 9113, 8.7.
+#[tokio::test]
+async fn a_request_that_its_server_reports_as_not_processed_is_sent_again() {
+    let (listener, url, acceptor, tls) = listen_with_tls("h2").await;
+    let client = client(&url, tls);
+    let sending = sent(&client);
+    let stream = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+    let serving = TaskTracker::new().spawn(async move {
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let mut arrived = 0;
+        while let Some(Ok((_, mut answer))) = connection.accept().await {
+            arrived += 1;
+            match arrived {
+                1 | 2 => answer.send_reset(h2::Reason::REFUSED_STREAM),
+                _ => drop(answer.send_response(Response::new(()), true).unwrap()),
+            }
+        }
+        arrived
+    });
+    sending.await.unwrap().unwrap();
+    drop(client);
+    assert_eq!(serving.await.unwrap(), 3);
 }

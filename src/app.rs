@@ -48,6 +48,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{Readiness, ReasonWeight};
+use crate::server::tokens::seen_proofs::SeenProofs;
 use crate::server::{Authenticator, ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
@@ -97,6 +98,8 @@ pub struct Gateway {
     endpoints: Vec<ServedEndpoint>,
     healths: UpstreamHealthList,
     tokens: Option<FreshKeys>,
+    /// Kept even while no tokens are accepted: no proof is used twice.
+    proofs: Arc<SeenProofs>,
     /// Removed upstreams that still have calls.
     retired: RetiredUpstreams,
     /// Removed upstreams that still serve their tasks.
@@ -190,7 +193,7 @@ impl Gateway {
         let StartParts { config, callers, metrics, scope, readiness, sockets } = parts;
         let OpenedStore { store, clock, shared } = opened;
         let (started, current, files) = (config.clone(), config.clone(), reload::fingerprint_of_named(&config));
-        let ending = CancellationToken::new();
+        let (ending, proofs) = (CancellationToken::new(), Arc::default());
         let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
         begin_audit(audit, &parts, &started, &readiness);
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
@@ -203,6 +206,7 @@ impl Gateway {
             config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
         let routes = token_keys::with_metadata(routes, &current, &parts.rates);
+        let callers = token_keys::succeeding(callers, None, &proofs);
         let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
@@ -246,6 +250,7 @@ impl Gateway {
             endpoints,
             healths,
             tokens,
+            proofs,
             retired: RetiredUpstreams::default(),
             gone: Vec::new(),
             started,

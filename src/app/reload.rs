@@ -200,7 +200,7 @@ impl Gateway {
         // Before the files are read: a later change is another reload's.
         let files = fingerprint_of_named(&config);
         let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
-        let callers = token_keys::succeeding(callers, self.tokens.as_ref());
+        let callers = token_keys::succeeding(callers, self.tokens.as_ref(), &self.proofs);
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));

@@ -10,6 +10,7 @@ use crate::face::own_metadata::OwnResource;
 use crate::face::rates::Rates;
 use crate::server::admin::Readiness;
 use crate::server::tokens::TokenVerifier;
+use crate::server::tokens::seen_proofs::SeenProofs;
 use crate::server::tokens::settings::ProofPolicy;
 use crate::server::{Authenticator, Routes};
 use crate::upstream::TaskScope;
@@ -23,12 +24,12 @@ pub(super) struct FreshKeys {
     _stop: DropGuard,
 }
 
-/// The authentication of a new configuration, with the keys that are known already.
-pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>) -> Authenticator {
-    match before {
-        Some(before) => callers.with_tokens(|tokens| tokens.clone().succeeding(&before.tokens)),
-        None => callers,
-    }
+/// The authentication of a new configuration, with the keys that are known and the proofs that were used already.
+pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>, used: &Arc<SeenProofs>) -> Authenticator {
+    callers.with_tokens(|tokens| match before {
+        Some(before) => tokens.clone().succeeding(&before.tokens),
+        None => tokens.with_seen(used),
+    })
 }
 
 /// Fetches the keys at intervals. The first fetch delays no start: until it ends, tokens wait for it, and `/readyz` says so.

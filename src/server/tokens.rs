@@ -12,7 +12,7 @@ mod keys;
 mod question_budget;
 pub mod readings;
 mod remembered;
-mod seen_proofs;
+pub mod seen_proofs;
 pub mod settings;
 
 use std::fmt;
@@ -161,6 +161,12 @@ impl TokenVerifier {
         let (claims, clock, scope) = (Arc::default(), Arc::new(SystemClock), Arc::default());
         let remembered = RememberedTokens::new(Arc::clone(&claims));
         Self(Arc::new(VerifierState { settings, issuers, remembered, claims, seen, clock, scope }))
+    }
+
+    /// The same, with the proofs that earlier verifiers of this process have seen.
+    #[must_use]
+    pub fn with_seen(&self, seen: &Arc<SeenProofs>) -> Self {
+        Self::of(self.0.settings.clone(), self.0.issuers.clone(), Arc::clone(seen))
     }
 
     /// Sets the scope in which lookups run. Without a scope there is no lookup.

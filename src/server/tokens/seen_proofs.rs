@@ -18,7 +18,7 @@ const SHARE_MAX: usize = PROOFS_MAX / 4;
 const MINUTE: u64 = 60_000;
 
 #[derive(Debug, Default)]
-pub(super) struct SeenProofs {
+pub struct SeenProofs {
     by_minute: Mutex<BTreeMap<u64, SeenMinute>>,
     principals: RandomState,
     max: Option<SeenMax>,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::issuer::{IssuerKey, base64url, key_set, proof_header as header, thumbprint, token_digest, with};
+use taskgate::server::api_keys::AuthSettings;
 use taskgate::server::tokens::settings::ProofPolicy;
 use tempfile::TempDir;
 
@@ -361,6 +362,14 @@ async fn a_task_is_followed_with_refreshed_tokens_and_a_proof_for_each_request()
     assert_eq!(at.send("DPoP", &token, &[&kept]).await.summary(), "200 ok");
     at.gate.reload_with(|config| config.listen.body_bytes_max = std::num::NonZeroUsize::new(1 << 20).unwrap()).unwrap();
     assert_eq!(at.send("DPoP", &token, &[&kept]).await.status(), "401", "a reload forgets no proof");
+    let mut tokens = None;
+    let without_tokens = at.gate.reload_with(|config| {
+        let keys = AuthSettings::ApiKeys(config.auth.keys().to_vec());
+        tokens = Some(std::mem::replace(&mut config.auth, keys));
+    });
+    without_tokens.unwrap();
+    at.gate.reload_with(|config| config.auth = tokens.unwrap()).unwrap();
+    assert_eq!(at.send("DPoP", &token, &[&kept]).await.status(), "401", "not even while no tokens are accepted");
     assert_eq!(at.send("DPoP", &token, &[&proof(&at.key, &token)]).await.summary(), "200 ok");
 }
 
@@ -375,7 +384,7 @@ async fn a_reload_that_requires_proofs_ends_the_streams_of_bearers() {
     let (_, mut stream) = at.gate.open(&listen).await;
     at.gate
         .reload_with(|config| {
-            let taskgate::server::api_keys::AuthSettings::Tokens(tokens, _) = &mut config.auth else { panic!() };
+            let AuthSettings::Tokens(tokens, _) = &mut config.auth else { panic!() };
             Arc::make_mut(tokens).proofs = ProofPolicy::Require;
         })
         .unwrap();

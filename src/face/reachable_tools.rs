@@ -47,7 +47,11 @@ impl ReachableTools {
             return true;
         }
         let uri = notification.params.object().and_then(|params| params.get_string("uri"));
-        uri.is_some_and(|uri| self.access.has_resource(&uri))
+        uri.is_some_and(|uri| self.has_resource(&uri))
+    }
+
+    pub(super) fn has_resource(&self, uri: &str) -> bool {
+        self.access.has_resource(uri)
     }
 
     /// Whether an item of one of [`LISTS`] is reachable.

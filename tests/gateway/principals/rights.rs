@@ -329,7 +329,11 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
             events.message(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
         };
         match seen.rpc() {
-            "subscriptions/listen" => tell("notifications/subscriptions/acknowledged", json!({ "notifications": {} })),
+            "subscriptions/listen" => {
+                let uris = ["file:///secret/b", "file:///public/a/1", "file:///public/c"];
+                let granted = json!({ "resourceSubscriptions": uris, "x/y": true });
+                tell("notifications/subscriptions/acknowledged", json!({ "notifications": granted }));
+            }
             "tools/call" => (),
             _ => return None,
         }
@@ -351,6 +355,8 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
         until(&mut stream, &mut text, "notifications/x").await;
         assert!(!text.contains("secret"), "{text}");
         assert_eq!(text.contains("file:///public/a"), is_shown, "{text}");
+        let granted = r#"{"resourceSubscriptions":["file:///public/a/1"],"x/y":true}"#;
+        assert_eq!(text.contains(granted), is_shown, "{text}");
     }
 }
 

@@ -291,7 +291,25 @@ impl AnswerEdits {
     /// Empty if the event is not for the client. Some clients take an event with any name for a message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
         let message = self.alone(ClassifiedMessage::of(Bytes::clone(&event.data)));
-        if self.is_stray(&message) { Vec::new() } else { vec![self.text(message).into()] }
+        if self.is_stray(&message) {
+            return Vec::new();
+        }
+        let acknowledged = self.acknowledged(&message);
+        vec![acknowledged.unwrap_or_else(|| self.text(message)).into()]
+    }
+
+    /// A subscription's acknowledgement with only the resources that its client asked for and may use (SEC-48); `None` for
+    /// other messages, and if no resources are withheld.
+    fn acknowledged(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> Option<Bytes> {
+        let wishes = self.wishes.as_ref().filter(|_| self.tools.narrow_updates() && classifier.may_be_request())?;
+        let Ok(Message::Notification(told)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
+        let params = told.params.object().filter(|_| told.method == method::LISTEN_ACKNOWLEDGED)?;
+        let granted = params.get_object("notifications")?;
+        let uris = granted.get("resourceSubscriptions")?;
+        let is_shown = |uri: &String| wishes.want_updates_of(uri) && self.tools.has_resource(uri);
+        let shown: Vec<String> = uris.items().filter_map(|uri| uri.read().ok()).filter(is_shown).collect();
+        let granted = granted.edit().set("resourceSubscriptions", Payload::of(&shown)).finish();
+        Some(envelope::notification(&told.method, Some(&params.edit().set("notifications", granted).finish())))
     }
 
     fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {

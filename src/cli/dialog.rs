@@ -71,7 +71,10 @@ impl<'a> CallDialog<'a> {
         }
         let begin = if why == Interrupted::Late { self.late() } else { "left".to_owned() };
         let end = match self.has_key {
-            true => "the call may go on under its idempotency key; repeat the command to get its result",
+            true => {
+                "a taskgate gateway may run the call on under its key, and the same command gets its result; another server \
+                 was asked to cancel the call, and would run it again"
+            }
             false => "cancelled",
         };
         self.ui.note(&format!("{begin}; {end}"));

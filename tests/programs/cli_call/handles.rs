@@ -255,8 +255,8 @@ async fn a_time_that_is_over_cancels_a_call_and_leaves_a_task() {
     let server = Server::start(vec![Step::Hang], mpsc::channel(1).0).await;
     let call =
         ["call", server.url.as_str(), "greet", "--timeout", "2s", "--flavour", "extension", "--idempotency-key", "k"];
-    let said =
-        "no result within 2s; the call may go on under its idempotency key; repeat the command to get its result";
+    let said = "no result within 2s; a taskgate gateway may run the call on under its key, and the same command gets its result; \
+                another server was asked to cancel the call, and would run it again";
     Ended::with(&call).await.is(5, "", said);
     let server = Server::start(vec![handle()], mpsc::channel(1).0).await;
     let call = ["call", server.url.as_str(), "greet", "--timeout", "2s", "--flavour", "extension"];

@@ -355,17 +355,17 @@ impl Bench {
         clients
     }
 
-    /// The most that a client reads, once one has read an answer or all have ended. Streams of one connection share its window, so
-    /// that this takes as long as they go on.
+    /// The most that a client reads, once one has read an answer or all have ended, or once neither what clients have read nor what
+    /// answers hold changes any more: the gateway may still put the first list together. Streams of one connection share its window.
     async fn most_read(&self, clients: &mut JoinSet<usize>) -> usize {
-        let (mut most, mut before) = (0, usize::MAX);
+        let (mut most, mut before) = (0, None);
         while most < READ_MIN {
             match tokio::time::timeout(SETTLED_MAX, clients.join_next()).await {
                 Ok(Some(read)) => most = most.max(read.unwrap()),
                 Ok(None) => break,
                 Err(_) => {
-                    let together = self.clients.read.load(Ordering::Relaxed);
-                    if std::mem::replace(&mut before, together) == together {
+                    let now = (self.clients.read.load(Ordering::Relaxed), self.held().await);
+                    if before.replace(now) == Some(now) {
                         break;
                     }
                 }

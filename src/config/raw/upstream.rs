@@ -94,7 +94,7 @@ keys! {
         reload queue_deadline: Duration = read(&DURATION_NOT_ZERO), default "30s";
         /// Methods other than `tools/call`: the longest wait for the response's first byte (`upstream_timeout`).
         reload first_byte_max: Duration = read(&DURATION_NOT_ZERO), default "60s";
-        /// Methods other than `tools/call`: the longest pause between two parts of a response.
+        /// Methods other than `tools/call`: the longest pause between two parts of a response, also between comments.
         reload idle_max: Duration = read(&DURATION_NOT_ZERO), default "120s";
         /// After 15 s without progress in a call with a progress token, the gateway sends a progress notification with a
         /// minimally higher value. Other silent streams get a comment. `false` leaves only the comments.

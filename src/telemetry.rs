@@ -12,6 +12,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use metrics_process::Collector;
 use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::TryInitError;
 
 use crate::{console, metric};
@@ -40,6 +41,8 @@ const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 
 pub enum TelemetryError {
     #[error("{LOG_FILTER} is not a log filter")]
     Filter(#[source] tracing_subscriber::filter::ParseError),
+    #[error("{LOG_FILTER}: {0:?} is no level: write off, error, warn, info, debug or trace, or TARGET=LEVEL")]
+    Level(String),
     #[error("logs are installed already")]
     Logs(#[source] TryInitError),
     #[error("metrics cannot be installed")]
@@ -54,6 +57,9 @@ pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
 
     let directives = std::env::var(LOG_FILTER).unwrap_or_default();
     let directives = if directives.is_empty() { filter } else { &directives };
+    if let Some(word) = unknown_level(directives) {
+        return Err(TelemetryError::Level(word.to_owned()));
+    }
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
@@ -73,6 +79,15 @@ pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
         tracing::error!(place, "panic");
     }));
     Ok(guard)
+}
+
+/// A lone word that is neither a level nor a part of this program: the filter takes it for a target, and turns all else off.
+fn unknown_level(directives: &str) -> Option<&str> {
+    directives.split(',').map(str::trim).find(|word| {
+        let is_lone = !word.is_empty() && !word.contains(['=', '[', ']', '{', '}']);
+        let is_own = word.split("::").next() == Some(env!("CARGO_CRATE_NAME"));
+        is_lone && !is_own && word.parse::<LevelFilter>().is_err()
+    })
 }
 
 /// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.
@@ -162,6 +177,21 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::families::{DATABASE_FAMILIES, FAMILIES};
     use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_does_not_turn_the_log_off() {
+        for (directives, unknown) in [
+            ("warning", Some("warning")),
+            ("taskgate=debug, inof", Some("inof")),
+            ("info,hyper", Some("hyper")),
+            ("", None),
+            (INFORMATION, None),
+            (WARNINGS, None),
+            ("OFF,hyper=trace,taskgate,taskgate::server,[call{tool,x}]=debug", None),
+        ] {
+            assert_eq!(unknown_level(directives), unknown, "{directives}");
+        }
+    }
 
     /// Each constant of the names module is described, once.
     #[test]

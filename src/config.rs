@@ -42,6 +42,7 @@ use crate::server::api_keys::AuthSettings;
 use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits};
+use crate::system;
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
@@ -460,7 +461,10 @@ fn meant(unknown: &UnknownKey) -> Option<&'static str> {
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
-    std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    // `<(…)` of a shell is a pipe.
+    let file = system::open_without_waiting(path)?;
+    system::wait_for_content(&file)?;
+    file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -506,6 +510,23 @@ fn follow<T: Clone>(own: &mut Option<T>, newer: Option<&T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_without_a_writer_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe.toml");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let opened = system::open_file(&pipe).map_err(|error| error.to_string());
+            let loaded = load(&pipe, &|_| None, &|_| Findings::default());
+            done.send((opened.unwrap_err(), loaded.unwrap_err().to_string())).unwrap();
+        });
+        let (opened, loaded) = ended.recv_timeout(std::time::Duration::from_secs(20)).expect("neither waits");
+        assert_eq!(opened, "it is no file");
+        assert!(loaded.contains("no upstream is named"), "{loaded}");
+    }
 
     fn config(folder: &str, schema: &str) -> Config {
         let text = format!(

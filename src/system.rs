@@ -3,6 +3,10 @@
 //! Both implementations have the same functions. Elsewhere than on Unix there is no store on disk and no server that is a
 //! program, and rights to files are the folder's.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
 #[cfg(not(unix))]
 mod other;
 #[cfg(unix)]
@@ -25,6 +29,12 @@ pub(crate) trait OwnersAlone {
 pub(crate) struct DiskSpace {
     pub(crate) free: u64,
     pub(crate) all: u64,
+}
+
+/// Opens a regular file to read it. A pipe may have no writer, and a device no end.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    let file = open_without_waiting(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
 }
 
 /// Limits on a program; an absent one is the gateway's.

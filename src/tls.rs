@@ -1,6 +1,5 @@
 //! Reads certificates and private keys from files, and explains why a file is unusable.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertStore};
 
 use crate::secret_file::{self, SecretFileError};
+use crate::system;
 use crate::task::Timestamp;
 
 /// Larger files are no certificates: a bundle of every public CA is a quarter of it.
@@ -150,7 +150,7 @@ pub fn read_revocation_lists(path: &Path) -> Result<Vec<CertificateRevocationLis
 fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
-    File::open(path)
+    system::open_file(path)
         .and_then(|file| file.take(limit).read_to_end(&mut bytes))
         .map_err(|source| TlsFileError::Unreadable { path: path.to_owned(), source })?;
     if bytes.len() > FILE_BYTES_MAX { Err(TlsFileError::TooLarge { path: path.to_owned() }) } else { Ok(bytes) }

@@ -24,6 +24,7 @@ use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 use crate::server::api_keys::KeySource;
+use crate::system;
 use crate::task::{Clock as _, SystemClock};
 use crate::telemetry;
 use crate::tls::IdentityFiles;
@@ -378,14 +379,14 @@ pub(super) fn fingerprint_of(file: &Path) -> Fingerprint {
     fingerprint_all([file].into_iter())
 }
 
-/// An unreadable file counts as empty.
+/// A file that is unreadable, or a pipe, counts as empty.
 fn fingerprint_all<'a>(files: impl Iterator<Item = &'a Path>) -> Fingerprint {
     use std::io::Read as _;
 
     let mut context = Context::new(&SHA256);
     for file in files {
         let mut held = Vec::new();
-        let opened = std::fs::File::open(file);
+        let opened = system::open_file(file);
         let _ = opened.and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut held));
         context.update(&(held.len() as u64).to_be_bytes());
         context.update(&held);

@@ -74,6 +74,11 @@ pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(nonblocking).open(path)
 }
 
+/// Lets a read wait for the writer of a pipe that has one.
+pub(crate) fn wait_for_content(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty())?)
+}
+
 /// The rights to a file, as bits for owner, group and others.
 pub(crate) fn mode(file: &Metadata) -> u32 {
     file.mode() & MODE_BITS

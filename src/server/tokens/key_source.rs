@@ -1,6 +1,5 @@
 //! Keeps one issuer's key set: reads it from a file, or fetches it again before it is stale.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -15,6 +14,7 @@ use url::{Host, Url};
 
 use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
+use crate::system;
 use crate::task::digest::Digest;
 use crate::upstream::TaskScope;
 use crate::upstream::document::{DocumentError, IssuerConnections};
@@ -286,7 +286,7 @@ pub fn check_file(path: &Path) -> Result<(), KeySourceError> {
 fn read_file(path: &Path) -> Result<KeySet, KeySourceError> {
     let mut text = Vec::new();
     let limit = u64::try_from(KEY_SET_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
-    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut text));
+    let read = system::open_file(path).and_then(|file| file.take(limit).read_to_end(&mut text));
     read.map_err(KeySourceError::File)?;
     Ok(KeySet::parse(&Bytes::from(text))?)
 }

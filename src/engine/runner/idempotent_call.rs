@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::row::not_stored;
+use super::row::{not_stored, unreadable};
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
@@ -182,11 +182,9 @@ impl Runner {
         loop {
             let task = match engine.shown(&key).await {
                 Ok(task) => task,
-                // It existed a moment ago, and has expired.
                 Err(error) => {
                     tracing::warn!(error = %CauseChain(&error), "the outcome of a repeated call could not be read");
-                    let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
-                    return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(reason))).await;
+                    return self.dialog.clients_mut().end(unreadable(&error)).await;
                 }
             };
             if task.is_settled() {

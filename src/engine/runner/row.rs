@@ -317,7 +317,9 @@ impl Runner {
         if self.dialog.clients().is_there() {
             let end = match self.engine.held(&key).await {
                 Ok(task) => outcome_for_client(&self.engine, task).await,
-                Err(_) => CallEnd::Gone,
+                // Its client may have returned with a state that is no longer valid.
+                Err(TaskError::Unknown) if self.spec.idempotency.is_none() => CallEnd::Gone,
+                Err(error) => unreadable(&error),
             };
             self.dialog.clients_mut().end(end).await;
         }
@@ -424,6 +426,12 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<A
 pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     let executed = if matches!(error, StoreError::UnknownCommit(_)) { Executed::Unknown } else { Executed::No };
     GatewayFault::new(TaskError::from(error).reason(), executed)
+}
+
+/// The end of a call whose row existed a moment ago and cannot be read now: the call may have run.
+pub(super) fn unreadable(error: &TaskError) -> CallEnd {
+    let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
+    CallEnd::Outcome(Outcome::lost(GatewayFault::new(reason, Executed::Unknown)))
 }
 
 /// The end of a call whose outcome is stored, for a client that waits for it.

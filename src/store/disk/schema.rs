@@ -212,8 +212,12 @@ pub(super) fn file_bytes(path: &Path) -> u64 {
     len(path) + log_bytes(path)
 }
 
+pub(super) fn log_path(path: &Path) -> PathBuf {
+    path.with_extension("db-wal")
+}
+
 pub(super) fn log_bytes(path: &Path) -> u64 {
-    len(&path.with_extension("db-wal"))
+    len(&log_path(path))
 }
 
 fn len(path: &Path) -> u64 {

@@ -65,6 +65,7 @@ impl DiskStore {
             ballast,
             folder,
             identity: writer::identity(&path),
+            log: writer::identity(&schema::log_path(&path)),
             path: path.clone(),
             tuning,
             hooks,

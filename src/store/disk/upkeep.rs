@@ -21,12 +21,15 @@ const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
 impl DiskWriter {
     pub(super) fn tick(&mut self) {
-        if self.conn.is_some() && !self.is_same_file() {
+        if self.conn.is_some() && self.identity.is_some() && !self.is_same_file() {
             tracing::error!("the task store's file was moved or replaced");
             self.conn = None;
             self.monitor.set_failing(true);
         }
-        if self.monitor.now() == StoreHealth::Failing {
+        if self.conn.is_some() && !self.has_its_log() {
+            self.save_lost_log();
+        }
+        if self.monitor.now() == StoreHealth::Failing && self.identity.is_some() {
             self.probe();
         }
         self.settle();
@@ -46,6 +49,25 @@ impl DiskWriter {
         }
         self.note_seen();
         metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
+    }
+
+    /// Writes the content of a removed log, which is open still, into the file (F57). Tries again with the next tick if a reader
+    /// prevents it.
+    fn save_lost_log(&mut self) {
+        let Some(conn) = &self.conn else { return };
+        let saved = schema::checkpoint_now(conn);
+        if self.identity.take().is_some() {
+            tracing::error!(
+                "the task store's log, tasks.db-wal, was removed or replaced; its content is saved, and the store takes no new \
+                 tasks until the gateway is started again"
+            );
+            self.monitor.set_failing(true);
+        }
+        match saved {
+            Ok(true) => self.conn = None,
+            Ok(false) => (),
+            Err(error) => tracing::error!(%error, "the content of the task store's removed log could not be saved yet"),
+        }
     }
 
     fn probe(&mut self) {

@@ -56,7 +56,10 @@ pub(super) struct DiskWriter {
     pub(super) conn: Option<Connection>,
     /// Whether the connection was dropped for lack of room alone, so that memory still equals the file.
     pub(super) is_memory_current: bool,
+    /// `None` once its log was lost: a new connection would not see the log that readers have open.
     pub(super) identity: Option<(u64, u64)>,
+    /// The identity of the file's log, once there is one.
+    pub(super) log: Option<(u64, u64)>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
     /// The latest time used, in milliseconds.
@@ -423,6 +426,8 @@ impl DiskWriter {
             self.resident.reset(sums);
         }
         self.conn = Some(conn);
+        // The last connection that closes removes the log.
+        self.log = None;
         Ok(())
     }
 
@@ -452,6 +457,15 @@ impl DiskWriter {
     /// Whether the path still names the open file (F57): writes to another file would be lost.
     pub(super) fn is_same_file(&self) -> bool {
         self.identity.is_some() && identity(&self.path) == self.identity
+    }
+}
+
+impl DiskWriter {
+    /// Whether the path still names the log that is open. SQLite neither removes nor replaces it while it is open.
+    pub(super) fn has_its_log(&mut self) -> bool {
+        let now = identity(&schema::log_path(&self.path));
+        self.log = self.log.or(now);
+        self.log == now
     }
 }
 

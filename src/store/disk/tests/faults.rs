@@ -283,6 +283,22 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     assert_eq!(store.usage().tasks, 2);
 }
 
+#[tokio::test]
+async fn f57_the_content_of_a_removed_log_is_saved_and_no_new_tasks_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    std::fs::remove_file(folder.path().join("data/tasks.db-wal")).unwrap();
+    let second = store.insert(&task("a", 2)).await;
+    until("the log is missed", || store.health() == StoreHealth::Failing).await;
+    assert!(store.insert(&task("a", 3)).await.is_err());
+    // As after kill -9.
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("data")).unwrap();
+    std::fs::copy(folder.path().join("data/tasks.db"), copy.path().join("data/tasks.db")).unwrap();
+    assert_eq!(open(&copy).await.usage().tasks, 1 + usize::from(second.is_ok()));
+}
+
 /// A bug that ends the writer is reported, and other processes stay locked out of the open file.
 #[tokio::test]
 async fn a_writer_that_ended_is_known_and_keeps_others_out() {

@@ -55,8 +55,7 @@ impl DiskStore {
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
         let OpenedDatabase { conn, sums, seen, longest } = found;
         let clock = ClockTrust::new(settings.clock, seen, longest, tuning.distrust);
-        let lock = Arc::new(Mutex::new(Some(lock)));
-        let check = Arc::<FileCheck>::default();
+        let (lock, check) = (Arc::new(Mutex::new(Some(lock))), Arc::<FileCheck>::default());
         let earlier = EarlierRows::new(sums.open().clone());
         let (resident, monitor) = (Arc::new(ResidentRows::new(sums)), StoreHealthMonitor::new());
         let (seen, commits) = (Arc::new(AtomicU64::new(seen.as_millis())), Arc::new(AtomicU64::new(0)));

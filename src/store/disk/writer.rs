@@ -458,9 +458,7 @@ impl DiskWriter {
     pub(super) fn is_same_file(&self) -> bool {
         self.identity.is_some() && identity(&self.path) == self.identity
     }
-}
 
-impl DiskWriter {
     /// Whether the path still names the log that is open. SQLite neither removes nor replaces it while it is open.
     pub(super) fn has_its_log(&mut self) -> bool {
         let now = identity(&schema::log_path(&self.path));

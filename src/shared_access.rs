@@ -64,6 +64,11 @@ impl SharedAccess {
         access.callers.have(&caller.principal) && access.table.has_item(caller, upstream, item)
     }
 
+    /// Whether a server's items may differ from caller to caller.
+    pub fn differs_by_caller(&self, upstream: &str) -> bool {
+        self.0.borrow().table.differs_by_caller(upstream)
+    }
+
     /// Whether rules decide about callers without a credential, too.
     pub fn has_rules(&self) -> bool {
         !self.0.borrow().table.rules().rules.is_empty()

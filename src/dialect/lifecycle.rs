@@ -95,12 +95,24 @@ fn completed<T>(
     Some(finish(edit.set(META, meta)))
 }
 
+/// The callers that may read a cached copy of a server's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheReaders {
+    /// The callers that the server says.
+    AsStated,
+    /// The caller of the request alone, because the gateway shows others another result (MOD-15, U82).
+    Caller,
+}
+
 /// Adds the members that a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
-/// nothing is missing.
-pub fn with_required(method: &str, result: &Object) -> Option<Payload> {
+/// nothing changes.
+pub fn with_required(method: &str, result: &Object, readers: CacheReaders) -> Option<Payload> {
     let required = [("resultType", complete())].into_iter();
     let required = required.chain(is_cacheable(method).then(hints).into_iter().flatten());
-    let missing: Vec<_> = required.filter(|(name, _)| !result.contains(name)).collect();
+    let is_shared = |name: &str| {
+        readers == CacheReaders::Caller && name == "cacheScope" && result.get_str(name).as_deref() != Some("private")
+    };
+    let missing: Vec<_> = required.filter(|(name, _)| !result.contains(name) || is_shared(name)).collect();
     if missing.is_empty() {
         return None;
     }
@@ -118,7 +130,7 @@ pub fn names_hints(method: &str, message: &[u8]) -> bool {
 }
 
 /// The methods with cache hints in their results (MOD-14).
-fn is_cacheable(method: &str) -> bool {
+pub fn is_cacheable(method: &str) -> bool {
     matches!(
         method,
         method::DISCOVER
@@ -197,7 +209,7 @@ mod tests {
     #[test]
     fn results_of_a_stateless_server_gain_only_what_is_missing() {
         let added = |method: &str, text: &str| {
-            let added = with_required(method, &Object::of(&payload(text)).unwrap());
+            let added = with_required(method, &Object::of(&payload(text)).unwrap(), CacheReaders::AsStated);
             assert_eq!(added.is_none(), text.contains("resultType") && names_hints(method, text.as_bytes()), "{text}");
             added.map(|result| result.as_str().to_owned())
         };
@@ -212,6 +224,28 @@ mod tests {
             ),
         ] {
             assert_eq!(added(method, text).as_deref(), expected, "{method} {text}");
+        }
+    }
+
+    /// U82, MOD-15.
+    #[test]
+    fn u82_a_result_for_one_caller_is_private() {
+        for (method, text, expected) in [
+            (method::TOOLS_LIST, r#"{"resultType":"complete","ttlMs":1,"cacheScope":"private"}"#, None),
+            (
+                method::RESOURCES_READ,
+                r#"{"resultType":"complete","cacheScope":"public","ttlMs":1}"#,
+                Some(r#"{"resultType":"complete","cacheScope":"private","ttlMs":1}"#),
+            ),
+            (
+                method::PROMPTS_LIST,
+                r#"{"resultType":"complete","ttlMs":1,"cacheScope":null}"#,
+                Some(r#"{"resultType":"complete","ttlMs":1,"cacheScope":"private"}"#),
+            ),
+            (method::TOOLS_CALL, r#"{"resultType":"complete","cacheScope":"public"}"#, None),
+        ] {
+            let private = with_required(method, &Object::of(&payload(text)).unwrap(), CacheReaders::Caller);
+            assert_eq!(private.as_ref().map(Payload::as_str), expected, "{method} {text}");
         }
     }
 

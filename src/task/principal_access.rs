@@ -149,6 +149,11 @@ impl PrincipalAccessTable {
         &self.rules
     }
 
+    /// Whether a server's items may differ from caller to caller.
+    pub fn differs_by_caller(&self, upstream: &str) -> bool {
+        !self.own.is_empty() || !self.rules.rules.is_empty() || self.scopes.contains_key(upstream)
+    }
+
     /// The scopes that a tool requires, or for which a rule allows something.
     pub fn scopes(&self) -> impl Iterator<Item = &Arc<str>> {
         let of_tools = self.scopes.values().flat_map(|blocks| blocks.iter()).flat_map(|block| &block.scopes);

@@ -18,6 +18,7 @@ use super::{StatelessFace, StatelessRequestContext};
 use crate::audit::arguments_of;
 use crate::dialect::RequestError;
 use crate::dialect::faults::failure_error;
+use crate::dialect::lifecycle::{CacheReaders, is_cacheable};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
@@ -97,10 +98,11 @@ impl StatelessFace {
             Err(fault) => return request.addressee.fault(&fault),
         };
         let signs = self.signs(&request);
-        let tools = self.reachable_tools(&request);
+        let (tools, readers) = (self.reachable_tools(&request), self.cache_readers(request.method));
         let edits = Box::new(AnswerEdits {
             id: request.message.id.clone(),
-            aim: EditTarget::of(request.method, &tools),
+            aim: EditTarget::of(request.method, &tools, readers),
+            readers,
             fallback: self.fallback_listing(&request),
             tools,
             asker,
@@ -151,6 +153,16 @@ impl StatelessFace {
             (&request.caller.principal, request.forwarded.credential(), request.metadata.declared().payload().as_str());
         let reader = fallback.reader(who, request.counted_as.clone());
         Some(fallback.listing(reader, sent_cursor(request.params)))
+    }
+
+    /// The readers of a cached result: the caller alone, if others get another one (U82).
+    fn cache_readers(&self, name: &str) -> CacheReaders {
+        let upstream = self.served.upstream.name();
+        let has_other_tools = name == method::TOOLS_LIST && self.fallback.is_some();
+        match is_cacheable(name) && (has_other_tools || self.served.engine.access().differs_by_caller(upstream)) {
+            true => CacheReaders::Caller,
+            false => CacheReaders::AsStated,
+        }
     }
 
     /// `None` unless the client requested progress (GW-26), and for a subscription.

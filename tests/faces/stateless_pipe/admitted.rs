@@ -227,3 +227,33 @@ async fn u56_a_cacheable_result_has_its_hints() {
         }
     }
 }
+
+/// U82, MOD-15: a cache that callers share would show one what the gateway withholds from it.
+#[tokio::test]
+async fn u82_a_result_that_other_callers_do_not_get_is_private() {
+    const KEY: &str = "tg_ada1_0011223344556677889900aabbccddee";
+    let auth = format!("[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{KEY}\"\n");
+    let bob = "[[auth.api_keys]]\nid = \"bob\"\nkey = \"tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90\"\n";
+    let rows = [
+        (format!("{auth}{bob}"), "public"),
+        (format!("{auth}{bob}tools = [\"none\"]\n"), "private"),
+        (format!("{auth}{bob}[[auth.rules]]\nallow = true\n"), "private"),
+    ];
+    for (keys, expected) in rows {
+        for method in ["server/discover", "resources/read", "prompts/list", "resources/list", "tools/list"] {
+            let result = json!({ "resultType": "complete", "ttlMs": 5, "cacheScope": "public", "contents": [],
+                "pad": "x".repeat(300 << 10), "supportedVersions": ["2026-07-28"], "capabilities": {} });
+            let server = server(move |seen| (seen.rpc() == method).then(|| answer(seen, &result))).await;
+            let gate = super::client::TestGateway::with(server.address, &keys).await;
+            let params = if method == "resources/read" { r#""uri":"a:b""# } else { "" };
+            let mut request = request(&client(&gate), &body(method, params));
+            request.headers_mut().insert("authorization", format!("Bearer {KEY}").parse().unwrap());
+            let shown = client(&gate).send(request).await.json().await;
+            assert_eq!(
+                (&shown["result"]["ttlMs"], &shown["result"]["cacheScope"]),
+                (&json!(5), &json!(expected)),
+                "{method} {keys}"
+            );
+        }
+    }
+}

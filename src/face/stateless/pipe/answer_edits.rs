@@ -10,12 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::body::Body as _;
 
 use super::about_us;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::lifecycle::{names_hints, with_required};
+use crate::dialect::lifecycle::{CacheReaders, names_hints, with_required};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain;
 use crate::dialect::relay_ext_tasks::{StatelessResult, answered};
@@ -61,15 +62,18 @@ pub(super) enum EditTarget {
     ToolList,
     /// Prompts, resources or resource templates, some of which are withheld.
     ItemList,
+    /// A result that only its caller may keep.
+    Private,
     Other,
 }
 
 impl EditTarget {
-    pub(super) fn of(name: &str, tools: &ReachableTools) -> Self {
+    pub(super) fn of(name: &str, tools: &ReachableTools, readers: CacheReaders) -> Self {
         match name {
             method::DISCOVER => Self::Discovery,
             method::TOOLS_LIST => Self::ToolList,
             name if tools.narrow_list_of(name) => Self::ItemList,
+            _ if readers == CacheReaders::Caller => Self::Private,
             _ => Self::Other,
         }
     }
@@ -92,6 +96,7 @@ impl StateBinding {
 pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
     pub(super) aim: EditTarget,
+    pub(super) readers: CacheReaders,
     pub(super) asker: StateBinding,
     pub(super) server: Arc<dyn Upstream>,
     pub(super) sealer: Arc<Sealer>,
@@ -119,7 +124,8 @@ impl ClassifiedMessage {
 }
 
 impl AnswerEdits {
-    pub(super) fn text(&self, ClassifiedMessage { text, classifier }: ClassifiedMessage) -> Bytes {
+    /// The message for the client, or the error in its place.
+    fn edited(&self, ClassifiedMessage { text, classifier }: ClassifiedMessage) -> Result<Bytes, RpcError> {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
             EditTarget::ToolList => {
@@ -130,42 +136,46 @@ impl AnswerEdits {
                 self.tools.listed_in(&text).unwrap_or(text)
             }
             EditTarget::ItemList => self.tools.listed_in(&text).unwrap_or(text),
-            EditTarget::Other => text,
+            EditTarget::Private | EditTarget::Other => text,
         };
         if !may_be_edited(&classifier) && (!classifier.is_answer_alone() || self.has_required(&text, &classifier)) {
-            return text;
+            return Ok(text);
         }
         let response = match envelope::read(&text, ScanLimits::UPSTREAM) {
             Ok(Message::Response(response)) if response.id.as_ref().is_some_and(|id| id.says(&self.id)) => response,
             // Readers may differ about it: some may find a question or a handle.
             Err(_) if classifier.may_ask() && classifier.id().is_none_or(|id| id.says(&self.id)) => {
-                return self.malformed(Executed::Yes);
+                return Err(malformed(Executed::Yes));
             }
-            Ok(_) | Err(_) => return text,
+            Ok(_) | Err(_) => return Ok(text),
         };
         if response.result.as_ref().is_some_and(asks) {
             self.server.asked_in_result();
         }
         match (&response.outcome, &response.result) {
-            (Err(error), _) => match self.error(error) {
-                Some(about_us) => envelope::error(Some(&self.id), &about_us),
-                None => text,
-            },
-            (Ok(_), Some(result)) => match self.result(result) {
-                Ok(None) => text,
-                Ok(Some(edited)) => envelope::result(&self.id, &edited),
-                Err(instead) => envelope::error(Some(&self.id), &instead),
-            },
-            (Ok(_), None) => self.malformed(Executed::Yes),
+            (Err(error), _) => self.error(error).map_or(Ok(text), Err),
+            (Ok(_), Some(result)) => {
+                let edited = self.result(result)?;
+                Ok(edited.map_or(text, |edited| envelope::result(&self.id, &edited)))
+            }
+            (Ok(_), None) => Err(malformed(Executed::Yes)),
         }
     }
 
     fn has_required(&self, text: &[u8], classifier: &MessageClassifier) -> bool {
-        classifier.is_complete() && names_hints(&self.asker.method, text)
+        let is_stated = self.readers == CacheReaders::AsStated;
+        is_stated && classifier.is_complete() && names_hints(&self.asker.method, text)
     }
 
-    fn malformed(&self, executed: Executed) -> Bytes {
-        envelope::error(Some(&self.id), &malformed(executed))
+    /// A question that the client did not declare is 400, as from the server itself (MOD-10).
+    fn answer(&self, message: ClassifiedMessage) -> RequestAnswer {
+        match self.edited(message) {
+            Ok(text) => RequestAnswer::Json(full_body(text)),
+            Err(instead) if instead.code == self.metadata.version.traits().missing_capability => {
+                RequestAnswer::Refused(StatusCode::BAD_REQUEST, instead)
+            }
+            Err(instead) => RequestAnswer::Error(instead),
+        }
     }
 
     /// The result that replaces the server's; `None` if it is unchanged. Checked like the result of the gateway's own call
@@ -177,7 +187,7 @@ impl AnswerEdits {
             return Err(instead);
         }
         match answered(&self.asker.method, result.payload()) {
-            StatelessResult::Complete => Ok(with_required(&self.asker.method, result)),
+            StatelessResult::Complete => Ok(with_required(&self.asker.method, result, self.readers)),
             StatelessResult::Round(round) if round.requests.is_some() || round.state.is_some() => {
                 self.sealed(result).transpose().map_err(|fault| gateway_error(&fault))
             }
@@ -295,7 +305,8 @@ impl AnswerEdits {
             return Vec::new();
         }
         let acknowledged = self.acknowledged(&message);
-        vec![acknowledged.unwrap_or_else(|| self.text(message)).into()]
+        let edited = || self.edited(message).unwrap_or_else(|instead| envelope::error(Some(&self.id), &instead));
+        vec![acknowledged.unwrap_or_else(edited).into()]
     }
 
     /// A subscription's acknowledgement with only the resources that its client asked for and may use (SEC-48); `None` for
@@ -317,7 +328,7 @@ impl AnswerEdits {
         if self.is_stray(&message) {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
         }
-        Ok(OpenedAnswer::Whole(RequestAnswer::Json(full_body(self.text(message)))))
+        Ok(OpenedAnswer::Whole(self.answer(message)))
     }
 }
 
@@ -325,7 +336,7 @@ impl ResponseEdits for AnswerEdits {
     fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
-            EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList => gate,
+            EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList | EditTarget::Private => gate,
             // It yields each notification whole, and so each update of a resource (SEC-48).
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest, self.may_ask_late()),
         };
@@ -378,7 +389,7 @@ impl ResponseEdits for AnswerEdits {
     }
 
     fn whole(&self, _: &RequestId, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        Ok(RequestAnswer::Json(full_body(self.text(ClassifiedMessage::of(text)))))
+        Ok(self.answer(ClassifiedMessage::of(text)))
     }
 }
 

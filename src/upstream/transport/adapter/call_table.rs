@@ -409,6 +409,13 @@ impl CallTable {
         call.queue.put(&counted(text))
     }
 
+    /// Ends the subscription that the server cancels, so that its listeners open another one (U83). Other requests go on
+    /// until their response.
+    pub(super) fn end_cancelled_subscription(&mut self, notification: &Notification) -> bool {
+        let Some(id) = notification.cancelled() else { return false };
+        self.outer(&id).is_some_and(|outer| outer.is_subscription) && self.cancel(&id)
+    }
+
     fn named(&self, notification: &Notification) -> Option<(&CallEntry, Bytes)> {
         let params = notification.params.object();
         let subscription = params

@@ -14,7 +14,8 @@ pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, 
     let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
     let wants_logs = metadata.as_ref().is_some_and(|metadata| metadata.contains(meta::LOG_LEVEL));
     let is_probe = request.method == method::DISCOVER;
-    let outer = OriginalRequest { id: request.id.clone(), token, wants_logs, is_probe };
+    let is_subscription = request.method == method::LISTEN;
+    let outer = OriginalRequest { id: request.id.clone(), token, wants_logs, is_probe, is_subscription };
     let mut request = Request { id: id.clone(), ..request.clone() };
     if let (Some(metadata), Some(params), Some(_)) = (metadata, request.params.object(), &outer.token) {
         let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, id.payload()).finish();
@@ -119,6 +120,7 @@ pub(super) struct OriginalRequest {
     pub(super) token: Option<Payload>,
     pub(super) wants_logs: bool,
     pub(super) is_probe: bool,
+    pub(super) is_subscription: bool,
 }
 
 #[cfg(test)]

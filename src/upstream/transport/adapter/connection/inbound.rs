@@ -142,6 +142,7 @@ impl AdapterConnection {
         let mut table = self.table.lock();
         match &self.kind {
             ConnectionPurpose::Session => table.note(notification, text),
+            ConnectionPurpose::Stateless if table.end_cancelled_subscription(notification) => Ok(()),
             ConnectionPurpose::Stateless => table.note_named(notification, |copy| self.counted(copy)),
             ConnectionPurpose::Apart { process } => match notification.cancelled() {
                 Some(id) => {

@@ -206,3 +206,36 @@ async fn b190_an_answer_that_finds_no_room_ends_its_call_after_a_minute_and_one_
     assert!(calls[0].frame().await.unwrap().is_ok() && calls[1].frame().await.unwrap().is_ok());
     scope.stop.cancel();
 }
+
+/// U83: over stdio a server ends a subscription by cancelling its request.
+#[tokio::test(start_paused = true)]
+async fn u83_a_subscription_that_its_server_cancels_ends_and_a_call_goes_on() {
+    use http_body_util::BodyExt as _;
+
+    let sender = RecordingSender { number: 0, heard: RecordedMessages::default() };
+    let heard = Arc::clone(&sender.heard);
+    let (wire, say) = SpeakingTransport::new(Arc::new(sender));
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(wire),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
+        scope.clone(),
+    );
+    let mut bodies = Vec::new();
+    for method in [method::LISTEN, method::TOOLS_CALL] {
+        bodies.push(stand.send(&post("ada", method), &HandedOver::default()).await.unwrap().into_body());
+    }
+    for id in [json!(1), json!(7), json!("x"), json!(null), json!("0")] {
+        let cancel = json!({ "jsonrpc": "2.0", "method": method::CANCELLED, "params": { "requestId": id } });
+        say.send(Bytes::from(cancel.to_string())).await.unwrap();
+    }
+    say.send(Bytes::from_static(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}")).await.unwrap();
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(60), bodies[0].frame()).await;
+    assert!(ended.unwrap().is_none());
+    assert!(bodies[1].frame().await.unwrap().is_ok(), "the call has its response");
+    bodies.clear();
+    assert_eq!(heard.lock().len(), 2, "the server is told nothing of what it cancelled itself");
+    scope.stop.cancel();
+}

@@ -283,6 +283,35 @@ async fn mod20_a_cancelled_request_without_a_session_is_dropped_and_hears_no_mor
     assert_eq!(host.read().await["id"], 1);
 }
 
+/// T-52, MOD-25: behind its result a subscription is cancelled, unless it was refused or its client cancelled it.
+#[tokio::test(start_paused = true)]
+async fn t_52_a_subscription_that_ends_is_cancelled_behind_its_result() {
+    const LISTEN: &str = "subscriptions/listen";
+    let refusal = json!({"jsonrpc": "2.0", "id": 2, "error": {"code": -32602, "message": "m"}}).to_string();
+    let news = "data: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n";
+    let mut host = Host::new(vec![
+        ("\"id\":1,", Act::Events(vec![news, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n"])),
+        ("\"id\":2,", Act::Json(400, refusal)),
+        ("\"id\":3,", Act::Open(vec![news])),
+        ("\"id\":4,", Act::Events(vec!["data: {\"jsonrpc\":\"2.0\",\"id\":4,\"result\":{}}\n\n"])),
+        ("\"id\":5,", Act::Json(200, answer(5))),
+    ]);
+    host.write(&stateless(1, LISTEN)).await;
+    assert_eq!(host.read().await["method"], "n");
+    assert_eq!(host.read().await["id"], 1);
+    let last = host.read().await;
+    assert_eq!((&last["method"], &last["params"]["requestId"]), (&json!("notifications/cancelled"), &json!(1)));
+    host.write(&stateless(2, LISTEN)).await;
+    assert_eq!(host.read().await["error"]["code"], -32602);
+    host.write(&stateless(3, LISTEN)).await;
+    assert_eq!(host.read().await["method"], "n");
+    host.write(&cancel(3)).await;
+    for id in [4, 5] {
+        host.write(&stateless(id, "tools/list")).await;
+        assert_eq!(host.read().await["id"], id);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_id_that_waits_for_its_answer_is_not_taken_twice() {
     let mut host = Host::new(vec![("\"id\":1,", Act::Hang)]);

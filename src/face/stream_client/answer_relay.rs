@@ -8,9 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::RequestKind;
 use super::client_link::{ClientDisconnected, ClientLink};
 use crate::dialect::faults::gateway_error;
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
@@ -18,7 +20,7 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
-use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
+use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, envelope, method};
 
 /// The delay before a stream is resumed, if the server names none.
 const RETRY: Duration = Duration::from_secs(1);
@@ -50,9 +52,9 @@ impl ClientLink {
         response: FaceResponse,
         id: Option<&RequestId>,
     ) -> Result<RelayOutcome, ClientDisconnected> {
+        let is_stream = is_event_stream(&response);
         let (head, body) = response.into_parts();
-        let kind = head.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes());
-        if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
+        if is_stream {
             return Box::pin(self.relay_events(body, id)).await;
         }
         let text = match read_whole(body, &self.read_limits()).await {
@@ -170,6 +172,17 @@ impl ClientLink {
     }
 }
 
+fn is_event_stream(response: &FaceResponse) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Follows the result of a subscription that the client has not cancelled (T-52).
+fn ended_subscription(id: &RequestId) -> Bytes {
+    let params = Payload::of(&json!({ "requestId": id, "reason": "the subscription has ended" }));
+    envelope::notification(method::CANCELLED, Some(&params))
+}
+
 const fn has_no_room(reason: Reason) -> bool {
     matches!(reason, Reason::ResultTooLarge | Reason::TooMuchUnread | Reason::AnswersFull)
 }
@@ -228,9 +241,12 @@ impl ClientLink {
         id: &RequestId,
         withdrawn: &CancellationToken,
     ) -> Result<(), ClientDisconnected> {
+        let is_subscription = RequestKind::of(&inbound) == RequestKind::Subscription;
         let response = self.serve(inbound).await;
+        let has_begun = is_subscription && is_event_stream(&response);
         let relayed = self.relay(response, Some(id)).await?;
-        self.see_through(relayed, id, withdrawn).await
+        self.see_through(relayed, id, withdrawn).await?;
+        if has_begun { self.send(ended_subscription(id)).await } else { Ok(()) }
     }
 
     pub(super) async fn see_through(

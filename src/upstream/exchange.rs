@@ -262,6 +262,18 @@ pub struct ServerFacts {
     pub has_session: bool,
 }
 
+impl ServerFacts {
+    /// The server's identity, if it is an object: the gateway repeats it in results of its own.
+    pub(crate) fn identity_in(object: &Object, name: &str) -> Option<Payload> {
+        object.get_object(name).map(|identity| identity.payload().detached())
+    }
+
+    /// The instructions, if they are a text.
+    pub(crate) fn instructions_in(result: &Object) -> Option<Payload> {
+        result.get("instructions").filter(|text| text.as_str().starts_with('"')).map(|text| text.detached())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum ExchangeEvent {
     Progress(Progress),

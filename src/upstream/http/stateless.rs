@@ -39,6 +39,9 @@ use crate::wire::{Object, Payload, ProtocolVersion, method};
 pub(crate) use self::stateless_call::token as task_token;
 
 const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
+/// A server may be replaced by a newer one: after this time it is asked again (U84), and given this long to answer.
+const FACTS_FRESH: Duration = Duration::from_secs(60);
+const FACTS_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct StatelessUpstream {
@@ -46,8 +49,14 @@ pub(crate) struct StatelessUpstream {
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
     /// The server's facts. They may depend on the client, so only the name is trusted.
-    facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
+    facts: parking_lot::Mutex<Option<KnownFacts>>,
     listens: Arc<ListenSources>,
+}
+
+#[derive(Debug)]
+struct KnownFacts {
+    facts: Arc<ServerFacts>,
+    asked_at: Instant,
 }
 
 impl StatelessUpstream {
@@ -65,8 +74,30 @@ impl StatelessUpstream {
         let result = self.line(context).answer(&request, None).await?;
         let facts = Arc::new(facts_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
         self.eras.discovered(&facts.capabilities);
-        *self.facts.lock() = Some(Arc::clone(&facts));
+        *self.facts.lock() = Some(KnownFacts { facts: Arc::clone(&facts), asked_at: Instant::now() });
         Ok(facts)
+    }
+
+    async fn ask_for_introduction(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        let mark = self.link.health.mark();
+        self.ask_facts(context).await.map_err(|ending| match ending {
+            RequestFailure::Faulted(error) => BeginError::Refused(error),
+            RequestFailure::Lost(fault) => {
+                self.link.health.ended(mark, &fault);
+                BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
+            }
+        })
+    }
+
+    /// The known facts, and whether they are fresh. Of several callers, the first one refreshes them.
+    fn known_facts(&self) -> Option<(Arc<ServerFacts>, bool)> {
+        let mut known = self.facts.lock();
+        let known = known.as_mut()?;
+        let is_fresh = known.asked_at.elapsed() < FACTS_FRESH;
+        if !is_fresh {
+            known.asked_at = Instant::now();
+        }
+        Some((Arc::clone(&known.facts), is_fresh))
     }
 }
 
@@ -81,8 +112,8 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     Some(ServerFacts {
         version: ProtocolVersion::STATELESS,
         capabilities: result.get_object("capabilities")?.payload().detached(),
-        server_info: meta.and_then(|meta| meta.get(SERVER_INFO)).map(|info| info.detached()),
-        instructions: result.get("instructions").map(|text| text.detached()),
+        server_info: meta.and_then(|meta| ServerFacts::identity_in(&meta, SERVER_INFO)),
+        instructions: ServerFacts::instructions_in(&result),
         has_session: false,
     })
 }
@@ -132,18 +163,15 @@ impl Upstream for StatelessUpstream {
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
         // A server that authenticates clients itself decides for each.
         let is_open = !context.forwarded.credential().is_clients();
-        let known = self.facts.lock().clone().filter(|_| is_open);
-        if let Some(facts) = known {
-            return Ok(facts);
-        }
-        let mark = self.link.health.mark();
-        self.ask_facts(context).await.map_err(|ending| match ending {
-            RequestFailure::Faulted(error) => BeginError::Refused(error),
-            RequestFailure::Lost(fault) => {
-                self.link.health.ended(mark, &fault);
-                BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
+        match is_open.then(|| self.known_facts()).flatten() {
+            Some((facts, true)) => Ok(facts),
+            // A server that fails now is introduced as before.
+            Some((facts, false)) => {
+                let asked = tokio::time::timeout(FACTS_WAIT_MAX, self.ask_for_introduction(context)).await;
+                Ok(asked.ok().and_then(Result::ok).unwrap_or(facts))
             }
-        })
+            None => self.ask_for_introduction(context).await,
+        }
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {

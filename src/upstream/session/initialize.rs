@@ -104,8 +104,8 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
     Some(ServerFacts {
         version: agreed.version,
         capabilities: result.get_object("capabilities")?.payload().detached(),
-        server_info: result.get("serverInfo").map(|info| info.detached()),
-        instructions: result.get("instructions").map(|text| text.detached()),
+        server_info: ServerFacts::identity_in(result, "serverInfo"),
+        instructions: ServerFacts::instructions_in(result),
         has_session: agreed.session.is_some(),
     })
 }
@@ -240,6 +240,25 @@ mod tests {
         assert_eq!((look.state, look.last_failure.unwrap().reason), ("failing", "upstream_timeout"));
         let unreadable = in_time(&channel, async { Err::<(), _>(malformed()) }).await;
         assert!(unreadable.is_err() && channel.1.look().last_failure.unwrap().reason == "upstream_timeout");
+    }
+
+    /// The gateway repeats them in its own results, where clients allow no other types.
+    #[test]
+    fn instructions_are_a_text_and_an_identity_is_an_object() {
+        for (members, expected) in [
+            (r#""serverInfo":{"name":"s"},"instructions":"be kind""#, (Some(r#"{"name":"s"}"#), Some(r#""be kind""#))),
+            (r#""serverInfo":null,"instructions":null"#, (None, None)),
+            (r#""serverInfo":"s","instructions":{}"#, (None, None)),
+            (r#""x":1"#, (None, None)),
+        ] {
+            let text = format!(r#"{{"capabilities":{{}},{members}}}"#);
+            let result = crate::wire::Payload::parse(&text.into(), crate::wire::ScanLimits::UPSTREAM).unwrap();
+            let result = Object::of(&result).unwrap();
+            let agreed = AgreedSession { session: None, version: ProtocolVersion::V2025_11_25, result };
+            let facts = facts_in(&agreed).unwrap();
+            let told = (facts.server_info.as_ref(), facts.instructions.as_ref());
+            assert_eq!((told.0.map(|info| info.as_str()), told.1.map(|text| text.as_str())), expected, "{members}");
+        }
     }
 
     #[test]

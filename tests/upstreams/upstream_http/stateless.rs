@@ -592,3 +592,48 @@ async fn upc22_a_refused_handshake_names_the_era() {
     assert_eq!(lines(&mut begin(&upstream).await).await, [r#"returned {"content":[]}"#]);
     assert_eq!(in_time(upstream.era(&taskgate::upstream::ForwardedHeaders::default())).await, Era::Stateless);
 }
+
+/// U84: an unreachable or unusable server keeps the description that is known.
+#[tokio::test]
+async fn u84_a_server_is_asked_again_after_a_minute_how_it_describes_itself() {
+    const DISCOVERED: &str = "server/discover";
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let server = ScriptedServer::slow(move |seen: SeenRequest, _| {
+        let at = count.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(seen.rpc(), DISCOVERED);
+        async move {
+            let described = |words: Value, identity: Value| {
+                let meta = json!({"io.modelcontextprotocol/serverInfo": identity});
+                result(
+                    &seen,
+                    &json!({"supportedVersions": ["2026-07-28"], "capabilities": {}, "instructions": words, "_meta": meta}),
+                )
+            };
+            Some(match at {
+                0 => described(json!("old"), json!({"name": "s", "version": "1"})),
+                1 => described(json!("new"), json!({"name": "s", "version": "2"})),
+                2 => status(503),
+                // Members of other types are repeated to no client.
+                _ => described(json!(null), json!("s")),
+            })
+        }
+    })
+    .await;
+    let upstream = upstream(&server);
+    let described = async || {
+        let facts = in_time(upstream.facts(&context())).await.unwrap();
+        let version = facts.server_info.as_ref().map(|info| info.as_str().contains("\"2\""));
+        (facts.instructions.as_ref().map(|words| words.as_str().to_owned()), version)
+    };
+    let (old, new) = ((Some("\"old\"".to_owned()), Some(false)), (Some("\"new\"".to_owned()), Some(true)));
+    let rows =
+        [(0, &old, 1), (0, &old, 1), (61, &new, 2), (0, &new, 2), (61, &new, 3), (0, &new, 3), (61, &(None, None), 4)];
+    for (row, (seconds, expected, times)) in rows.into_iter().enumerate() {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+        assert_eq!(described().await, *expected, "row {row}");
+        assert_eq!(asked.load(Ordering::SeqCst), times, "row {row}");
+    }
+}

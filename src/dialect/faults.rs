@@ -286,11 +286,19 @@ fn stateless_error(error: &RpcError) -> RpcError {
     RpcError { code, ..error.clone() }
 }
 
-/// Adds the requested URI to the error for a missing resource (T-50).
+/// Adds the requested URI to the error for a missing resource (T-50). Data of the server stay as they are.
 pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
-    let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
-    if error.code == rpc_error::INVALID_PARAMS && !named {
-        error = error.with_data(&ResourceData { uri });
+    if error.code != rpc_error::INVALID_PARAMS {
+        return error;
+    }
+    match &error.data {
+        None => return error.with_data(&ResourceData { uri }),
+        Some(data) => {
+            let unnamed = Object::of(data).filter(|data| !data.contains("uri"));
+            if let Some(unnamed) = unnamed {
+                error.data = Some(unnamed.edit().set("uri", Payload::text(uri)).finish());
+            }
+        }
     }
     error
 }
@@ -457,6 +465,23 @@ mod tests {
             (Some("The task was cancelled; last message: page 2"), "The task was cancelled; last message: page 2"),
         ] {
             assert_eq!(cancelled_words(last), words);
+        }
+    }
+
+    /// T-50, T-14.
+    #[test]
+    fn an_error_for_a_resource_gains_its_uri_and_loses_nothing() {
+        let data = |text: &'static str| Payload::parse(&text.into(), crate::wire::ScanLimits::UPSTREAM).unwrap();
+        for (code, before, after) in [
+            (-32602, None, Some(r#"{"uri":"a:b"}"#)),
+            (-32602, Some(r#"{"field":1.10}"#), Some(r#"{"field":1.10,"uri":"a:b"}"#)),
+            (-32602, Some(r#"{"uri":"c:d"}"#), Some(r#"{"uri":"c:d"}"#)),
+            (-32602, Some(r#""why""#), Some(r#""why""#)),
+            (-32000, None, None),
+            (-32000, Some(r#"{"field":1}"#), Some(r#"{"field":1}"#)),
+        ] {
+            let error = RpcError { data: before.map(data), ..RpcError::new(code, "m") };
+            assert_eq!(with_uri(error, "a:b").data.as_ref().map(Payload::as_str), after, "{code} {before:?}");
         }
     }
 

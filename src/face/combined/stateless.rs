@@ -83,17 +83,46 @@ impl CombinedUpstreams {
     }
 }
 
-/// Compares headers before names are edited (MOD-04 to MOD-06). The endpoint that answers checks the rest.
+/// Checks the version (MOD-08), and compares headers before names are edited (MOD-04 to MOD-06): messages on a stream
+/// have none. The endpoint that answers checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
     let meta = StatelessRequest::check_shape(params)?;
     let named = StatelessRequest::named_version(&meta);
-    if inbound.carriage == MessageChannel::Stream {
-        return Ok(());
+    let has_headers = inbound.carriage != MessageChannel::Stream;
+    if has_headers {
+        headers::check_request(&inbound.headers, &named, &request.method)?;
     }
-    headers::check_request(&inbound.headers, &named, &request.method)?;
     if ProtocolVersion::parse(&named).is_none_or(|version| !version.is_stateless()) {
         return Err(RequestError::Version { requested: named.into_owned() });
     }
-    headers::check_name(&inbound.headers, &request.method, params)
+    if has_headers { headers::check_name(&inbound.headers, &request.method, params) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use serde_json::json;
+
+    use super::*;
+    use crate::task::{Caller, Principal};
+    use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
+    use crate::wire::{Message, ScanLimits, envelope};
+
+    /// MOD-08.
+    #[test]
+    fn a_message_on_a_stream_names_a_version_that_is_served_and_needs_no_header() {
+        for (version, expected) in [("2026-07-28", None), ("2025-11-25", Some(-32022)), ("2099-01-01", Some(-32022))] {
+            let params = json!({ META: { PROTOCOL_VERSION: version, CLIENT_CAPABILITIES: {} } });
+            let text = json!({ "jsonrpc": "2.0", "id": 1, "method": method::DISCOVER, "params": params }).to_string();
+            let Ok(Message::Request(request)) = envelope::read(&text.into(), ScanLimits::CLIENT) else {
+                panic!("no request")
+            };
+            let caller = Caller::of(Principal::local());
+            let inbound = Inbound { carriage: MessageChannel::Stream, ..Inbound::new(Method::POST, "/mcp", caller) };
+            let refused = check_headers(&inbound, &request).err();
+            let code = refused.map(|complaint| complaint.to_error(ProtocolVersion::V2026_07_28).code);
+            assert_eq!(code, expected, "{version}");
+        }
+    }
 }

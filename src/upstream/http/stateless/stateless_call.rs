@@ -31,7 +31,9 @@ const SILENT_PAUSE: Duration = Duration::from_millis(250);
 /// The poll interval if the upstream names none, and its bounds.
 const POLL_DEFAULT: Duration = Duration::from_secs(1);
 const POLL_MIN: Duration = Duration::from_millis(50);
-const POLL_MAX: Duration = Duration::from_secs(60);
+const POLL_MAX: Duration = Duration::from_secs(5 * 60);
+/// The longest pause after failures, unless the interval is longer.
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
@@ -354,7 +356,7 @@ impl TaskPoller {
 
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
         if let Some(interval) = task.poll_interval {
-            self.interval = interval.clamp(POLL_MIN, POLL_MAX);
+            self.interval = kept_interval(interval);
         }
         let shown_message = || task.message.as_deref().and_then(status_text);
         if course.line.is_watched {
@@ -380,7 +382,7 @@ impl TaskPoller {
     }
 
     fn backoff(&self, doublings: u32) -> Duration {
-        self.interval.saturating_mul(2_u32.saturating_pow(doublings.min(16))).min(POLL_MAX)
+        self.interval.saturating_mul(2_u32.saturating_pow(doublings.min(16))).min(BACKOFF_MAX.max(self.interval))
     }
 
     fn may_update(&self) -> bool {
@@ -433,6 +435,11 @@ impl TaskPoller {
     }
 }
 
+/// The upstream's interval within the bounds.
+fn kept_interval(named: Duration) -> Duration {
+    named.clamp(POLL_MIN, POLL_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -449,6 +456,19 @@ mod tests {
         }
         assert_eq!(began.elapsed(), SILENT_PAUSE * (2_u32.pow(SILENT_ROUNDS_MAX) - 1));
         assert!(unseen.pause().await.is_err());
+    }
+
+    /// UPC-01: within the bounds of tasks of 2025-11-25.
+    #[test]
+    fn upc_01_an_interval_of_minutes_is_kept_and_failures_do_not_stretch_it() {
+        let seconds = Duration::from_secs;
+        for (interval, doublings, pause) in
+            [(1, 0, 1), (1, 3, 8), (1, 20, 60), (45, 1, 60), (240, 0, 240), (240, 3, 240)]
+        {
+            let poller = TaskPoller { interval: seconds(interval), ..TaskPoller::new(&Arc::from("t")) };
+            assert_eq!(poller.backoff(doublings), seconds(pause), "{interval} s after {doublings}");
+        }
+        assert_eq!([0, 240, 3_600].map(|named| kept_interval(seconds(named))), [POLL_MIN, seconds(240), seconds(300)]);
     }
 
     /// Both halves of an upstream are offered a token.

@@ -143,6 +143,9 @@ pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) 
     let question = Object::of(question)?;
     let name = question.get_string("method")?;
     let params = question.get_object("params").map(|params| {
+        if name == method::SAMPLE && !version.traits().has_sampling_tools {
+            return with_single_contents(&params);
+        }
         if name != method::ELICIT {
             return params.payload().clone();
         }
@@ -154,6 +157,25 @@ pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) 
         }
     });
     Some((name, params))
+}
+
+/// Older versions have one content in each message, not an array.
+fn with_single_contents(params: &Object) -> Payload {
+    let Some(messages) = params.get("messages") else { return params.payload().clone() };
+    let single = |message: &Payload| {
+        let message = Object::of(message)?;
+        let contents = message.get("content")?;
+        let mut contents = contents.items();
+        let (only, None) = (contents.next()?, contents.next()) else { return None };
+        Some(message.edit().set("content", only).finish())
+    };
+    let edited: Vec<Option<Payload>> = messages.items().map(|message| single(&message)).collect();
+    if edited.iter().all(Option::is_none) {
+        return params.payload().clone();
+    }
+    let messages: Vec<Payload> =
+        messages.items().zip(edited).map(|(message, edited)| edited.unwrap_or(message)).collect();
+    params.edit().set("messages", Payload::of(&messages)).finish()
 }
 
 fn named_uri(error: &RpcError) -> Option<String> {
@@ -211,10 +233,15 @@ mod tests {
     fn questions_are_put_as_each_version_knows_them() {
         let url = r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a/"}}"#;
         let form = r#"{"method":"elicitation/create","params":{"mode":"form","n":1.10}}"#;
+        let sample = r#"{"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":[{"n":1.10}]},{"content":{"k":1}},{"content":[1,2]}],"maxTokens":1}}"#;
+        let samples = Object::of(&payload(sample)).unwrap().get("params").unwrap();
+        let older = r#"{"messages":[{"role":"user","content":{"n":1.10}},{"content":{"k":1}},{"content":[1,2]}],"maxTokens":1}"#;
         for (question, version, params) in [
             (url, ProtocolVersion::V2025_11_25, Some(r#"{"mode":"url","url":"https://a/","elicitationId":"id"}"#)),
             (form, ProtocolVersion::V2025_11_25, Some(r#"{"mode":"form","n":1.10}"#)),
             (form, ProtocolVersion::V2025_06_18, Some(r#"{"n":1.10}"#)),
+            (sample, ProtocolVersion::V2025_11_25, Some(samples.as_str())),
+            (sample, ProtocolVersion::V2025_06_18, Some(older)),
             (r#"{"method":"roots/list"}"#, ProtocolVersion::V2024_11_05, None),
         ] {
             let (_, put) = session_question(&payload(question), version, "id").unwrap();

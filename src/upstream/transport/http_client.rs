@@ -200,7 +200,7 @@ impl HttpClient {
             (Some(issuer), Some(issued)) => {
                 Box::pin(self.send_with_credential(&**issuer, outgoing, handed_over, issued)).await
             }
-            (Some(_), None) | (None, _) => self.send_within_limits(outgoing, handed_over, None).await,
+            (Some(_), None) | (None, _) => self.send_within_limits(outgoing, Arc::clone(handed_over), None).await,
         };
         let answer = answer.map_err(|(fault, cause)| {
             self.health.failed(UpstreamFailure::new(fault.reason, cause));
@@ -249,13 +249,13 @@ impl HttpClient {
         handed_over: &HandedOver,
         issued: HeaderValue,
     ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
-        let response = self.send_within_limits(outgoing, handed_over, Some(&issued)).await?;
+        let response = self.send_within_limits(outgoing, Arc::clone(handed_over), Some(&issued)).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
         match issuer.after_refusal(&outgoing.client(), &issued).await {
             // The refused request has certainly not run.
-            Some(renewed) => self.send_within_limits(outgoing, &HandedOver::default(), Some(&renewed)).await,
+            Some(renewed) => self.send_within_limits(outgoing, HandedOver::default(), Some(&renewed)).await,
             None => Ok(response),
         }
     }
@@ -274,17 +274,16 @@ impl HttpClient {
     async fn send_within_limits(
         &self,
         outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
+        mut handed_over: HandedOver,
         issued: Option<&HeaderValue>,
     ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
         let malformed =
             |cause: &str| (GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown), cause.to_owned());
         self.resends.deposit();
         let resend_until = tokio::time::Instant::now() + self.connect_max;
-        let (mut resends, mut taken) = (0, Arc::clone(handed_over));
+        let mut resends = 0;
         loop {
-            let request = |version| self.request(outgoing, issued, &taken, version);
-            let answer = self.pool.send(&taken, request).await;
+            let answer = self.pool.send(|version| self.request(outgoing, issued, &handed_over, version)).await;
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(malformed("a header block that is too large"));
@@ -295,7 +294,7 @@ impl HttpClient {
             };
             let is_connected = !matches!(failure, SendError::Connect(_));
             let is_refused = causes(&failure).any(|cause| cause.downcast_ref().is_some_and(is_unprocessed));
-            let left = (taken.initialized() || (outgoing.body().is_none() && is_connected)) && !is_refused;
+            let left = (handed_over.initialized() || (outgoing.body().is_none() && is_connected)) && !is_refused;
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             let is_timely = || tokio::time::Instant::now() < resend_until && self.resends.withdraw();
@@ -310,7 +309,9 @@ impl HttpClient {
                 ));
             }
             resends += 1;
-            taken = if is_refused { HandedOver::default() } else { taken };
+            if is_refused {
+                handed_over = HandedOver::default();
+            }
             self.resent.increment(1);
             tokio::time::sleep(RESEND_PAUSE * resends).await;
         }

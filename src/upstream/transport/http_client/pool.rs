@@ -25,7 +25,6 @@ use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
 use crate::body_wakes::ConnectionWaker;
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
-use crate::upstream::outgoing::HandedOver;
 
 /// Most interim responses to one request (U13).
 const INTERIM_MAX: usize = 16;
@@ -273,7 +272,6 @@ impl ConnectionPool {
     /// that a kept connection had not begun goes to another. Dropping the future drops the request.
     pub(super) async fn send(
         &self,
-        handed_over: &HandedOver,
         request: impl Fn(Version) -> Request<RequestBody>,
     ) -> Result<Response<PooledBody>, SendError> {
         loop {
@@ -302,7 +300,7 @@ impl ConnectionPool {
                     let mut request = request(Version::HTTP_2);
                     request.body_mut().wait = Some(StreamWait::new(&lease.0));
                     let answer = sender.try_send_request(request).await;
-                    if answer.is_err() && !handed_over.initialized() && lease.0.lock().is_left {
+                    if answer.is_err() && lease.0.lock().is_left {
                         return Err(SendError::NoStream);
                     }
                     (answer, Some(lease))

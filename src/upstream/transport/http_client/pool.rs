@@ -178,6 +178,12 @@ impl Http2Lease {
         usage.lock().requests += 1;
         Self(Arc::clone(usage))
     }
+
+    /// The request, with a body that counts as waiting for a stream until hyper reads it.
+    fn waiting(&self, mut request: Request<RequestBody>) -> Request<RequestBody> {
+        request.body_mut().wait = Some(StreamWait::new(&self.0));
+        request
+    }
 }
 
 impl Drop for Http2Lease {
@@ -297,9 +303,7 @@ impl ConnectionPool {
                     (answer, None)
                 }
                 Leased::Http2(mut sender, lease, _) => {
-                    let mut request = request(Version::HTTP_2);
-                    request.body_mut().wait = Some(StreamWait::new(&lease.0));
-                    let answer = sender.try_send_request(request).await;
+                    let answer = sender.try_send_request(lease.waiting(request(Version::HTTP_2))).await;
                     if answer.is_err() && lease.0.lock().is_left {
                         return Err(SendError::NoStream);
                     }

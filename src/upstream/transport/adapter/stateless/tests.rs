@@ -227,7 +227,7 @@ async fn u83_a_subscription_that_its_server_cancels_ends_and_a_call_goes_on() {
     for method in [method::LISTEN, method::TOOLS_CALL] {
         bodies.push(stand.send(&post("ada", method), &HandedOver::default()).await.unwrap().into_body());
     }
-    for id in [json!(1), json!(7), json!("x"), json!(null), json!("0")] {
+    for id in [json!(1), json!(7), json!("x"), json!(null), json!("0"), json!(0)] {
         let cancel = json!({ "jsonrpc": "2.0", "method": method::CANCELLED, "params": { "requestId": id } });
         say.send(Bytes::from(cancel.to_string())).await.unwrap();
     }

@@ -39,7 +39,7 @@ impl SessionHeaders {
     }
 
     fn posting(&self, message: MessageText, further: Vec<(HeaderName, HeaderValue)>) -> OutgoingRequest {
-        self.request(OutgoingMethod::Post { message, further }, RequestScope::New)
+        self.request(OutgoingMethod::Post { message, further: further.into_boxed_slice() }, RequestScope::New)
     }
 
     /// A GET of a stream: the session's own, or the rest of one that sent `last_event`.
@@ -88,8 +88,15 @@ pub(crate) enum RequestScope {
 
 #[derive(Clone, Debug)]
 enum OutgoingMethod {
-    Post { message: MessageText, further: Vec<(HeaderName, HeaderValue)> },
-    Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
+    /// The headers are a slice, which is smaller than a vector in each future that holds the request.
+    Post {
+        message: MessageText,
+        further: Box<[(HeaderName, HeaderValue)]>,
+    },
+    Get {
+        last_event: Option<HeaderValue>,
+        purpose: Option<StreamPurpose>,
+    },
     Document,
     Form(SecretForm),
     Delete,

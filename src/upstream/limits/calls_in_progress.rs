@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use slab::Slab;
@@ -14,8 +13,8 @@ use tokio::time::Instant;
 use super::CallPermitsInner;
 use crate::task::Principal;
 
-/// Operators read the time since a call's last message in whole seconds.
-const SIGN_STEP: Duration = Duration::from_secs(1);
+/// In milliseconds. Operators read the time since a call's last message in whole seconds.
+const SIGN_STEP: u32 = 1_000;
 
 /// The fate of a call if the gateway ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +64,26 @@ impl CallRecord {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CallsInProgress {
+    since: Instant,
     counts: [AtomicUsize; 4],
     records: Mutex<Slab<CallRecord>>,
 }
 
+impl Default for CallsInProgress {
+    fn default() -> Self {
+        Self { since: Instant::now(), counts: Default::default(), records: Mutex::default() }
+    }
+}
+
 impl CallsInProgress {
+    /// The low bits of the milliseconds until then: enough to compare two times of one call, and small in its futures.
+    fn millis(&self, at: Instant) -> u32 {
+        let millis = at.saturating_duration_since(self.since).as_millis() & u128::from(u32::MAX);
+        u32::try_from(millis).unwrap_or_default()
+    }
+
     pub(super) fn counts(&self) -> CallCounts {
         let of = |prospect| self.of(prospect).load(Ordering::Relaxed);
         CallCounts {
@@ -103,23 +115,26 @@ pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
     index: usize,
-    /// As the record has it.
-    last_sign: Option<Instant>,
+    /// When the record's sign was set; at first, a step before the call.
+    last_sign: u32,
 }
 
 impl CallInProgress {
     pub(super) fn new(shared: Arc<CallPermitsInner>, tool: Arc<str>, owner: Principal) -> Self {
         let (prospect, all) = (CallProspect::Held, &shared.in_progress);
-        let record = CallRecord { tool, owner, began: Instant::now(), last_sign: None, is_held: true };
+        let began = Instant::now();
+        let last_sign = all.millis(began).wrapping_sub(SIGN_STEP);
+        let record = CallRecord { tool, owner, began, last_sign: None, is_held: true };
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
         let index = all.records.lock().insert(record);
-        Self { shared, prospect, index, last_sign: None }
+        Self { shared, prospect, index, last_sign }
     }
 
     /// Records a message of the upstream. Takes the list's lock once a second at most: a stream has many parts.
     pub fn heard(&mut self, at: Instant) {
-        if self.last_sign.is_none_or(|last| at.duration_since(last) >= SIGN_STEP) {
-            self.last_sign = Some(at);
+        let now = self.shared.in_progress.millis(at);
+        if now.wrapping_sub(self.last_sign) >= SIGN_STEP {
+            self.last_sign = now;
             self.with_record(|record| record.last_sign = Some(at));
         }
     }

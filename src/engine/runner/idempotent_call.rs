@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::row::{not_stored, unreadable};
+use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
-use crate::engine::runner::row::outcome_for_client;
+use crate::engine::runner::row::{end_without_row, outcome_for_client};
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
@@ -182,10 +182,7 @@ impl Runner {
         loop {
             let task = match engine.shown(&key).await {
                 Ok(task) => task,
-                Err(error) => {
-                    tracing::warn!(error = %CauseChain(&error), "the outcome of a repeated call could not be read");
-                    return self.dialog.clients_mut().end(unreadable(&error)).await;
-                }
+                Err(error) => return self.dialog.clients_mut().end(end_without_row(&error)).await,
             };
             if task.is_settled() {
                 let end = recorded_outcome(&engine, task).await;

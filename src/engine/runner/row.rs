@@ -317,9 +317,7 @@ impl Runner {
         if self.dialog.clients().is_there() {
             let end = match self.engine.held(&key).await {
                 Ok(task) => outcome_for_client(&self.engine, task).await,
-                // Its client may have returned with a state that is no longer valid.
-                Err(TaskError::Unknown) if self.spec.idempotency.is_none() => CallEnd::Gone,
-                Err(error) => unreadable(&error),
+                Err(error) => end_without_row(&error),
             };
             self.dialog.clients_mut().end(end).await;
         }
@@ -428,18 +426,20 @@ pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
-/// The end of a call whose row existed a moment ago and cannot be read now: the call may have run.
-pub(super) fn unreadable(error: &TaskError) -> CallEnd {
-    let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
-    CallEnd::Outcome(Outcome::lost(GatewayFault::new(reason, Executed::Unknown)))
-}
-
 /// The end of a call whose outcome is stored, for a client that waits for it.
 pub(super) async fn outcome_for_client(engine: &Arc<Engine>, task: Arc<Task>) -> CallEnd {
     match engine.share_outcome(task).await {
         Ok(task) => end_of(&task),
         Err(fault) => CallEnd::Outcome(Outcome::lost(fault)),
     }
+}
+
+/// The end of a call for a client that waits for it, if its row cannot be read: it may have run (GW-38). A missing row
+/// has expired.
+pub(super) fn end_without_row(error: &TaskError) -> CallEnd {
+    tracing::warn!(error = %CauseChain(error), "the outcome of a call could not be read");
+    let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
+    CallEnd::Outcome(Outcome::lost(GatewayFault::new(reason, Executed::Unknown)))
 }
 
 fn end_of(task: &Task) -> CallEnd {

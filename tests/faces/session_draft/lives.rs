@@ -183,6 +183,19 @@ async fn d86_25_26_an_error_fails_the_task_and_a_failed_tool_completes_it() {
     assert_eq!(fetched["error"]["code"], -32602, "D86-15");
 }
 
+/// D86-03, GW-38: the call's own response, though nothing of its task is kept.
+#[tokio::test]
+async fn d86_03_a_call_that_outlives_the_ttl_of_its_task_may_have_run() {
+    let keys = "[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\nttl = \"1s\"\nkeep_result_min = \"0s\"\n";
+    let stage = ManualSetup::with(keys).await;
+    let person = person(&stage, "2025-06-18").await;
+    let stream = begun(&person, 4, "mine").await;
+    let _call = stage.call().await;
+    let rest = stream.rest().await;
+    let data = &rest.last().unwrap()["error"]["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("ttl_expired"), &json!("unknown")), "{rest:?}");
+}
+
 /// D86-07: until its call has a place at the server.
 #[tokio::test]
 async fn d86_07_a_task_is_submitted_until_its_call_is_sent() {

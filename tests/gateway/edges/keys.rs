@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::FutureExt as _;
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -265,4 +265,32 @@ async fn a_header_for_an_array_is_refused() {
     assert_eq!(refused["error"]["code"], -32602, "{refused}");
     assert!(refused["error"]["message"].as_str().unwrap().contains(META), "{refused}");
     assert_eq!(counting.runs(), 0);
+}
+
+/// How the gateway ended a call: the words, and what it knows of its execution.
+fn end_of(answer: &Value) -> [&str; 3] {
+    let (error, data) = (&answer["error"], &answer["error"]["data"]);
+    [&error["message"], &data["reason"], &data["executed"]]
+        .map(|word| word.as_str().unwrap_or_else(|| panic!("{answer}")))
+}
+
+/// GW-46, GW-38: also where nothing of the task is kept.
+#[tokio::test]
+async fn a_call_under_a_key_that_outlives_its_ttl_may_have_run_for_every_kind_of_client() {
+    let expired = ["The task's time to live ended before its call did", "ttl_expired", "unknown"];
+    for version in [SESSION, STATELESS] {
+        let counting = Counting::start(version).await;
+        let keys = "[upstreams.up.tasks]\nttl = \"1s\"\nkeep_result_min = \"0s\"\n";
+        let gate = TestGateway::with(counting.server.address, keys).await;
+        let callers = Caller::all(&gate, &counting.server).await.into_iter().filter(|(kind, _)| *kind != "stdio");
+        let calls = callers.enumerate().map(async |(number, (kind, [mut one, mut two]))| {
+            let key = format!("key-{number}");
+            let (first, second) = join(one.call(11, &key, 1), two.call(12, &key, 1)).await;
+            for answer in [&first, &second] {
+                assert_eq!(end_of(answer), expired, "{kind} before {version}");
+            }
+        });
+        let all = join_all(calls).await.len();
+        assert_eq!(counting.runs(), all, "before {version}: each once");
+    }
 }

@@ -101,6 +101,10 @@ impl OutcomeRequest {
                 engine.within_budget(&self.caller.principal, reply?).map_err(refused)
             }
             Ok(_) => Err(too_many()),
+            // The task existed when the call was sent, and has expired.
+            Err(TaskError::Unknown) if self.call.is_some() => {
+                Err(gateway_error(&GatewayFault::new(Reason::TtlExpired, Executed::Unknown)))
+            }
             Err(TaskError::Unknown) => {
                 self.shared.tasks.misses.note(&self.caller.principal);
                 Err(RequestError::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))

@@ -10,7 +10,7 @@ use http::StatusCode;
 use super::progress::CallNotices;
 use super::request_answer::RequestAnswer;
 use super::{CallMessage, CallMessages, respond};
-use crate::dialect::faults::{failure_error, with_uri};
+use crate::dialect::faults::{call_cancelled, failure_error, with_uri};
 use crate::dialect::lifecycle::{server_meta, stateless_result, stateless_result_in_pieces};
 use crate::dialect::{FaceDialect, RequestError, TaskReply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
@@ -191,7 +191,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
                     None => error,
                 })
             }
-            Outcome::Cancelled => RequestAnswer::Fault(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            Outcome::Cancelled => self.refused(call_cancelled()),
         }
     }
 

@@ -16,7 +16,7 @@ use super::in_flight::InFlightEntry;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, tool_of};
 use crate::dialect::core_2025_11_25::CoreTasks;
-use crate::dialect::faults::gateway_error;
+use crate::dialect::faults::{call_cancelled, gateway_error};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::session_results::{client_capabilities, failed_result, not_askable, session_error, session_result};
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
@@ -382,7 +382,7 @@ impl BridgedCall {
             Outcome::Returned { result, .. } => Ok(session_result(&self.method, &result)),
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
-            Outcome::Cancelled => fault(Reason::UpstreamClosed),
+            Outcome::Cancelled => Err(call_cancelled()),
         }
     }
 

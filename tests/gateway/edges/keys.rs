@@ -274,6 +274,37 @@ fn end_of(answer: &Value) -> [&str; 3] {
         .map(|word| word.as_str().unwrap_or_else(|| panic!("{answer}")))
 }
 
+/// GW-46, GW-38, T-08: the first client, one that waits with it, and one that comes later.
+#[tokio::test]
+async fn a_call_under_a_key_whose_task_is_cancelled_says_so_to_every_kind_of_client() {
+    let cancelled = ["The task was cancelled", "cancelled", "unknown"];
+    for version in [SESSION, STATELESS] {
+        let counting = Counting::start(version).await;
+        let gate = TestGateway::before(&counting.server).await;
+        let canceller = Person::meet(&gate, SESSION).await;
+        let callers = Caller::all(&gate, &counting.server).await.into_iter().filter(|(kind, _)| *kind != "stdio");
+        for (number, (kind, [mut one, mut two])) in callers.enumerate() {
+            let key = format!("key-{number}");
+            let cancel = async {
+                counting.server.world.nth(number, SeenRequest::is_call).await;
+                let mut as_task = params(Some(&key), 1);
+                as_task["task"] = json!({});
+                let task = canceller.ask("tools/call", as_task).await["result"]["task"]["taskId"].take();
+                canceller.ask("tasks/cancel", json!({"taskId": task})).await
+            };
+            let calls = join(one.call(11, &key, 1), two.call(12, &key, 1));
+            let ((first, second), ended) = join(calls, cancel).await;
+            assert_eq!(ended["result"]["status"], "cancelled", "{kind} before {version}: {ended}");
+            let later = one.call(13, &key, 1).await;
+            for answer in [&first, &second, &later] {
+                assert_eq!(end_of(answer), cancelled, "{kind} before {version}");
+                assert_eq!(answer["error"]["code"], -32603, "{kind} before {version}");
+            }
+            assert_eq!(counting.runs(), number + 1, "{kind} before {version}");
+        }
+    }
+}
+
 /// GW-46, GW-38: also where nothing of the task is kept.
 #[tokio::test]
 async fn a_call_under_a_key_that_outlives_its_ttl_may_have_run_for_every_kind_of_client() {

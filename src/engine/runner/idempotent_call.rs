@@ -24,8 +24,8 @@ use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase, Plan, Question, Reason, Task, TaskKey,
-    TaskVisibility,
+    ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase, Plan, Question, Reason, Task, TaskId,
+    TaskKey, TaskVisibility,
 };
 
 /// Inserts of a row under a chosen id: a second one if an expired row was in the way. Its removal may be delayed.
@@ -212,7 +212,7 @@ impl Runner {
     /// Creates the task of a call under the id that its client chose, unless another call has the id.
     async fn prepare_chosen(&mut self, chosen: &ChosenId) -> RunnerFlow {
         let key = TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() };
-        match self.made_chosen(&key).await {
+        match self.made_chosen(&key, chosen).await {
             Ok(Some(next)) => next,
             Ok(None) => {
                 self.dialog.clients_mut().end(CallEnd::Misnamed).await;
@@ -227,11 +227,15 @@ impl Runner {
 
     /// Returns `None` if another call has the id. Fails with `Io` if no task with the id can be read, but the id is not
     /// free either: a disk store that distrusts its clock removes no rows.
-    async fn made_chosen(&mut self, key: &TaskKey) -> Result<Option<RunnerFlow>, StoreError> {
+    async fn made_chosen(&mut self, key: &TaskKey, chosen: &ChosenId) -> Result<Option<RunnerFlow>, StoreError> {
+        // The session's methods would find this task in place of the one that has the text as its id.
+        let other = TaskId::parse(&chosen.text).map(|id| TaskKey { owner: key.owner.clone(), id });
         for _ in 0..INSERTS_MAX {
             // Read before the claim: a task of an earlier process is left to recovery.
-            if self.engine.store.load(key, self.engine.clock.now()).await?.is_some() {
-                return Ok(None);
+            for known in other.iter().chain([key]) {
+                if self.engine.store.load(known, self.engine.clock.now()).await?.is_some() {
+                    return Ok(None);
+                }
             }
             if !self.recorder.has_permit() {
                 return Ok(Some(self.refuse(self.engine.admission.refusal()).await));

@@ -55,6 +55,29 @@ async fn d86_06_an_id_that_is_there_already_is_refused_and_nothing_runs_twice() 
     assert_eq!(stage.server.world.count("tools/call"), 2, "{TASK}");
 }
 
+/// D86-06: a session of 2025-11-25 also has tasks whose ids the gateway chose, and reads both kinds by the same methods.
+#[tokio::test]
+async fn d86_06_an_id_of_another_task_of_the_session_is_refused() {
+    let stage = setup().await;
+    let person = person(&stage, "2025-11-25").await;
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    let taken = json!({"code": -32602, "message": "Invalid params: taskId names an existing task"});
+    let refused = person.answered("tools/call", &called(&json!({"taskId": task}))).await;
+    assert_eq!(refused["error"], taken);
+    assert_eq!(person.task(&task).await["status"], "working");
+    call.answer(&json!({"content": [], "n": 1}));
+    person.until(&task, "completed").await;
+    let refused = person.answered("tools/call", &called(&json!({"taskId": task}))).await;
+    assert_eq!(refused["error"], taken, "as long as it is known");
+    assert_eq!(person.answered("tasks/result", &json!({"taskId": task})).await["result"]["n"], 1);
+    assert_eq!(stage.server.world.count("tools/call"), 1);
+    // In the same form, but no task's.
+    let stream = begun(&person, 5, &"0".repeat(32)).await;
+    stage.call().await.answer(&json!({"content": [], "n": 2}));
+    assert_eq!(stream.rest().await[0]["result"]["n"], 2);
+}
+
 /// D86-01, T-38: who takes no stream gets an answer and nothing else; so does everybody where the draft is off.
 #[tokio::test]
 async fn d86_01_without_a_stream_or_the_draft_a_call_is_answered_plainly() {

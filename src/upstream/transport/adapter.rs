@@ -68,7 +68,7 @@ pub(crate) struct ConnectionEnds {
 pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
     /// Sends the message of a POST, whole or (if the future is dropped early) not at all. `handed_over` is set before
     /// its first byte can reach the server. Returns once the server has accepted it, if the transport shows that; the
-    /// response may come earlier.
+    /// response may come earlier. A server may refuse a request with its response in place of accepting it: returns that.
     ///
     /// `over` is cancelled once a request has its response, or is not awaited any more; other messages have none.
     ///
@@ -79,7 +79,7 @@ pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
         over: Option<&CancellationToken>,
-    ) -> Result<(), GatewayFault>;
+    ) -> Result<Option<Bytes>, GatewayFault>;
 
     /// Ends the connection, and the server if no other connection uses it. Bounded in time.
     async fn close(&self);

@@ -2,7 +2,8 @@
 //!
 //! The GET's event stream is the session, and ends with it: nothing can be resumed. Its first event names the address
 //! for POSTs, which must be of the configured origin, so that a server cannot send credentials elsewhere (U41). The
-//! server's messages come over the stream; a POST's response only says whether the message was accepted.
+//! server's messages come over the stream; a POST's response says whether the message was accepted, and a refusal may have the
+//! response to its request.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -23,9 +24,10 @@ use super::http_client::{HttpClient, PooledBody};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{AnswerBody, BodyKind};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
-use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
+use crate::upstream::reply::{self, BodyReadError, ErrorAddressee, EventStream, JudgedResponse, ReadLimits};
 use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::framing::{BodyPart, SseEvent};
+use crate::wire::{Message, ScanLimits, envelope};
 
 /// Most streams at one server.
 pub(crate) const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
@@ -187,7 +189,7 @@ impl MessageSender for SsePosts {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
         over: Option<&CancellationToken>,
-    ) -> Result<(), GatewayFault> {
+    ) -> Result<Option<Bytes>, GatewayFault> {
         let (judge, judged) = oneshot::channel();
         let post = SsePost {
             client: Arc::clone(&self.client),
@@ -219,7 +221,7 @@ struct SsePost {
 }
 
 impl SsePost {
-    async fn run(self, mut judge: oneshot::Sender<Result<(), GatewayFault>>) {
+    async fn run(self, mut judge: oneshot::Sender<Result<Option<Bytes>, GatewayFault>>) {
         let answer = tokio::select! {
             answer = self.client.try_send(&self.outgoing, &self.handed_over) => answer,
             () = self.unwanted(&mut judge) => return,
@@ -229,20 +231,38 @@ impl SsePost {
             self.client.note_failure(&self.outgoing, response);
         }
         let (verdict, rest) = match answer {
-            Ok(response) if response.status().is_success() => (Ok(()), Some(response.into_body())),
-            Ok(response) => (Err(refused(&response)), None),
+            Ok(response) if response.status().is_success() => (Ok(None), Some(response.into_body())),
+            Ok(response) => (self.judged(response).await, None),
             Err(fault) => (Err(fault), None),
         };
         let _ = judge.send(verdict);
         if let Some(body) = rest {
-            let limits = ReadLimits { idle: Some(REST_WAIT), ..ReadLimits::of_bytes(REST_BYTES_MAX) };
-            let _ = reply::read_whole(body.reporting_to(None), &limits).await;
+            let _ = reply::read_whole(body.reporting_to(None), &rest_limits()).await;
+        }
+    }
+
+    /// Judges a refusal. A body that names the request is its response under any status, as over streamable HTTP (U04).
+    /// After any other refusal the request may have run (U01).
+    async fn judged(&self, response: Response<PooledBody>) -> Result<Option<Bytes>, GatewayFault> {
+        let fault = reply::status_fault(&response);
+        let message = self.outgoing.message().and_then(|text| text.read(ScanLimits::UPSTREAM).ok());
+        let Some(Message::Request(request)) = message.as_deref() else {
+            return Err(fault);
+        };
+        let response = response.map(|body| body.reporting_to(None));
+        match reply::judge(response.into(), ErrorAddressee::RequestInSession(&request.id)).await {
+            JudgedResponse::Fine(response) => reply::read_whole(response.body, &rest_limits()).await.map(Some),
+            JudgedResponse::Refused { error: Some(error), .. } => Ok(Some(envelope::error(Some(&request.id), &error))),
+            JudgedResponse::Refused { fault, error: None, .. } => Err(fault),
+            JudgedResponse::SessionLost => {
+                Err(GatewayFault { http_status: Some(StatusCode::NOT_FOUND.as_u16()), ..fault })
+            }
         }
     }
 
     /// Returns once the POST can be dropped: the caller has left, and no byte was sent, or its request is over for
     /// [`LATE_MAX`]. A POST without a response holds a connection.
-    async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
+    async fn unwanted(&self, judge: &mut oneshot::Sender<Result<Option<Bytes>, GatewayFault>>) {
         judge.closed().await;
         if !self.handed_over.initialized() {
             return;
@@ -254,11 +274,8 @@ impl SsePost {
     }
 }
 
-/// With a status that blames the message, the server did not process it.
-fn refused(response: &Response<PooledBody>) -> GatewayFault {
-    let fault = reply::status_fault(response);
-    let is_blamed = response.status().is_client_error() && response.status() != StatusCode::REQUEST_TIMEOUT;
-    GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }
+fn rest_limits() -> ReadLimits {
+    ReadLimits { idle: Some(REST_WAIT), ..ReadLimits::of_bytes(REST_BYTES_MAX) }
 }
 
 pub(super) struct SseReceiver<B = AnswerBody>(pub(super) EventStream<B>);

@@ -261,14 +261,14 @@ impl MessageSender for ServerProcess {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
         _: Option<&CancellationToken>,
-    ) -> Result<(), GatewayFault> {
+    ) -> Result<Option<Bytes>, GatewayFault> {
         let (written, done) = oneshot::channel();
         let message = outgoing.body().cloned().unwrap_or_default();
         let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
         // After the end of its output the program's responses would be lost.
         let is_taken = self.given_up.get().is_none();
         if is_taken && self.outgoing.send(queued).await.is_ok() && done.await.is_ok() {
-            return Ok(());
+            return Ok(None);
         }
         let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
         Err(GatewayFault { executed, ..self.ended().await })

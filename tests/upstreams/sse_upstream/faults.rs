@@ -126,19 +126,41 @@ async fn u17_a_giant_event_is_a_result_that_is_too_large() {
     }
 }
 
+/// U01.
 #[tokio::test]
-async fn a_refused_post_fails_its_call_and_says_whether_it_ran() {
-    for (code, executed) in [(400, "no"), (403, "no"), (413, "no"), (422, "no"), (500, "unknown"), (308, "unknown")] {
+async fn u01_a_refused_post_fails_its_call_which_may_have_run() {
+    for code in [400, 401, 403, 413, 422, 429, 500, 308] {
         let sse = Sse::start().await;
         let gate = sse.gate(SSE).await;
         for (round, client) in both(&gate).await.into_iter().enumerate() {
             sse.habits(|habits| habits.refuses = Some((code, round * 2 + 1)));
             let refused = client.call(1, "echo", json!({ "text": "hi" })).await;
-            assert_eq!(fault(&refused)["executed"], executed, "{code} {refused}");
+            assert_eq!(fault(&refused)["executed"], "unknown", "{code} {refused}");
             assert_eq!(fault(&refused)["httpStatus"], code, "{refused}");
             assert_eq!(text(&client.call(2, "echo", json!({ "text": "on" })).await), "on", "{code}");
             assert_eq!(sse.streams(), round + 1, "the session goes on");
         }
+    }
+}
+
+/// GW-46, U01: neither a refusal nor an error in one releases the key.
+#[tokio::test]
+async fn u01_a_call_under_a_key_is_not_sent_again_after_its_post_was_refused() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    let client = StandaloneClient::session(&gate).await;
+    let error = r#"{"jsonrpc":"2.0","id":{id},"error":{"code":-32077,"message":"m"}}"#;
+    for (round, (text, how)) in [("{}", "post"), (error, "post"), (error, "both")].into_iter().enumerate() {
+        let arguments = json!({ "text": text, "status": 400, "as": how });
+        let key = json!({ "io.taskgate/idempotency-key": format!("key-{round}") });
+        let params = json!({ "name": "broken", "arguments": arguments, "_meta": key });
+        let first = client.ask(1, "tools/call", params.clone()).await.answer().await.0;
+        match text == error {
+            true => assert_eq!(first["error"]["code"], -32077, "{first}"),
+            false => assert_eq!(fault(&first)["executed"], "unknown", "{first}"),
+        }
+        assert_eq!(client.ask(2, "tools/call", params).await.answer().await.0["error"], first["error"]);
+        assert_eq!(sse.world().count("tools/call"), round + 1);
     }
 }
 

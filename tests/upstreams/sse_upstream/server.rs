@@ -166,8 +166,19 @@ fn event_of(bytes: Vec<u8>) -> Vec<u8> {
     [b"event: message\ndata: ".to_vec(), bytes, b"\n\n".to_vec()].concat()
 }
 
+/// The same as the response to the POST, under the status that the arguments name; `None` if they name none.
+fn said_under_status(seen: &SeenRequest) -> Option<ScriptedReply> {
+    let code = seen.body["params"]["arguments"]["status"].as_u64()?;
+    let mut reply = json_text(said(seen));
+    *reply.status_mut() = StatusCode::from_u16(u16::try_from(code).unwrap()).unwrap();
+    Some(reply)
+}
+
 /// The same over streamable HTTP: as JSON, or on a stream that stays open.
 fn said_over_http(seen: &SeenRequest) -> ScriptedReply {
+    if let Some(reply) = said_under_status(seen) {
+        return reply;
+    }
     if seen.body["params"]["arguments"]["as"] != "events" {
         return json_text(said(seen));
     }
@@ -188,6 +199,12 @@ async fn post(seen: SeenRequest, world: &ScriptedState, habits: Habits, state: &
     if let Some((code, _)) = habits.refuses.filter(|(_, times)| seen.is_call() && calls <= *times) {
         let mut reply = whole("no");
         *reply.status_mut() = StatusCode::from_u16(code).unwrap();
+        return reply;
+    }
+    if let Some(reply) = said_under_status(&seen) {
+        if seen.body["params"]["arguments"]["as"] == "both" {
+            state.streams.lock()[number].raw(event_of(said(&seen)));
+        }
         return reply;
     }
     let Some(stream) = state.streams.lock().get(number).filter(|stream| stream.is_open()).cloned() else {

@@ -69,6 +69,7 @@ fn readable() -> Vec<(&'static str, String, &'static str)> {
 const ANSWER: &str = "answer";
 const ERROR: &str = "error";
 const NO_MCP: &str = "no MCP";
+const MAY_HAVE_RUN: &str = "may have run";
 
 /// What a client makes of what it is told.
 fn verdict(told: &str) -> &'static str {
@@ -87,6 +88,9 @@ fn verdict_of(message: &Value) -> &'static str {
     ) {
         (Some(_), None) => ANSWER,
         (None, Some(error)) if error["data"]["reason"] == "upstream_malformed" => NO_MCP,
+        (None, Some(error)) if error["data"]["source"] == "gateway" && error["data"]["executed"] == "unknown" => {
+            MAY_HAVE_RUN
+        }
         (None, Some(error)) if error["data"]["source"] == "gateway" => "another fault",
         (None, Some(_)) => ERROR,
         (Some(_), Some(_)) | (None, None) => RAW,
@@ -137,7 +141,7 @@ struct Stage {
     http_tasks: GatewayProcess,
     modern: GatewayProcess,
     modern_tasks: GatewayProcess,
-    _servers: [Sse; 3],
+    servers: [Sse; 3],
 }
 
 impl Stage {
@@ -158,7 +162,7 @@ impl Stage {
             http_tasks: http.gate(ALWAYS).await,
             modern: modern.gate("").await,
             modern_tasks: modern.gate(ALWAYS).await,
-            _servers: servers,
+            servers,
         }
     }
 
@@ -206,6 +210,11 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
+    /// The verdict of a text that is the response to the POST, under this status.
+    async fn verdict_under(&self, status: u16, text: &str) -> &'static str {
+        heard(self.gate, self.listener, json!({ "how": "says", "text": text, "status": status })).await
+    }
+
     async fn verdict(&self, text: &str) -> &'static str {
         let mut arguments = json!({ "how": "says", "text": text });
         if self.is_stream {
@@ -250,4 +259,43 @@ async fn each_answer_has_one_verdict_by_every_way_and_the_pipes_differ_by_a_list
         ways.map(move |way| format!("{}: {name}: {found}", way.name))
     });
     assert_eq!(passed_on, listed.collect());
+}
+
+/// The responses to a POST under a status that refuses it, and their verdicts by every way over HTTP.
+fn refusals() -> Vec<(u16, String, &'static str)> {
+    let answer = r#"{"jsonrpc":"2.0","id":{id},"result":{"content":[]}}"#;
+    let error = r#"{"jsonrpc":"2.0","id":{id},"error":{"code":-32077,"message":"m","data":[1]}}"#;
+    let mut rows = Vec::new();
+    for status in [400, 404, 409, 422, 500] {
+        rows.push((status, answer.to_owned(), ANSWER));
+        rows.push((status, error.to_owned(), ERROR));
+    }
+    for status in [400, 409, 413, 415, 422] {
+        rows.push((status, "{}".to_owned(), MAY_HAVE_RUN));
+    }
+    rows.push((422, "no".to_owned(), MAY_HAVE_RUN));
+    // Too large to be read under such a status.
+    rows.push((400, error.replace("[1]", &format!("\"{}\"", "x".repeat(65 << 10))), MAY_HAVE_RUN));
+    rows
+}
+
+/// U01, U04: a status is not judged before its body, and a call that a server refused in any other words may have run.
+#[tokio::test]
+async fn u04_each_answer_under_a_refusing_status_has_one_verdict_by_every_way() {
+    let stage = Stage::open().await;
+    let made = || stage.servers.iter().map(|server| server.world().count("tools/call")).sum::<usize>();
+    let mut wrong = Vec::new();
+    for (status, text, expected) in refusals() {
+        let read = stage.read().into_iter().filter(|way| !way.name.starts_with("stdio") && !way.is_stream);
+        for way in read.chain(stage.pipes()) {
+            let before = made();
+            let found = way.verdict_under(status, &text).await;
+            let times = made() - before;
+            if (found, times) != (expected, 1) {
+                let text = text.get(..80).unwrap_or(&text);
+                wrong.push(format!("{}: {status} {text}: {found}, not {expected}; made {times} times", way.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

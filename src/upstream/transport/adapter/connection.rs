@@ -335,10 +335,14 @@ impl AdapterConnection {
         tokio::select! {
             biased;
             // If the gateway ends the connection, the server is not to blame.
-            sent = sender.send(outgoing, handed_over, over) => sent.map_err(|fault| match self.is_over() {
-                true => self.unsent(handed_over),
-                false => fault,
-            }),
+            sent = sender.send(outgoing, handed_over, over) => match sent {
+                Ok(response) => {
+                    response.iter().for_each(|text| self.take_refusal(text));
+                    Ok(())
+                }
+                Err(_) if self.is_over() => Err(self.unsent(handed_over)),
+                Err(fault) => Err(fault),
+            },
             () = self.over.cancelled() => Err(self.unsent(handed_over)),
         }
     }

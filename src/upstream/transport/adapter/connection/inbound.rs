@@ -34,6 +34,15 @@ impl AdapterConnection {
         }
     }
 
+    /// Handles the response to a request that the server refused to accept.
+    pub(super) fn take_refusal(&self, text: &Bytes) {
+        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM).map(Arc::new) else { return };
+        if let Message::Response(response) = &*message {
+            self.shared.health.answered();
+            self.answer(response, &MessageText::with_message(text.clone(), Arc::clone(&message)));
+        }
+    }
+
     /// Handles a message that the budget refused. A kept outcome still reaches its owner; any other message is
     /// dropped, and ends the calls that it answers.
     pub(super) fn take_unaffordable(self: &Arc<Self>, text: Bytes, fault: GatewayFault) {

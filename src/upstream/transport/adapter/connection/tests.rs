@@ -32,14 +32,14 @@ impl MessageSender for SlowSender {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
         _: Option<&CancellationToken>,
-    ) -> Result<(), GatewayFault> {
+    ) -> Result<Option<Bytes>, GatewayFault> {
         let message: Value = serde_json::from_slice(outgoing.body().unwrap()).unwrap();
         if message["method"] == method::TOOLS_CALL {
             self.takes_calls.cancelled().await;
         }
         let _ = handed_over.set(());
         self.taken.lock().push(message);
-        Ok(())
+        Ok(None)
     }
 
     async fn close(&self) {}

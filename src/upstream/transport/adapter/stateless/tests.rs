@@ -59,11 +59,11 @@ impl MessageSender for RecordingSender {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
         _: Option<&CancellationToken>,
-    ) -> Result<(), GatewayFault> {
+    ) -> Result<Option<Bytes>, GatewayFault> {
         let _ = handed_over.set(());
         let message = outgoing.body().unwrap();
         self.heard.lock().push((self.number, serde_json::from_slice(message).unwrap()));
-        Ok(())
+        Ok(None)
     }
 
     async fn close(&self) {}

@@ -15,11 +15,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::row::not_stored;
+use super::row::{end_without_row, not_stored, outcome_for_client};
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, at};
 use crate::cause::CauseChain;
 use crate::engine::call::{Askable, RoundRetry, RoundSupport};
-use crate::engine::runner::row::{end_without_row, outcome_for_client};
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};

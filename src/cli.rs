@@ -187,7 +187,8 @@ enum CliCommand {
     },
     /// Asks a running gateway whether it is ready: a probe for containers.
     ///
-    /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it; the listener of [metrics] requires none.
+    /// On the gateway's own machine it needs no token, and at the listener of [metrics] none from anywhere; elsewhere
+    /// TASKGATE_ADMIN_TOKEN holds the admin listener's.
     ///
     /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
     Health(HealthArguments),

@@ -13,6 +13,7 @@ use http::{HeaderValue, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
+use super::stack::HEALTH_PATHS;
 use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes};
 use crate::face::http::{Endpoint, FaceResponse, Inbound, full_body};
 use crate::task::Principal;
@@ -121,9 +122,10 @@ pub fn probes(address: SocketAddr, readiness: Readiness, metrics: MetricsSource)
 }
 
 fn pages(readiness: AdminPage, metrics: MetricsSource) -> Routes {
+    let [health, ready] = HEALTH_PATHS;
     Routes::new()
-        .with("/healthz", Arc::new(AdminPage::Health))
-        .with("/readyz", Arc::new(readiness))
+        .with(health, Arc::new(AdminPage::Health))
+        .with(ready, Arc::new(readiness))
         .with("/metrics", Arc::new(AdminPage::Metrics(metrics)))
 }
 

@@ -5,11 +5,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use http::header::{CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::ListenerRole;
+use super::api_keys::KEY_HEADER;
 use super::client_certificates::PeerCertificate;
 use super::cors::CallingPage;
 use super::dispatch::{AdmittedCaller, Dispatch};
@@ -25,6 +26,9 @@ use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_owners::note_taken;
 use crate::metric;
+
+/// The paths of health checks: whether the process runs, and whether it is ready.
+pub(super) const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// The addresses and the certificate of a connection, for its requests.
 #[derive(Clone, Debug)]
@@ -136,11 +140,11 @@ impl Layers {
             return answer;
         }
         let certificate = certificate.as_deref();
-        let identity = match self.admit(&request, certificate, KeyWait::Allowed) {
+        let identity = match self.admit(&request, client, certificate, KeyWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 match Box::pin(lookup.wait(client)).await {
-                    Ok(()) => self.admit(&request, certificate, KeyWait::Over),
+                    Ok(()) => self.admit(&request, client, certificate, KeyWait::Over),
                     Err(wait) => Err(Refusal::TooManyTokens(wait)),
                 }
             }
@@ -187,14 +191,29 @@ impl Layers {
         refusal.answer(StreamPosition::of(request))
     }
 
+    /// Whether a request is a health check of this machine, such as a container's: it has no token, and learns as much as at the
+    /// listener of `[metrics]`.
+    fn is_health_check<B>(&self, request: &Request<B>, client: IpAddr) -> bool {
+        let has_credential = || [AUTHORIZATION, KEY_HEADER].iter().any(|name| request.headers().contains_key(name));
+        self.notices.listener() == ListenerRole::Operators
+            && client.to_canonical().is_loopback()
+            && request.uri().query().is_none()
+            && HEALTH_PATHS.contains(&request.uri().path())
+            && !has_credential()
+    }
+
     fn admit<B>(
         &self,
         request: &Request<B>,
+        client: IpAddr,
         certificate: Option<&PeerCertificate>,
         wait: KeyWait,
     ) -> Result<Identity, Refusal> {
-        // Clients without a key look here for authorization metadata. Its absence is no secret.
         let path = request.uri().path();
+        if self.is_health_check(request, client) {
+            return Ok(self.principal.anybody().into());
+        }
+        // Clients without a key look here for authorization metadata. Its absence is no secret.
         if self.is_for_replicas() {
             let asked = AskedPath { endpoint: None, forwards: false, wait, certificate };
             return self.principal.identify(request, asked);

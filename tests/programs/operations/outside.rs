@@ -133,7 +133,9 @@ async fn health_says_by_its_exit_code_whether_the_gateway_is_ready() {
     let eyes = token("eyes");
     for (url, token, expected) in [
         (&admin, Some(eyes.as_str()), 0),
-        (&admin, None, 1),
+        // As in a container, which has no token.
+        (&admin, None, 0),
+        (&admin, Some(token("none").as_str()), 1),
         (&metrics, None, 0),
         (&format!("{metrics}/readyz"), None, 0),
     ] {
@@ -183,3 +185,7 @@ async fn a_token_that_is_of_no_use_is_told_with_its_key_and_ends_with_64() {
         assert!(code == Some(64) && why.contains(said) && !why.contains(HEX), "{said}: {why}");
     }
 }
+    for (page, status) in [("/healthz", 200), ("/readyz", 200), ("/readyz?verbose", 401), ("/metrics", 401), ("/", 401)]
+    {
+        assert_eq!(send(program.admin, "GET", page, &[], "").await.status, status, "{page}");
+    }

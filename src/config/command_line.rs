@@ -19,6 +19,7 @@ use super::value::{CREDENTIAL_HEADER, SECRET, UPSTREAM_URL, ValueError};
 use super::variables::{Environment, is_variable_name};
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
 use crate::task::{FallbackPolicy, TaskMode};
+use crate::upstream::transport::stdio::StderrUse;
 
 /// The path of an only server.
 const PATH: &str = "/mcp";
@@ -180,6 +181,8 @@ impl CommandLineConfig {
             match &mut upstream.server {
                 // No program needs a variable that is not UTF-8.
                 ServerSettings::Stdio(program) => {
+                    // Who started the program may read its last words.
+                    program.stderr_use = StderrUse::OnDeath;
                     program.env = std::env::vars_os()
                         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
                         .collect();

@@ -246,3 +246,23 @@ async fn a_line_that_is_too_long_is_refused_with_its_id_and_the_next_is_heard() 
     host.leave();
     assert_eq!(host.ended().await.0.code(), Some(0));
 }
+
+/// The host's log has the cause, as without taskgate. A program that `wrap` ends has none.
+#[tokio::test]
+async fn a_program_that_dies_leaves_its_last_lines_in_the_log_of_the_host() {
+    let script = "echo starting >&2; echo \"ModuleNotFoundError: No module named 'foo'\" >&2; exit 3";
+    let mut host = Host::with(GRACE, &["--", "sh", "-c", script].map(str::to_owned), &[]);
+    let initialize =
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "h", "version": "1"}});
+    host.ask(1, "initialize", initialize).await;
+    // Another thread of the program writes the log.
+    in_time(async {
+        while !host.log().contains("ModuleNotFoundError") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let log = host.log();
+    let line = log.lines().find(|line| line.contains("ModuleNotFoundError")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("starting") && line.contains("a program ended with exit status 3"), "{line}");
+}

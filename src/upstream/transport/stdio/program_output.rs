@@ -123,7 +123,10 @@ impl ProgramOutputLog {
         }
         dev_output::show(DevSource::Program, format_args!("ended{how}"));
         if end.is_own && self.stderr_use == StderrUse::OnDeath {
-            tracing::warn!(upstream = %self.upstream, stderr = ?lines, "a program ended{how}");
+            // `taskgate dev` has shown them.
+            if !dev_output::is_on() {
+                tracing::warn!(upstream = %self.upstream, stderr = ?lines, "a program ended{how}");
+            }
             died_programs::keep(self.number, lines);
         }
     }

@@ -156,6 +156,11 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
         (server("{\"url\": \"file:///etc/passwd\"}"), "/mcpServers/a~1b/url: has another scheme than http and https"),
         (server("{\"command\": \"a\", \"disabled\": true}"), "in.json: /: no server is left"),
         (server("{\"type\": \"ws\", \"url\": \"wss://h/\"}"), "in.json: /: no server is left"),
+        (server("{\"url\": \"wss://h/\"}"), "in.json: /: no server is left"),
+        (
+            server("{\"command\": \"npx -y thing --opt 'a b'\"}"),
+            "/mcpServers/a~1b/command: is a shell's line with quotes; write the program alone, and its words as `args`",
+        ),
         (format!("{{\"mcpServers\": {}", "[".repeat(100_000)), "in.json:1: nested too deeply"),
         (" ".repeat(10 << 20), "in.json: this is more than 4 MiB"),
     ];
@@ -177,6 +182,18 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
         assert_eq!(refused.status.code(), Some(64));
         assert!(text(&refused.stderr).contains(expected), "{}", text(&refused.stderr));
     }
+}
+
+#[test]
+fn a_websocket_is_left_out_by_its_address_and_the_other_servers_are_imported() {
+    let folder = TempDir::new().unwrap();
+    let input = "{\"mcpServers\": {\"a\": {\"command\": \"s\"}, \"ws\": {\"url\": \"wss://x.example/\"}}}";
+    let imported = import(folder.path(), &["-"], input);
+    let said = text(&imported.stderr);
+    assert_eq!(imported.status.code(), Some(0), "{said}");
+    assert!(said.contains("/mcpServers/ws/url: there is no transport `ws` here; the server is left out"), "{said}");
+    let toml = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
+    assert!(toml.contains("[upstreams.a]") && !toml.contains("ws"), "{toml}");
 }
 
 /// `check` and `serve` of a host's file say what to do with it.

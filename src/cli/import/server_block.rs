@@ -65,6 +65,11 @@ impl HostSettings {
         found
     }
 
+    fn has_websocket(&self) -> bool {
+        let url = self.url.as_ref().filter(|_| self.command.is_none());
+        url.and_then(|url| Url::parse(&url.text).ok()).is_some_and(|url| matches!(url.scheme(), "ws" | "wss"))
+    }
+
     fn member(&mut self, key: &str, value: &Payload, pointer: &str, notes: &mut ImportNotes) {
         match key {
             "type" | "transport" | "transportType" => self.kind = text(value, pointer, notes),
@@ -97,7 +102,9 @@ fn why_not(key: &str) -> &'static str {
             "it is the host's own waiting time; the bound of a call is `deadline`, 1h by default"
         }
         "trust" | "alwaysAllow" | "autoApprove" | "autoApproved" => "the host decides which calls its user confirms",
-        "envFile" => "list the file in `env_files`, or set its variables in the environment of the gateway",
+        "envFile" => {
+            "list the file in `env_files`, and write `NAME = \"${NAME}\"` for each of its variables into [upstreams.NAME.env]"
+        }
         "oauth" | "auth" | "authProviderType" | "headersHelper" | "CLIENT_ID" | "CLIENT_SECRET" => {
             "the gateway does not log in; with `forward_authorization = true` the server gets its clients' tokens"
         }
@@ -116,13 +123,15 @@ impl BlockWriter<'_> {
     /// Whether the settings define a server.
     fn whole(&mut self, server: &HostServer, settings: &HostSettings) -> bool {
         let kind = settings.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
+        let kind = if kind.is_empty() && settings.has_websocket() { "ws".to_owned() } else { kind };
         let transport = match kind.as_str() {
             "" | "stdio" | "local" | "remote" => None,
             "sse" => Some("sse"),
             "http" | "streamable-http" | "streamablehttp" | "streamable_http" => Some("streamable-http"),
             _ => {
                 let text = format_args!("there is no transport `{kind}` here; the server is left out");
-                self.notes.note(&below(&server.pointer, "type"), text);
+                let member = if settings.kind.is_some() { "type" } else { "url" };
+                self.notes.note(&below(&server.pointer, member), text);
                 return false;
             }
         };
@@ -169,6 +178,13 @@ impl BlockWriter<'_> {
         if let [(_, line)] = words.as_slice()
             && is_command_line(line)
         {
+            if line.contains(['"', '\'', '\\']) {
+                self.notes.mistake(
+                    pointer,
+                    "is a shell's line with quotes; write the program alone, and its words as `args`",
+                );
+                return false;
+            }
             self.notes.note(pointer, "is one string with blanks; its words are written one by one");
             words = line.split_whitespace().map(|word| (pointer.to_owned(), word.to_owned())).collect();
         }

@@ -186,7 +186,13 @@ impl Engine {
 
     /// Takes a permit for a task that a call in progress needs, even during a drain. Fails with `TooManyTasks`.
     fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
-        self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
+        let permit = self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner));
+        permit.map_err(|_| self.refuse_permits(owner, NonZeroUsize::MIN))
+    }
+
+    /// The reason to refuse a call that got no permits; counts the refusal.
+    fn refuse_permits(&self, owner: &Principal, number: NonZeroUsize) -> Reason {
+        self.admission.refuse(owner, number, self.unsettled_rows(owner))
     }
 
     fn unsettled_rows(&self, owner: &Principal) -> UnsettledRows {

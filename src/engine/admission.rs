@@ -86,17 +86,8 @@ impl TaskAdmission {
     ) -> Result<TaskPermit, Reason> {
         let own_max = self.principals.of(owner).tasks_max;
         let mut taken = self.taken.lock();
-        let limit = match () {
-            () if taken.used_by(owner, stored) + number.get() > own_max => Some("principal"),
-            () if taken.used(stored) + number.get() > taken.tasks_max => Some("all"),
-            () => None,
-        };
-        if let Some(limit) = limit {
-            drop(taken);
-            metrics::counter!(metric::QUOTA_REFUSED, "limit" => limit).increment(1);
-            if limit == "principal" {
-                self.principals.refused(owner, "tasks_per_principal_max", &own_max);
-            }
+        if taken.used_by(owner, stored) + number.get() > own_max || taken.used(stored) + number.get() > taken.tasks_max
+        {
             return Err(Reason::TooManyTasks);
         }
         taken.counts.add_many(owner, number);
@@ -123,8 +114,21 @@ impl TaskAdmission {
         fits
     }
 
-    pub fn refusal(&self) -> Reason {
-        if self.taken.lock().closed { Reason::Draining } else { Reason::TooManyTasks }
+    /// The reason to refuse a call that got no permits. Counts the refusal, and logs a principal at its own limit: a call that
+    /// runs without a permit is neither.
+    pub(super) fn refuse(&self, owner: &Principal, number: NonZeroUsize, stored: UnsettledRows) -> Reason {
+        let own_max = self.principals.of(owner).tasks_max;
+        let taken = self.taken.lock();
+        if taken.closed {
+            return Reason::Draining;
+        }
+        let is_own = taken.used_by(owner, stored) + number.get() > own_max;
+        drop(taken);
+        metrics::counter!(metric::QUOTA_REFUSED, "limit" => if is_own { "principal" } else { "all" }).increment(1);
+        if is_own {
+            self.principals.refused(owner, "tasks_per_principal_max", &own_max);
+        }
+        Reason::TooManyTasks
     }
 
     /// Sets the limit for new permits; permits above it remain valid.

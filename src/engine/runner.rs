@@ -246,7 +246,7 @@ impl Runner {
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
-            Plan::Task if !self.recorder.has_permit() => self.refuse(self.engine.admission.refusal()).await,
+            Plan::Task if !self.recorder.has_permit() => self.refuse_unpermitted().await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(Outcome::lost(fault)).await,
@@ -274,6 +274,12 @@ impl Runner {
         !self.spec.is_named()
             && self.spec.policy.early_input == EarlyInput::AskFirst
             && self.spec.rounds == RoundSupport::Allowed
+    }
+
+    /// Refuses a call that needs a permit for its task, and got none.
+    async fn refuse_unpermitted(&mut self) -> RunnerFlow {
+        let reason = self.engine.refuse_permits(&self.spec.owner, self.call.tasks());
+        self.refuse(reason).await
     }
 
     async fn refuse(&mut self, reason: Reason) -> RunnerFlow {
@@ -356,7 +362,7 @@ impl Runner {
 
     async fn queue_over(&mut self) -> RunnerFlow {
         let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
-        let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
+        let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.waited_too_long(&self.spec.owner));
         self.end(Outcome::lost(shed)).await
     }
 

@@ -2,25 +2,29 @@
 
 use std::borrow::Cow;
 
+use super::served::Served;
 use crate::dialect::RequestError;
 use crate::dialect::split_call::elements_in;
-use crate::task::ToolRules;
+use crate::task::Principal;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// Compares the arguments' text with its limit in bytes, and the list by which the call is split with its maximum.
-pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
-    let policy = rules.rule(tool);
+/// Compares the arguments' text with its limit in bytes, and the list by which the call is split with its maximum. Logs refused
+/// calls of `owner`.
+pub(super) fn check(served: &Served, owner: &Principal, tool: &str, params: &Object) -> Result<(), RequestError> {
+    let (policy, limits) = (served.settings.rules.rule(tool), served.engine.limits());
     if let Some(rule) = &policy.split
         && elements_in(rule, params).is_some_and(|count| count > rule.max.get())
     {
         let (argument, max) = (&rule.argument, rule.max);
+        limits.refused(owner, "split.max", &max);
         let what = format!("arguments.{argument} has more than {max} elements, the most that this tool takes");
         return Err(RequestError::Params(Cow::Owned(what)));
     }
     let Some(max) = policy.limits.arguments_bytes_max else { return Ok(()) };
     match params.get("arguments") {
         Some(arguments) if arguments.len() > max => {
+            limits.refused(owner, "arguments_bytes_max", &max);
             let what = format!("arguments are larger than {max} bytes, the most that this tool takes");
             Err(RequestError::Params(Cow::Owned(what)))
         }
@@ -29,13 +33,10 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
 }
 
 /// A call without a tool's name is refused elsewhere.
-pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
-    if !rules.any_bounds_arguments() {
-        return Ok(());
-    }
+pub(super) fn check_call(served: &Served, owner: &Principal, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {
-        Some((tool, params)) => check(rules, &tool, params),
+        Some((tool, params)) => check(served, owner, &tool, params),
         None => Ok(()),
     }
 }

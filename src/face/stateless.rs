@@ -378,7 +378,7 @@ impl StatelessFace {
             headers::check_arguments(&listed.mirrored, request.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
-        argument_limits::check(&self.served.settings.rules, &tool, request.params)
+        argument_limits::check(&self.served, &request.caller.principal, &tool, request.params)
             .map_err(|complaint| refuse(&complaint))?;
         let (policy, takes_tasks) = tasks::takes_tasks(&request.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);

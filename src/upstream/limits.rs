@@ -225,8 +225,14 @@ impl CallPermits {
         }
     }
 
+    /// Counts a call that waited too long, and is not sent; returns its fault.
+    pub fn waited_too_long(&self, owner: &Principal) -> GatewayFault {
+        self.0.state.lock().note_long_wait(owner);
+        self.shed(Reason::QueueDeadline)
+    }
+
     /// Counts a call that is refused unsent; returns its fault.
-    pub fn shed(&self, reason: Reason) -> GatewayFault {
+    fn shed(&self, reason: Reason) -> GatewayFault {
         self.0.shed.increment(1);
         GatewayFault::new(reason, Executed::No)
     }
@@ -260,10 +266,10 @@ impl PermitTurn {
             Some(max) => match tokio::time::timeout(max, &mut place).await {
                 Ok(called) => called.ok(),
                 Err(_) => {
-                    let permits = CallPermits(Arc::clone(&guard.shared));
+                    let (permits, owner) = (CallPermits(Arc::clone(&guard.shared)), guard.owner.clone());
                     drop(guard);
                     // A permit may have been granted at the very moment of the timeout.
-                    return place.try_recv().map_err(|_| permits.shed(Reason::QueueDeadline));
+                    return place.try_recv().map_err(|_| permits.waited_too_long(&owner));
                 }
             },
             None => place.await.ok(),

@@ -94,6 +94,8 @@ struct UpstreamHealthState {
     told: [Option<Instant>; REASONS.len()],
     /// Failures since then that were not logged.
     untold: [u64; REASONS.len()],
+    /// When a result above its bound was logged last, and how many were not logged since.
+    large_results: (Option<Instant>, u64),
     /// Whether the log says that the upstream fails.
     is_told: bool,
     is_refused: bool,
@@ -175,6 +177,9 @@ impl UpstreamHealth {
     /// Records that a request ended with this fault, unless a transport has reported the reason since the request
     /// began: it knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
     pub(crate) fn ended(&self, since: HealthMark, fault: &GatewayFault) {
+        if fault.reason == Reason::ResultTooLarge {
+            return self.note_large_result();
+        }
         let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
             Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
             None => fault.reason == Reason::UpstreamTimeout,
@@ -182,6 +187,22 @@ impl UpstreamHealth {
         if is_to_be_told {
             self.note(UpstreamFailure::of(fault));
         }
+    }
+
+    /// Logs a result above its bound once a minute. The upstream is well.
+    fn note_large_result(&self) {
+        let mut state = self.state.lock();
+        let (told, unlogged) = &mut state.large_results;
+        if told.is_some_and(|told| told.elapsed() < TOLD_FOR) {
+            *unlogged += 1;
+            return;
+        }
+        *told = Some(Instant::now());
+        let unlogged_before = std::mem::take(unlogged);
+        tracing::warn!(
+            upstream = %self.name, reason = Reason::ResultTooLarge.key(), key = "limits.result_bytes_max", unlogged_before,
+            "refused: a result is too large; raise this key to accept it"
+        );
     }
 
     fn note(&self, mut trouble: UpstreamFailure) {

@@ -3,6 +3,7 @@
 mod exchange_stage;
 mod split;
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -89,6 +90,14 @@ impl UpstreamCall {
 
     const fn only_mut(&mut self) -> Option<&mut ExchangeStage> {
         if let CallExchanges::One(exchange) = &mut self.exchanges { Some(exchange) } else { None }
+    }
+
+    /// Its tasks: its own, and one for each element.
+    pub(super) fn tasks(&self) -> NonZeroUsize {
+        match &self.exchanges {
+            CallExchanges::One(_) => NonZeroUsize::MIN,
+            CallExchanges::Split(split) => NonZeroUsize::MIN.saturating_add(split.plan().total()),
+        }
     }
 
     /// The next event; pends while none can come. `begins_elements`: whether elements have no rows, and so begin here.

@@ -50,7 +50,7 @@ impl Runner {
                     Some(next) => return next,
                     None => continue,
                 },
-                Ok(None) if !self.recorder.has_permit() => return self.refuse(self.engine.admission.refusal()).await,
+                Ok(None) if !self.recorder.has_permit() => return self.refuse_unpermitted().await,
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
@@ -237,7 +237,7 @@ impl Runner {
                 }
             }
             if !self.recorder.has_permit() {
-                return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
+                return Ok(Some(self.refuse_unpermitted().await));
             }
             if let Err(full) = self.enter_queue() {
                 return Ok(Some(self.end(Outcome::lost(full)).await));

@@ -185,7 +185,7 @@ fn checked(
     call: Option<(&str, &Object)>,
 ) -> Result<Option<Idempotency>, RequestError> {
     let Some((tool, params)) = call else { return Ok(None) };
-    argument_limits::check(&shared.served.settings.rules, tool, params)?;
+    argument_limits::check(&shared.served, &caller.caller.principal, tool, params)?;
     let names = session.idempotency_scope(&caller.caller.principal);
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }

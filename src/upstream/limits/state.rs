@@ -82,14 +82,24 @@ impl CallPermitsState {
         self.held_by(owner) >= self.limits.places(owner, self.max())
     }
 
-    /// Whether no further call of this owner may wait. Logs if the owner's own share is full.
+    /// Whether no further call of this owner may wait. Logs the bound: the owner's share of the queue, or the queue.
     pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
         let share = self.limits.places(owner, self.queue_max);
-        if of_owner >= share && self.queue_max > 0 {
+        let (is_own, is_full) = (of_owner >= share && self.queue_max > 0, self.waiting >= self.queue_max);
+        if is_own {
             self.limits.refused(owner, "permits_percent_max", &share);
+        } else if is_full && self.division == PlaceDivision::Divided {
+            self.limits.refused(owner, "queue_max", &self.queue_max);
         }
-        self.waiting >= self.queue_max || of_owner >= share
+        is_own || is_full
+    }
+
+    /// Logs a call that waited too long: longer than its deadline, in a queue of so many.
+    pub(super) fn note_long_wait(&self, owner: &Principal) {
+        if self.division == PlaceDivision::Divided {
+            self.limits.refused(owner, "queue_deadline", &format_args!("in_flight_max = {}", self.in_all));
+        }
     }
 
     pub(super) fn take(&mut self, owner: &Principal) -> bool {

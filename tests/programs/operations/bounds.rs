@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::program::{Call, Folder, Program, Worker, block};
-use super::upstream::in_time;
+use super::upstream::{ScriptedServer, answer, in_time};
 
 /// A bound: whose key it stands beside, what it is, the reason and the keys that a refusal names.
 const BOUNDS: [(&str, &str, &str, &str); 6] = [
@@ -117,4 +117,63 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
         assert_eq!(told.len(), 1, "{limits}: {told:?}\n{log}");
     }
     assert!(!program.log().contains("0011223344556677"), "no key is logged");
+}
+
+/// A call that only stays plain is no refusal; one that finds a full queue is refused by the bound of the queue, and not by another.
+#[tokio::test]
+async fn a_refusal_is_told_with_the_bound_that_decides_and_a_plain_call_is_none() {
+    let head = format!(
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{}\"\n\
+         limits = {{ tasks_per_principal_max = 1, permits_percent_max = 100 }}\n",
+        key("ada")
+    );
+    let (worker, folder) = (Worker::start().await, Folder::with(&head));
+    let tasks = "[upstreams.up.tasks]\ngrace = \"100ms\"\n";
+    folder.write(
+        &(block("up", &worker.server) + "in_flight_max = 2\nqueue_max = 0\narguments_bytes_max = \"100B\"\n" + tasks),
+    );
+    let program = Program::serve(&folder).await;
+    let made = call("ada").send(program.clients, "/up/mcp").await.json();
+    assert!(made["result"]["taskId"].is_string(), "{made}");
+    let mut plain = TcpStream::connect(program.clients).await.unwrap();
+    plain.write_all(&call("ada").bytes("/up/mcp")).await.unwrap();
+    worker.calls(2).await;
+    for _ in 0..3 {
+        let refused = call("ada").send(program.clients, "/up/mcp").await.json();
+        assert_eq!(refused["error"]["data"]["reason"], "queue_full", "{refused}");
+    }
+    let long = json!({"name": "work", "arguments": {"text": "x".repeat(200)}});
+    for _ in 0..2 {
+        let refused = with_key(Call::new("tools/call", &long), "ada").send(program.clients, "/up/mcp").await.json();
+        assert_eq!(refused["error"]["code"], -32602, "{refused}");
+    }
+    worker.answer_all();
+    program.says("arguments_bytes_max", 1).await;
+    let log = program.log();
+    let told = |key: &str| log.lines().filter(|line| line.contains(&format!("\"key\":\"{key}\""))).count();
+    assert_eq!((told("queue_max"), told("arguments_bytes_max"), told("tasks_per_principal_max")), (1, 1, 0), "{log}");
+    assert!(!log.contains("xxxx"), "{log}");
+    assert_eq!(program.counted("taskgate_quota_refused_total{limit=\"principal\"}").await, 0);
+    assert_eq!(program.counted("taskgate_upstream_shed_total{upstream=\"up\"}").await, 3);
+}
+
+#[tokio::test]
+async fn a_result_above_its_bound_is_told_once_with_the_upstream() {
+    let server = ScriptedServer::start(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "work", "inputSchema": {}}]}))),
+        "tools/call" => Some(answer(seen, &json!({"content": [{"type": "text", "text": "x".repeat(20_000)}]}))),
+        _ => None,
+    });
+    let (server, folder) = (server.await, Folder::new());
+    folder.write(&format!("[limits]\nresult_bytes_max = \"10KiB\"\n{}", block("up", &server)));
+    let program = Program::serve(&folder).await;
+    for _ in 0..2 {
+        let refused = Call::plain(&json!({})).send(program.clients, "/up/mcp").await.json();
+        assert_eq!(refused["error"]["data"]["reason"], "result_too_large", "{refused}");
+    }
+    program.says("result_bytes_max", 1).await;
+    let log = program.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("result_bytes_max")).collect();
+    assert!(told.len() == 1 && told[0].contains("\"upstream\":\"up\""), "{told:?}");
+    assert!(!log.contains("xxxx"), "{log}");
 }

@@ -315,7 +315,7 @@ fn admit(shared: &Arc<ListenerState>, permit: ConnectionPermit, socket: TcpStrea
 }
 
 async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends: ConnectionOrigin) {
-    if let Some(AcceptedTls { stream, certificate }) = Box::pin(tls.accept(&shared, socket)).await {
+    if let Some(AcceptedTls { stream, certificate }) = Box::pin(tls.accept(&shared, socket, ends.peer)).await {
         Box::pin(serve(shared, stream, ConnectionOrigin { certificate, ..ends })).await;
     }
 }

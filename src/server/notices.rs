@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use http::header::{CONTENT_LENGTH, HOST, ORIGIN};
 use http::{HeaderMap, StatusCode, Uri};
 use parking_lot::Mutex;
+use rustls::Error as RustlsError;
 use tokio::time::Instant;
 
 use super::ListenerRole;
@@ -68,13 +70,18 @@ impl Notices {
         self.listener
     }
 
-    /// Logs a refused request that a key could allow: on the client listener, at most once a minute for each reason.
+    /// Logs a refused request that a key could allow: on the listeners for clients and operators, at most once a minute for each reason.
     /// Each refused credential and withheld path is an event of the audit.
     pub(super) fn refused(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, headers: &HeaderMap) {
         if let Some(audit) = self.audit.get() {
             audit.record(refusal, caller, target);
         }
-        let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
+        let advice = match self.listener {
+            ListenerRole::Clients => refusal.advice(),
+            ListenerRole::Operators => refusal.advice_to_operators(),
+            ListenerRole::Probes | ListenerRole::Replicas => None,
+        };
+        let Some(advice) = advice else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
         let value = match advice.shown {
@@ -89,6 +96,23 @@ impl Notices {
         let RefusedCaller { client, principal } = caller;
         let principal = principal.map(principal_reference);
         tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
+    }
+
+    /// Logs a refused handshake, at most once a minute for each reason. A connection that ends before it has none: monitors open and
+    /// close connections.
+    pub(super) fn refused_handshake(&self, error: &io::Error, client: IpAddr) {
+        let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<RustlsError>()) else { return };
+        let listener = self.listener.name();
+        if matches!(error, RustlsError::InvalidCertificate(_) | RustlsError::NoCertificatesPresented) {
+            let Some(more) = self.due("client_certificate") else { return };
+            let key = (self.listener == ListenerRole::Clients).then_some("listen.tls.client_ca");
+            tracing::warn!(
+                listener, reason = "client_certificate", key, %client, more, %error,
+                "refused: a client has no valid certificate of an authority of this listener"
+            );
+        } else if let Some(more) = self.due("tls_handshake") {
+            tracing::warn!(listener, reason = "tls_handshake", %client, more, %error, "refused: a TLS handshake failed");
+        }
     }
 
     /// Whether to log this reason now, and how many refusals since the last time.

@@ -268,6 +268,16 @@ impl Refusal {
         if let Self::ScopesMissing(_, principal) = self { Some(principal) } else { None }
     }
 
+    /// Advice for the operator about a request that the admin listener refuses.
+    pub(super) fn advice_to_operators(&self) -> Option<RefusalAdvice> {
+        (*self == Self::Unauthorized).then(|| RefusalAdvice {
+            reason: self.terms().reason,
+            key: "admin.tokens",
+            sentence: "the request has none of these operators' tokens",
+            shown: HeadPart::Nothing,
+        })
+    }
+
     /// Advice for the operator, where a configuration key decides.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, sentence) = match self {

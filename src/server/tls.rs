@@ -3,6 +3,7 @@
 //! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else gets an alert and no HTTP
 //! (B30). [`crate::tls`] reads the files.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -55,7 +56,12 @@ impl Tls {
     }
 
     /// Performs the handshake. `None` if it failed; the peer has received an alert.
-    pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<AcceptedTls> {
+    pub(super) async fn accept(
+        &self,
+        shared: &ListenerState,
+        socket: TcpStream,
+        client: IpAddr,
+    ) -> Option<AcceptedTls> {
         let settings = self.handshakes.load_full();
         let handshake = TlsAcceptor::from(Arc::clone(&settings.config)).accept(socket).into_fallible();
         let ended = tokio::select! {
@@ -71,7 +77,7 @@ impl Tls {
             }
             Ok(Err((error, socket))) => {
                 shared.meter.refused("tls_handshake");
-                tracing::debug!(%error, "no TLS");
+                shared.layers.load().notices.refused_handshake(&error, client);
                 // A reset must not discard the alert.
                 linger(socket, shared.limits.linger).await;
                 None

@@ -4,8 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
+use support::certificates::{self, Authority};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio_rustls::TlsConnector;
 
 use super::program::{Answer, Folder, Program, Worker, block, send};
 use super::upstream::in_time;
@@ -99,7 +104,51 @@ async fn operators_come_with_a_token_from_anywhere_and_do_what_it_lets_them() {
     assert_eq!(ask(&program, "POST", &cancel, &ops, "localhost").await.status, 401);
     let (code, shown, _) = tasks(&["cancel", &reference], Some(&token("ops2"))).await;
     assert!(code == Some(0) && shown.contains("cancelled"), "{shown}");
-    assert!(!program.log().contains(HEX));
+    program.says("\"key\":\"admin.tokens\"", 1).await;
+    let log = program.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("\"key\":\"admin.tokens\"")).collect();
+    // More than 40 were refused.
+    assert!(told.len() < 4 && told[0].contains("127.0.0.1"), "once a minute: {told:?}");
+    assert!(!log.contains(HEX));
+}
+
+/// Clients that speak no TLS, and with a certificate of another authority: a line a minute for each reason.
+#[tokio::test]
+async fn refused_handshakes_are_told_with_their_cause() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    authority.vouch(|_| ()).write(folder.path(), "server");
+    certificates::write(folder.path(), "ca.pem", "CERTIFICATE", authority.certificate());
+    let at = folder.path().display();
+    folder.write(&format!(
+        "[listen.tls]\ncertificate = \"{at}/server.pem\"\nkey = \"{at}/server.key\"\nclient_ca = \"{at}/ca.pem\"\n\
+         client_certificates = \"optional\"\n[auth]\nmode = \"certificates\"\n[[auth.certificates]]\nsan = \"localhost\"\n{}",
+        block("up", &worker.server)
+    ));
+    let program = Program::serve(&folder).await;
+    for _ in 0..2 {
+        let mut plain = TcpStream::connect(program.clients).await.unwrap();
+        plain.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let mut read = Vec::new();
+        let _ = in_time(plain.read_to_end(&mut read)).await;
+        let foreign = authority.client_as(&stranger.vouch(|_| ()), &[]);
+        let socket = TcpStream::connect(program.clients).await.unwrap();
+        let connecting = TlsConnector::from(Arc::new(foreign)).connect("localhost".try_into().unwrap(), socket);
+        if let Ok(mut stream) = in_time(connecting).await {
+            // In TLS 1.3 the refusal comes after the client's end of the handshake.
+            let _ = in_time(stream.read_to_end(&mut read)).await;
+        }
+    }
+    for (reason, said) in
+        [("tls_handshake", "refused: a TLS handshake failed"), ("client_certificate", "UnknownIssuer")]
+    {
+        program.says(&format!("\"reason\":\"{reason}\""), 1).await;
+        let log = program.log();
+        let told: Vec<_> = log.lines().filter(|line| line.contains(&format!("\"reason\":\"{reason}\""))).collect();
+        let is_about_key = told[0].contains("listen.tls.client_ca");
+        assert!(told.len() == 1 && told[0].contains(said) && told[0].contains("127.0.0.1"), "{told:?}");
+        assert_eq!(is_about_key, reason == "client_certificate", "{told:?}");
+    }
 }
 
 #[tokio::test]
@@ -141,6 +190,10 @@ async fn health_says_by_its_exit_code_whether_the_gateway_is_ready() {
     ] {
         let (code, out, why) = run(&["health", url], token).await;
         assert_eq!((code, out.as_str(), why.is_empty()), (Some(expected), "", expected == 0), "{url}: {why}");
+    }
+    for (page, status) in [("/healthz", 200), ("/readyz", 200), ("/readyz?verbose", 401), ("/metrics", 401), ("/", 401)]
+    {
+        assert_eq!(send(program.admin, "GET", page, &[], "").await.status, status, "{page}");
     }
     program.signal("TERM");
     program.says("draining; a second signal ends at once", 1).await;
@@ -185,7 +238,3 @@ async fn a_token_that_is_of_no_use_is_told_with_its_key_and_ends_with_64() {
         assert!(code == Some(64) && why.contains(said) && !why.contains(HEX), "{said}: {why}");
     }
 }
-    for (page, status) in [("/healthz", 200), ("/readyz", 200), ("/readyz?verbose", 401), ("/metrics", 401), ("/", 401)]
-    {
-        assert_eq!(send(program.admin, "GET", page, &[], "").await.status, status, "{page}");
-    }

@@ -54,7 +54,8 @@ impl StartedProgram {
             while let Some(line) = lines.next_line().await.unwrap() {
                 if let Some(url) = line.strip_prefix("serving ") {
                     clients = url.split('/').nth(2).and_then(|authority| authority.parse().ok());
-                } else if let Some(url) = line.strip_prefix("listen  http://") {
+                } else if let Some(address) = line.strip_prefix("listen  http") {
+                    let url = address.trim_start_matches(['s', ':', '/']);
                     clients = Some(url.trim().parse().unwrap());
                 } else if let Some(url) = line.strip_prefix("metrics http://") {
                     metrics = Some(url.trim().parse().unwrap());

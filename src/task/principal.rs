@@ -141,6 +141,17 @@ impl Principal {
         digits
     }
 
+    /// Whether its tokens are of this issuer.
+    pub fn is_of(&self, issuer: &str) -> bool {
+        let rest = self.0.strip_prefix(TOKEN).and_then(|rest| rest.strip_prefix(Self::issuer_digits(issuer).as_str()));
+        rest.is_some_and(|rest| rest.starts_with([':', '/']))
+    }
+
+    /// Whether the gateway checked a credential of its own.
+    pub fn has_credential(&self) -> bool {
+        self.key_id().is_some() || self.has_token() || self.certificate_name().is_some()
+    }
+
     /// The digits of its token's issuer.
     pub fn issuer(&self) -> Option<&str> {
         self.0.strip_prefix(TOKEN)?.get(..ISSUER_DIGITS)

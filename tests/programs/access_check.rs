@@ -174,3 +174,47 @@ fn the_line_that_decides_is_told_with_what_it_decides() {
         assert!(printed.contains(said), "{unknown_caller}: {printed}");
     }
 }
+
+/// A rule about a caller who cannot come is a mistake, or has a warning: a deny rule would deny to no one.
+#[test]
+fn a_rule_about_a_caller_who_cannot_come_never_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = |ids: &str| {
+        format!(
+            "[listen]\npublic_url = \"https://mcp.example\"\n[auth]\nmode = [\"tokens\", \"api_keys\"]\n\
+             [[auth.issuers]]\nissuer = \"https://login.example\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_sha256 = \"{}\"\n\
+             [[auth.rules]]\nwho = {{ ids = [{ids}] }}\nallow = true\n[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n",
+            "ada:".to_owned() + &"0".repeat(64)
+        )
+    };
+    let of_issuer = taskgate::task::Principal::of_subject("https://login.example", "eve");
+    for (id, said) in [
+        (
+            "jwt:eve",
+            format!(
+                "never fits: no issuer has these digits; write `{}SUBJECT`",
+                of_issuer.as_str().trim_end_matches("eve")
+            ),
+        ),
+        ("jwt:0123456789abcdef:eve", "never fits: no issuer has these digits".to_owned()),
+        ("local", "never fits: each caller needs a credential".to_owned()),
+        ("anon", "never fits: each caller needs a credential".to_owned()),
+        ("cred:x", "never fits: each caller needs a credential".to_owned()),
+        ("key:ada", String::new()),
+        (of_issuer.as_str(), String::new()),
+    ] {
+        std::fs::write(folder.path().join("gate.toml"), toml(&format!("\"{id}\""))).unwrap();
+        let checked = Command::new(env!("CARGO_BIN_EXE_taskgate"))
+            .args(["check", "gate.toml"])
+            .current_dir(folder.path())
+            .output();
+        let checked = checked.unwrap();
+        let printed = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
+        assert_eq!(
+            checked.status.code(),
+            Some(if id.starts_with("jwt:") && !said.is_empty() { 64 } else { 0 }),
+            "{printed}"
+        );
+        assert!(printed.contains(&said) && printed.contains("never fits") != said.is_empty(), "{id}: {printed}");
+    }
+}

@@ -29,6 +29,9 @@ struct KnownNames<'a> {
     certificates: Vec<CertificateBlock>,
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
+    issuers: Vec<&'a str>,
+    /// Whether each caller needs a credential.
+    asks_for_credentials: bool,
 }
 
 pub(super) fn resolve(
@@ -52,6 +55,8 @@ pub(super) fn resolve(
             .collect(),
         certificates: certificates.to_vec(),
         has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
+        issuers: raw.issuers.iter().filter_map(|one| Some(one.values.issuer.as_ref()?.value.as_str())).collect(),
+        asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
     let rules = AccessRules { groups: resolve_groups(raw, &known, report), rules: resolve_rules(raw, &known, report) };
     let own = resolve_lists(&raw.api_keys, &known, report);
@@ -166,7 +171,7 @@ fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut Mistake
 }
 
 impl KnownNames<'_> {
-    /// A principal; `None` for a key or a certificate that does not exist, which is noted.
+    /// A principal; `None` for a key, a certificate or an issuer that does not exist, which is noted.
     fn principal(&self, id: &LocatedValue<String>, report: &mut MistakeCollector) -> Option<Principal> {
         let principal = Principal::new(&id.value);
         if principal.key_id().is_some() && !self.keys.contains(&principal) {
@@ -182,6 +187,16 @@ impl KnownNames<'_> {
         }
         if principal.has_token() && !self.has_tokens {
             report.warning(&id.location, "never fits: callers have no tokens");
+        } else if principal.has_token()
+            && let Some(issuer) = self.issuers.first().filter(|_| !self.issuers.iter().any(|one| principal.is_of(one)))
+        {
+            let digits = Principal::issuer_digits(issuer);
+            let message =
+                format!("never fits: no issuer has these digits; write `jwt:{digits}:SUBJECT` for {issuer:?}");
+            report.mistake(&id.location, message);
+            return None;
+        } else if self.asks_for_credentials && !principal.has_credential() {
+            report.warning(&id.location, "never fits: each caller needs a credential of `auth.mode`");
         }
         Some(principal)
     }

@@ -486,7 +486,8 @@ fn make_key(order: &KeysCommand) -> anyhow::Result<ExitCode> {
         "The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:\n{secret}\n"
     )
     .context("cannot print the key")?;
-    let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
+    // A file that it is appended to may lack the last line break.
+    let block = format!("\n[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
     console::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ fn taskgate(folder: &TempDir, arguments: &[&str]) -> Output {
 #[test]
 fn new_keys_of_one_principal_go_into_a_configuration_that_does_not_show_them() {
     let folder = TempDir::new().unwrap();
-    let mut toml = "[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n[auth]\nmode = \"api_keys\"\n".to_owned();
+    let mut toml = "[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n[auth]\nmode = \"api_keys\"".to_owned();
     let mut secrets = Vec::new();
     for _ in 0..2 {
         let made = taskgate(&folder, &["keys", "new", "team-a"]);

@@ -261,6 +261,10 @@ fn program_warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
     missing_programs(config)
         .filter(move |(_, error)| !said(error))
         .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
+        .chain(config.upstreams.iter().filter_map(|upstream| {
+            let error = upstream.server.http()?.issued.as_ref()?.missing_program()?;
+            Some((format!("upstreams.{}.credential.command", upstream.name), error.to_string()))
+        }))
 }
 
 pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, ProgramError)> {

@@ -4,6 +4,7 @@
 //! have two steps: for an identity assertion (ID-JAG), and from it to a token of another company's authorization server (RFC 7523).
 //! `issued_token` reads their answers.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use super::shared_lookups::SharedLookups;
 use super::subject_token::{SubjectToken, SubjectTokenType, SubjectTokens};
 use super::token_client::{TokenClient, TokenClientSettings};
 use super::transport::credential::{CredentialError, CredentialIssuer};
-use super::transport::stdio::INHERITED;
+use super::transport::stdio::{INHERITED, ProgramError, find_program};
 use super::{ClientCredential, TaskScope, supervisor};
 use crate::system::ProgramLimits;
 use crate::task::digest::{Digest, digest};
@@ -99,6 +100,12 @@ impl IssuedCredentialSettings {
             Self::Command(_) => [None, None],
         };
         first.into_iter().chain(second)
+    }
+
+    /// Why the command cannot be started, if there is one: its program is missing.
+    pub fn missing_program(&self) -> Option<ProgramError> {
+        let Self::Command(words) = self else { return None };
+        find_program(words.first()?, Path::new(""), None).err()
     }
 
     /// The clients' tokens, if they are exchanged.
@@ -263,6 +270,10 @@ impl CredentialIssuer for IssuedCredentials {
             let fault = GatewayFault::new(failure.reason, Executed::No);
             GatewayFault { retry_after: failure.retry_after, ..fault }
         })
+    }
+
+    fn last_cause(&self) -> Option<String> {
+        self.0.logged.lock().as_ref().map(|(failure, _)| failure.cause.to_string())
     }
 
     async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue> {

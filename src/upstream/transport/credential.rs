@@ -36,6 +36,9 @@ pub(crate) trait CredentialIssuer: fmt::Debug + Send + Sync {
     /// The value of `Authorization` for a client's requests. Bounded in time; cancel safe. A fault says that nothing was sent.
     async fn header(&self, client: &ClientCredential) -> Result<HeaderValue, GatewayFault>;
 
+    /// The cause of its last failure.
+    fn last_cause(&self) -> Option<String>;
+
     /// Another value after the server refused this one; `None` if there is none.
     async fn after_refusal(&self, client: &ClientCredential, refused: &HeaderValue) -> Option<HeaderValue>;
 

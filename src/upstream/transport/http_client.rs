@@ -232,7 +232,7 @@ impl HttpClient {
             Ok(value) => Ok(value),
             Err(fault) => {
                 if !issuer.is_per_client() {
-                    let cause = "no credential was issued; the log says why".to_owned();
+                    let cause = format!("no credential was issued: {}", issuer.last_cause().unwrap_or_default());
                     self.health.failed(UpstreamFailure::new(fault.reason, cause));
                 }
                 let is_new = outgoing.part() == RequestScope::New;

@@ -422,25 +422,30 @@ impl StdioUpstreamSettings {
         if let Some(folder) = self.folder.as_ref().filter(|folder| !folder.is_dir()) {
             return Err(ProgramError::NoFolder { folder: folder.clone() });
         }
-        if self.program.contains('/') {
-            let file = folder.join(&self.program);
-            return match (may_run(&file), file.exists()) {
-                (true, _) => Ok(file),
-                (false, true) => Err(ProgramError::NotRunnable { file }),
-                (false, false) => Err(ProgramError::NotFound { file }),
-            };
-        }
         let own = self.env.iter().find(|(name, _)| name == PATH).map(|(_, value)| OsString::from(value));
-        let path = own.or_else(|| env::var_os(PATH)).unwrap_or_default();
-        let files = || env::split_paths(&path).map(|entry| folder.join(entry).join(&self.program));
-        if let Some(file) = files().find(|file| may_run(file)) {
-            return Ok(file);
-        }
-        Err(match files().find(|file| file.is_file()) {
-            Some(file) => ProgramError::NotRunnable { file },
-            None => ProgramError::NotInPath { program: self.program.clone() },
-        })
+        find_program(&self.program, folder, own)
     }
+}
+
+/// Finds a program that starts in `folder`. `path` is its `PATH`, if that is not the gateway's.
+pub(crate) fn find_program(program: &str, folder: &Path, path: Option<OsString>) -> Result<PathBuf, ProgramError> {
+    if program.contains('/') {
+        let file = folder.join(program);
+        return match (may_run(&file), file.exists()) {
+            (true, _) => Ok(file),
+            (false, true) => Err(ProgramError::NotRunnable { file }),
+            (false, false) => Err(ProgramError::NotFound { file }),
+        };
+    }
+    let path = path.or_else(|| env::var_os(PATH)).unwrap_or_default();
+    let files = || env::split_paths(&path).map(|entry| folder.join(entry).join(program));
+    if let Some(file) = files().find(|file| may_run(file)) {
+        return Ok(file);
+    }
+    Err(match files().find(|file| file.is_file()) {
+        Some(file) => ProgramError::NotRunnable { file },
+        None => ProgramError::NotInPath { program: program.to_owned() },
+    })
 }
 
 fn may_run(file: &Path) -> bool {

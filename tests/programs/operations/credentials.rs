@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use support::issuer::{IssuerKey, key_set};
+use tokio::process::Command;
 
 use super::program::{Answer, Call, Folder, Program};
 use super::upstream::{ScriptedServer, SeenRequest, answer, in_time, json_text, polite};
@@ -178,4 +179,25 @@ fn stored(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
     assert!(!files.is_empty());
     files
+}
+
+#[tokio::test]
+async fn a_command_that_issues_nothing_is_the_cause_of_the_failure_and_a_missing_one_is_seen_by_the_check() {
+    let (server, folder) = (ScriptedServer::polite().await, Folder::new());
+    folder.write(&commanded(&server, "exit 3"));
+    let program = Program::serve(&folder).await;
+    assert_eq!(call(&program).await.json()["error"]["data"]["reason"], "credential_away");
+    let cause = "no credential was issued: the command ended with exit status: 3";
+    program.says(cause, 1).await;
+    let page = program.get("/readyz?verbose").await.json();
+    assert_eq!(page["upstreams"][0]["last_failure"]["cause"], cause, "{page}");
+    let missing = format!(
+        "[upstreams.up]\nurl = \"http://{}/mcp\"\n[upstreams.up.credential]\ncommand = [\"nope-cmd\"]\n",
+        server.address
+    );
+    folder.write_whole(&missing);
+    let mut check = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let checked = check.arg("check").arg(folder.path().join("taskgate.toml")).output().await.unwrap();
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(said.contains("key `upstreams.up.credential.command`: nope-cmd: is not found in PATH"), "{said}");
 }

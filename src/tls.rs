@@ -170,7 +170,7 @@ pub fn in_words(error: &RustlsError) -> String {
     let text = certificate.to_string();
     let name = text.split_once(" {").map_or(&*text, |(name, _)| name);
     let words = if matches!(certificate, C::UnknownIssuer) {
-        "is not issued by a trusted authority; name its authority (`ca`)"
+        "is not issued by a trusted authority; name its authority (`ca`, --ca)"
     } else if matches!(certificate, C::NotValidForName | C::NotValidForNameContext { .. }) {
         "is for another name"
     } else if matches!(certificate, C::Expired | C::ExpiredContext { .. }) {
@@ -179,7 +179,7 @@ pub fn in_words(error: &RustlsError) -> String {
         "is not valid yet"
     } else if matches!(certificate, C::BadSignature) || name.starts_with("UnsupportedSignatureAlgorithm") {
         // A trusted CA may have the issuer's name and another key.
-        "is not signed by a trusted authority; name its authority (`ca`)"
+        "is not signed by a trusted authority; name its authority (`ca`, --ca)"
     } else if name.contains("CaUsedAsEndEntity") {
         "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
     } else {
@@ -246,7 +246,7 @@ mod tests {
             signature_algorithm_id: vec![6, 8, 42],
             public_key_algorithm_id: vec![6, 7, 42],
         };
-        let words = "its certificate is not signed by a trusted authority; name its authority (`ca`)";
+        let words = "its certificate is not signed by a trusted authority; name its authority (`ca`, --ca)";
         assert_eq!(in_words(&RustlsError::InvalidCertificate(error)), words);
     }
 

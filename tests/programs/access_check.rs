@@ -203,7 +203,7 @@ fn a_rule_about_a_caller_who_cannot_come_never_fits() {
         ("key:ada", String::new()),
         (of_issuer.as_str(), String::new()),
     ] {
-        std::fs::write(folder.path().join("gate.toml"), toml(&format!("\"{id}\""))).unwrap();
+        fs::write(folder.path().join("gate.toml"), toml(&format!("\"{id}\""))).unwrap();
         let checked = Command::new(env!("CARGO_BIN_EXE_taskgate"))
             .args(["check", "gate.toml"])
             .current_dir(folder.path())

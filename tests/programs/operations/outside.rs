@@ -140,7 +140,7 @@ async fn refused_handshakes_are_told_with_their_cause() {
         }
     }
     for (reason, said) in
-        [("tls_handshake", "refused: a TLS handshake failed"), ("client_certificate", "UnknownIssuer")]
+        [("tls_handshake", "refused: a TLS handshake failed"), ("client_certificate", "invalid peer certificate")]
     {
         program.says(&format!("\"reason\":\"{reason}\""), 1).await;
         let log = program.log();

@@ -109,10 +109,10 @@ async fn f99_a_running_task_is_read_again_only_after_a_change() {
     one.is_idle().await;
 }
 
-/// F99: what a hint names is read at once, and not by the next look as well.
+/// F99: what a hint names is read at once, and not by the next look as well. The change is between two looks.
 #[tokio::test(start_paused = true)]
 async fn f99_a_change_that_a_hint_names_is_read_once() {
-    let (one, other, id) = pair(Script::of([(seconds(10), Happens::Elicits("a"))]), false).await;
+    let (one, other, id) = pair(Script::of([(millis(10_300), Happens::Elicits("a"))]), false).await;
     assert_eq!(other.get(&id).await["status"], "working");
     let watcher = other.engine.watchers().watch(&key(&id)).unwrap();
     tokio::time::sleep(seconds(5)).await;

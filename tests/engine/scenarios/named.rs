@@ -123,19 +123,6 @@ async fn a_name_is_free_again_once_its_task_is_gone() {
     world.is_idle().await;
 }
 
-/// Its row is gone with its outcome, but the call was sent.
-#[tokio::test(start_paused = true)]
-async fn a_held_call_under_a_name_that_expires_may_have_run() {
-    let rules = Rules { ttl: seconds(2), keep_result_min: seconds(0), ..Rules::default() };
-    let world = World::with(rules, Script::silent());
-    let answer = world.send(&named("k").without_extension()).await;
-    assert_eq!(answer.status, 200);
-    let fault = answer.json().await["error"]["data"].take();
-    assert_eq!((&fault["reason"], &fault["executed"]), (&json!("ttl_expired"), &json!("unknown")));
-    assert_eq!(world.upstream.calls().len(), 1);
-    world.is_idle().await;
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_task_keeps_its_name() {
     let world = World::with(Rules::default(), Script::silent());

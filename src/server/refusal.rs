@@ -216,11 +216,7 @@ impl Refusal {
                 "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
                  the gateway's operator issues keys"
             }
-            Self::CredentialRefused(_, None) => {
-                "Unauthorized: send a known API key or a valid access token as `Authorization: Bearer …`; the \
-                 WWW-Authenticate header says where clients log in"
-            }
-            Self::LoginRequired(_) | Self::CredentialRefused(_, Some(_)) => {
+            Self::LoginRequired(_) | Self::CredentialRefused(..) => {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }

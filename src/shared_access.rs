@@ -64,9 +64,14 @@ impl SharedAccess {
         access.callers.have(&caller.principal) && access.table.has_item(caller, upstream, item)
     }
 
-    /// Whether a server's items may differ from caller to caller.
-    pub fn differs_by_caller(&self, upstream: &str) -> bool {
-        self.0.borrow().table.differs_by_caller(upstream)
+    /// Whether some callers may not use some item of a server that others may use.
+    pub fn withholds_items(&self) -> bool {
+        self.0.borrow().table.withholds_items()
+    }
+
+    /// The same for a server's tools, which keys and scopes narrow besides.
+    pub fn withholds_tools(&self, upstream: &str) -> bool {
+        self.0.borrow().table.withholds_tools(upstream)
     }
 
     /// Whether rules decide about callers without a credential, too.

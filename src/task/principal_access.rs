@@ -113,6 +113,8 @@ pub struct PrincipalAccessTable {
     rules: Arc<AccessRules>,
     /// By upstream; the first block that matches a tool counts.
     scopes: HashMap<Arc<str>, Arc<[ToolScopes]>>,
+    /// Whether a list of `own` names upstreams.
+    has_upstream_lists: bool,
     memo: AccessMemo,
 }
 
@@ -135,12 +137,14 @@ impl PrincipalAccessTable {
         rules: AccessRules,
         scopes: HashMap<Arc<str>, Vec<ToolScopes>>,
     ) -> Self {
+        let has_upstream_lists = own.values().any(|its| its.upstreams.is_some());
         let own = own.into_iter().filter(|(_, its)| !its.is_free());
         let scopes = scopes.into_iter().filter(|(_, blocks)| !blocks.is_empty());
         Self {
             own: own.map(|(principal, its)| (principal, Arc::new(its))).collect(),
             rules: Arc::new(rules),
             scopes: scopes.map(|(upstream, blocks)| (upstream, blocks.into())).collect(),
+            has_upstream_lists,
             memo: AccessMemo::default(),
         }
     }
@@ -149,9 +153,14 @@ impl PrincipalAccessTable {
         &self.rules
     }
 
-    /// Whether a server's items may differ from caller to caller.
-    pub fn differs_by_caller(&self, upstream: &str) -> bool {
-        !self.own.is_empty() || !self.rules.rules.is_empty() || self.scopes.contains_key(upstream)
+    /// Whether some callers may not use some item of a server that others may use.
+    pub fn withholds_items(&self) -> bool {
+        !self.rules.rules.is_empty() || self.has_upstream_lists
+    }
+
+    /// The same for a server's tools, which keys and scopes narrow besides.
+    pub fn withholds_tools(&self, upstream: &str) -> bool {
+        self.withholds_items() || !self.own.is_empty() || self.scopes.contains_key(upstream)
     }
 
     /// The scopes that a tool requires, or for which a rule allows something.

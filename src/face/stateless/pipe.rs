@@ -157,12 +157,12 @@ impl StatelessFace {
 
     /// The readers of a cached result: the caller alone, if others get another one (U82).
     fn cache_readers(&self, name: &str) -> CacheReaders {
-        let upstream = self.served.upstream.name();
-        let has_other_tools = name == method::TOOLS_LIST && self.fallback.is_some();
-        match is_cacheable(name) && (has_other_tools || self.served.engine.access().differs_by_caller(upstream)) {
-            true => CacheReaders::Caller,
-            false => CacheReaders::AsStated,
-        }
+        let access = self.served.engine.access();
+        let is_for_caller = match name {
+            method::TOOLS_LIST => self.fallback.is_some() || access.withholds_tools(self.served.upstream.name()),
+            _ => is_cacheable(name) && access.withholds_items(),
+        };
+        if is_for_caller { CacheReaders::Caller } else { CacheReaders::AsStated }
     }
 
     /// `None` unless the client requested progress (GW-26), and for a subscription.

@@ -235,12 +235,14 @@ async fn u82_a_result_that_other_callers_do_not_get_is_private() {
     let auth = format!("[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{KEY}\"\n");
     let bob = "[[auth.api_keys]]\nid = \"bob\"\nkey = \"tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90\"\n";
     let rows = [
-        (format!("{auth}{bob}"), "public"),
-        (format!("{auth}{bob}tools = [\"none\"]\n"), "private"),
-        (format!("{auth}{bob}[[auth.rules]]\nallow = true\n"), "private"),
+        (format!("{auth}{bob}"), "public", "public"),
+        (format!("{auth}{bob}tools = [\"none\"]\n"), "private", "public"),
+        (format!("{auth}{bob}upstreams = [\"up\"]\n"), "private", "private"),
+        (format!("{auth}{bob}[[auth.rules]]\nallow = true\n"), "private", "private"),
     ];
-    for (keys, expected) in rows {
+    for (keys, of_tools, of_others) in rows {
         for method in ["server/discover", "resources/read", "prompts/list", "resources/list", "tools/list"] {
+            let expected = if method == "tools/list" { of_tools } else { of_others };
             let result = json!({ "resultType": "complete", "ttlMs": 5, "cacheScope": "public", "contents": [],
                 "pad": "x".repeat(300 << 10), "supportedVersions": ["2026-07-28"], "capabilities": {} });
             let server = server(move |seen| (seen.rpc() == method).then(|| answer(seen, &result))).await;

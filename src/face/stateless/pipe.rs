@@ -234,7 +234,11 @@ fn repeated(all: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     let repeats = |name: &HeaderName| {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
     };
-    all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+    let repeated = || all.iter().filter(|(name, _)| repeats(name));
+    // Exactly as long as it must be: the request keeps it as a slice.
+    let mut headers = Vec::with_capacity(repeated().count());
+    headers.extend(repeated().map(|(name, value)| (name.clone(), value.clone())));
+    headers
 }
 
 struct StatelessForward {

@@ -117,20 +117,24 @@ mod tests {
 
     use super::*;
 
+    /// Reads a body to its end; returns its length.
+    async fn read_bytes(body: &mut Incoming, is_withheld: bool) -> usize {
+        let (mut body, mut bytes) = (Pin::new(body), 0);
+        let mut next = |context: &mut Context<'_>| match is_withheld {
+            true => poll_piece(body.as_mut(), context),
+            false => body.as_mut().poll_frame(context),
+        };
+        while let Some(piece) = poll_fn(&mut next).await {
+            bytes += piece.unwrap().into_data().unwrap().len();
+        }
+        bytes
+    }
+
     /// Answers one request that is written in these pieces; returns how often its connection was polled.
     async fn polls_for(pieces: &[&str], is_withheld: bool) -> usize {
         let (mut client, server) = duplex(4_096);
         let service = service_fn(move |mut request: Request<Incoming>| async move {
-            let mut body = Pin::new(request.body_mut());
-            let mut bytes = 0;
-            let mut next = |context: &mut Context<'_>| match is_withheld {
-                true => poll_piece(body.as_mut(), context),
-                false => body.as_mut().poll_frame(context),
-            };
-            while let Some(piece) = poll_fn(&mut next).await {
-                bytes += piece.unwrap().into_data().unwrap().len();
-            }
-            assert_eq!(bytes, 10);
+            assert_eq!(read_bytes(request.body_mut(), is_withheld).await, 10);
             Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
         });
         let mut connection = Box::pin(http1::Builder::new().serve_connection(TokioIo::new(server), service));
@@ -189,15 +193,7 @@ mod tests {
                 yield_now().await;
                 server.write_all(piece.as_bytes()).await.unwrap();
             }
-            let (mut body, mut bytes) = (Pin::new(answer.body_mut()), 0);
-            let mut next = |context: &mut Context<'_>| match is_withheld {
-                true => poll_piece(body.as_mut(), context),
-                false => body.as_mut().poll_frame(context),
-            };
-            while let Some(piece) = poll_fn(&mut next).await {
-                bytes += piece.unwrap().into_data().unwrap().len();
-            }
-            assert_eq!(bytes, 10);
+            assert_eq!(read_bytes(answer.body_mut(), is_withheld).await, 10);
             for _ in 0..8 {
                 yield_now().await;
             }

@@ -112,7 +112,7 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
-    /// The scopes that the caller's include, as the token's issuer says: that of `--issuer`, or the only one.
+    /// The scopes that the caller's scopes include, by the `implies` of the token's issuer: the issuer of `--issuer`, or the only one.
     fn implied_scopes(&self, tokens: &TokenSettings) -> Result<BTreeSet<Arc<str>>, String> {
         let issuer = match (&self.issuer, tokens.issuers.as_slice()) {
             (Some(named), issuers) => {
@@ -156,7 +156,7 @@ impl AccessQuestion {
     }
 }
 
-/// The scopes that every request with a token needs, without those that the caller has; `None` if there are none, or the caller has no token.
+/// The scopes that every request with a token needs and the caller lacks; `None` if there are none, or the caller has no token.
 fn missing_scopes(caller: &Caller, config: &Config) -> Option<String> {
     let tokens = config.auth.tokens().filter(|_| caller.principal.has_token())?;
     let missing: Vec<&str> =

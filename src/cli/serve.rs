@@ -36,7 +36,7 @@ pub(super) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// `is_command_announced`: the command line ends with `--`, as that of a script whose variable is empty.
+    /// `is_command_announced`: the command line ends with `--`, as a script writes it if its variable is empty.
     pub(super) fn served(self, is_command_announced: bool) -> Result<ServedConfig, String> {
         if is_command_announced && self.command.is_empty() {
             return Err(NO_COMMAND.to_owned());

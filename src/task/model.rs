@@ -347,8 +347,8 @@ pub enum Failure {
     Gateway(GatewayFault),
 }
 
-/// Why the gateway has no answer, and whether the call may have run. Equal faults are those of which a store keeps the
-/// same: a row that is read back must equal the task that was written.
+/// Why the gateway has no answer, and whether the call may have run. Two faults are equal if a store keeps
+/// the same of both: a row that is read back must equal the task that was written.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayFault {
     pub reason: Reason,

@@ -147,7 +147,7 @@ impl Principal {
         rest.is_some_and(|rest| rest.starts_with([':', '/']))
     }
 
-    /// Whether the gateway checked a credential of its own.
+    /// Whether the credential is one that the gateway itself checks, such as an API key or a token.
     pub fn has_credential(&self) -> bool {
         self.key_id().is_some() || self.has_token() || self.certificate_name().is_some()
     }

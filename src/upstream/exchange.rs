@@ -263,7 +263,7 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// The server's identity, if it is an object: the gateway repeats it in results of its own.
+    /// The server's identity, if it is an object: the gateway repeats it in the results that it composes.
     pub(crate) fn identity_in(object: &Object, name: &str) -> Option<Payload> {
         object.get_object(name).map(|identity| identity.payload().detached())
     }

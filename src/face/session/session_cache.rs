@@ -64,7 +64,7 @@ impl ClientSession {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
-    /// The principal for whom entries of this session in maps are counted.
+    /// The principal whose share counts the entries that maps keep for this session.
     pub(super) fn counted_as(&self) -> &Principal {
         &self.own.opened.counted_as
     }

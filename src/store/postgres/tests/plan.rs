@@ -90,7 +90,7 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
 async fn a_claim_reads_the_rows_that_it_takes_and_few_others() {
     const PORTION: usize = 100;
     const PORTIONS: usize = 50;
-    // A server of its own: a transaction of another test would keep the row versions that each claim replaces.
+    // No other test uses this database server: another test's transaction would keep the row versions that each claim replaces.
     let Some(server) = PostgresServer::start(&[]) else { return };
     let schema = new_schema();
     let patient = with(settings(&server, &schema), |access| access.write_max = Duration::from_secs(30));

@@ -60,7 +60,7 @@ pub(super) struct AdapterConnection {
     pub(super) origin: OnceLock<SessionTemplate>,
     /// For single calls of this session.
     pub(super) apart: Mutex<Vec<Arc<Self>>>,
-    /// Single calls whose connections are being opened, with the tokens that a client's cancel cancels.
+    /// Calls that wait for their dedicated connection. A client's cancel cancels the call's token.
     pub(super) opening: Mutex<HashMap<RequestId, CancellationToken>>,
     /// Requests that got an id of the adapter.
     pub(super) numbered: AtomicI64,

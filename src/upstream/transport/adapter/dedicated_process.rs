@@ -58,7 +58,7 @@ impl DedicatedProcessRules {
     }
 }
 
-/// A call whose own connection is being opened.
+/// A call that waits for its dedicated connection.
 struct OpeningCall<'a> {
     session: &'a AdapterConnection,
     id: RequestId,
@@ -157,7 +157,7 @@ impl AdapterConnection {
         Some(OpeningCall { session: self, id: id.clone(), cancelled })
     }
 
-    /// Cancels a call whose connection is being opened. The server has not received the call, so it gets no notification.
+    /// Cancels a call that waits for its dedicated connection. The server has not received the call, so it gets no notification.
     pub(super) fn cancels_opening(&self, message: &Message) -> bool {
         let Message::Notification(notification) = message else { return false };
         let Some(id) = notification.cancelled() else { return false };

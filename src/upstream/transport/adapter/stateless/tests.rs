@@ -76,6 +76,16 @@ impl MessageReceiver for SilentReceiver {
     }
 }
 
+fn adapter_over(wire: impl MessageTransport + 'static, scope: &TaskScope) -> TransportAdapter {
+    TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(wire),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
+        scope.clone(),
+    )
+}
+
 fn post(principal: &str, method: &str) -> OutgoingRequest {
     let message = json!({ "jsonrpc": "2.0", "id": "same", "method": method, "params": { "name": "t" } });
     let credentials = SessionHeaders { version: Some(ProtocolVersion::V2026_07_28), ..SessionHeaders::default() };
@@ -88,13 +98,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     let wire = RecordingTransport::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = TransportAdapter::new(
-        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
-        Box::new(wire),
-        NonZeroUsize::new(8).unwrap(),
-        SharedLimits::default(),
-        scope.clone(),
-    );
+    let stand = adapter_over(wire, &scope);
     let mut answers = Vec::new();
     for (principal, method, connection) in [
         ("anon", method::DISCOVER, 0),
@@ -134,13 +138,7 @@ async fn nobody_waits_for_another_principals_connection() {
     let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
     let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = TransportAdapter::new(
-        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
-        Box::new(wire),
-        NonZeroUsize::new(8).unwrap(),
-        SharedLimits::default(),
-        scope.clone(),
-    );
+    let stand = adapter_over(wire, &scope);
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
     let first = send("ada").await.unwrap();
     let others = async {
@@ -216,13 +214,7 @@ async fn u83_a_subscription_that_its_server_cancels_ends_and_a_call_goes_on() {
     let heard = Arc::clone(&sender.heard);
     let (wire, say) = SpeakingTransport::new(Arc::new(sender));
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = TransportAdapter::new(
-        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
-        Box::new(wire),
-        NonZeroUsize::new(8).unwrap(),
-        SharedLimits::default(),
-        scope.clone(),
-    );
+    let stand = adapter_over(wire, &scope);
     let mut bodies = Vec::new();
     for method in [method::LISTEN, method::TOOLS_CALL] {
         bodies.push(stand.send(&post("ada", method), &HandedOver::default()).await.unwrap().into_body());
@@ -236,6 +228,6 @@ async fn u83_a_subscription_that_its_server_cancels_ends_and_a_call_goes_on() {
     assert!(ended.unwrap().is_none());
     assert!(bodies[1].frame().await.unwrap().is_ok(), "the call has its response");
     bodies.clear();
-    assert_eq!(heard.lock().len(), 2, "the server is told nothing of what it cancelled itself");
+    assert_eq!(heard.lock().len(), 2, "the server gets no cancellation of the subscription that it cancelled");
     scope.stop.cancel();
 }

@@ -2,13 +2,16 @@
 //!
 //! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it; an
 //! interrupted check continues in pieces: some rows at a time, and each index alone.
+//!
+//! A statement asks every few steps whether it has to stop: SQLite's own interrupt is lost when it comes just before the
+//! statement starts.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rusqlite::{Connection, ErrorCode, InterruptHandle, OptionalExtension as _};
+use rusqlite::{Connection, ErrorCode, OptionalExtension as _};
 
 use super::health::StoreHealthMonitor;
 use super::{DiskTuning, columns, schema};
@@ -23,7 +26,8 @@ const PIECE_BYTES: usize = 8 << 20;
 const TRIES_MAX: usize = 20;
 /// How long the writer waits for the check to stop, which takes milliseconds.
 const WAY_MAX: Duration = Duration::from_secs(2);
-const WAY_POLL: Duration = Duration::from_millis(2);
+/// Steps of a statement between two looks at what it should do, microseconds apart.
+const STEPS: i32 = 1000;
 
 #[derive(Default)]
 pub(super) struct FileCheck {
@@ -35,27 +39,28 @@ pub(super) struct FileCheck {
 struct FileCheckState {
     is_held: bool,
     is_over: bool,
-    running: Option<InterruptHandle>,
+    is_running: bool,
+    /// The piece that runs has to stop.
+    is_interrupted: bool,
+}
+
+impl FileCheckState {
+    fn must_stop(&self) -> bool {
+        self.is_interrupted || self.is_held || self.is_over
+    }
 }
 
 debug_members!(FileCheck, |check| is_over: check.state.lock().is_over);
 
 impl FileCheck {
     pub(super) fn pause(&self) {
-        if let Some(running) = &self.state.lock().running {
-            running.interrupt();
-        }
+        self.state.lock().is_interrupted = true;
     }
 
     pub(super) fn hold(&self) {
-        self.state.lock().is_held = true;
-        let mut waited = Duration::ZERO;
-        // A statement that is about to start misses an earlier interrupt.
-        while self.is_running() && waited < WAY_MAX {
-            self.pause();
-            std::thread::sleep(WAY_POLL);
-            waited += WAY_POLL;
-        }
+        let mut state = self.state.lock();
+        state.is_held = true;
+        self.woken.wait_while_for(&mut state, |state| state.is_running, WAY_MAX);
     }
 
     pub(super) fn go_on(&self) {
@@ -66,11 +71,11 @@ impl FileCheck {
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.woken.notify_all();
-        self.pause();
     }
 
+    #[cfg(test)]
     pub(super) fn is_running(&self) -> bool {
-        self.state.lock().running.is_some()
+        self.state.lock().is_running
     }
 
     #[cfg(test)]
@@ -96,8 +101,8 @@ impl FileCheck {
         self.state.lock().is_over = true;
     }
 
-    fn all(&self, path: &Path, tuning: DiskTuning) -> rusqlite::Result<Option<String>> {
-        let conn = schema::open_reader(path)?;
+    fn all(self: &Arc<Self>, path: &Path, tuning: DiskTuning) -> rusqlite::Result<Option<String>> {
+        let conn = self.stopping(schema::open_reader(path)?)?;
         let sql = tuning.check_first.unwrap_or("PRAGMA quick_check(1)");
         let whole = |conn: &Connection| conn.query_row(sql, (), |row| row.get::<_, String>(0));
         match self.once(&conn, &whole) {
@@ -106,19 +111,28 @@ impl FileCheck {
             Some(found) => return found.map(|found| (found != "ok").then_some(found)),
         }
         tracing::debug!("the check of the task store's file continues in pieces");
-        for table in names(&conn, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")? {
+        let Some(tables) = self.patiently(&conn, &|conn| names(conn, "table"))? else { return Ok(None) };
+        for table in tables {
             let mut after = Some(i64::MIN);
             while let Some(last) = after {
                 let Some(found) = self.patiently(&conn, &|conn| rows(conn, &table, last))? else { return Ok(None) };
                 after = found;
             }
         }
-        for index in names(&conn, "SELECT name FROM sqlite_schema WHERE type = 'index' ORDER BY name")? {
+        let Some(indexes) = self.patiently(&conn, &|conn| names(conn, "index"))? else { return Ok(None) };
+        for index in indexes {
             if self.patiently(&conn, &|conn| entries(conn, &index))?.is_none() {
                 return Ok(None);
             }
         }
         Ok(None)
+    }
+
+    /// Makes the connection's statements stop when the state says so.
+    fn stopping(self: &Arc<Self>, mut conn: Connection) -> rusqlite::Result<Connection> {
+        let check = Arc::clone(self);
+        conn.progress_handler(STEPS, Some(move || check.state.lock().must_stop()))?;
+        Ok(conn)
     }
 
     /// Runs one piece, again after an interrupt; `None` if the check is over.
@@ -156,10 +170,11 @@ impl FileCheck {
         if state.is_over {
             return None;
         }
-        state.running = Some(conn.get_interrupt_handle());
+        (state.is_running, state.is_interrupted) = (true, false);
         drop(state);
         let done = piece(conn);
-        self.state.lock().running = None;
+        self.state.lock().is_running = false;
+        self.woken.notify_all();
         Some(done)
     }
 }
@@ -168,8 +183,9 @@ fn is_interrupted(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted)
 }
 
-fn names(conn: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
-    conn.prepare(sql)?.query_map((), |row| row.get(0))?.collect()
+fn names(conn: &Connection, kind: &str) -> rusqlite::Result<Vec<String>> {
+    let sql = "SELECT name FROM sqlite_schema WHERE type = ?1 ORDER BY name";
+    conn.prepare(sql)?.query_map([kind], |row| row.get(0))?.collect()
 }
 
 fn quoted(name: &str) -> String {
@@ -204,4 +220,24 @@ fn entries(conn: &Connection, index: &str) -> rusqlite::Result<i64> {
     let those = sql.as_deref().and_then(|sql| sql.split_once(" WHERE ")).map_or("1", |(_, those)| those);
     let (table, index) = (quoted(&table), quoted(index));
     conn.query_row(&format!("SELECT count(*) FROM {table} INDEXED BY {index} WHERE {those}"), (), |row| row.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_just_before_the_statement_starts_is_not_lost() {
+        let endless =
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000000) SELECT max(i) FROM n";
+        for stop in [FileCheck::pause, FileCheck::end] {
+            let check = Arc::new(FileCheck::default());
+            let conn = check.stopping(Connection::open_in_memory().unwrap()).unwrap();
+            let done = check.once(&conn, &|conn| {
+                stop(&check);
+                conn.query_row(endless, (), |row| row.get::<_, i64>(0))
+            });
+            assert!(is_interrupted(&done.unwrap().unwrap_err()));
+        }
+    }
 }

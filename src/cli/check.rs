@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::config::{Config, check_caller_id};
 use crate::server::client_certificates::block_of;
-use crate::server::tokens::settings::TokenSettings;
+use crate::server::tokens::settings::{IssuerSettings, TokenSettings};
 use crate::task::{AccessDecision, AccessItem, AccessVerdict, Caller, Claims, DecidedBy, DecisionArguments, Principal};
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -112,20 +112,16 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
-    /// The scopes that the caller's scopes include, by the `implies` of the token's issuer: the issuer of `--issuer`, or the only one.
-    fn implied_scopes(&self, tokens: &TokenSettings) -> Result<BTreeSet<Arc<str>>, String> {
-        let issuer = match (&self.issuer, tokens.issuers.as_slice()) {
+    /// The issuer of the caller's token: that of `--issuer`, or the only one.
+    fn token_issuer<'c>(&self, tokens: &'c TokenSettings) -> Result<Option<&'c IssuerSettings>, String> {
+        match (&self.issuer, tokens.issuers.as_slice()) {
             (Some(named), issuers) => {
-                let issuer = issuers.iter().find(|issuer| *issuer.issuer == **named);
-                Some(issuer.ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"))?)
+                let issuer = issuers.iter().find(|issuer| *issuer.issuer == **named).map(|issuer| &**issuer);
+                issuer.map(Some).ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"))
             }
-            (None, [only]) => Some(only),
-            (None, _) => None,
-        };
-        let implied = issuer
-            .into_iter()
-            .flat_map(|issuer| self.scopes.iter().filter_map(|scope| issuer.implies.get(scope.as_str())));
-        Ok(implied.flatten().cloned().collect())
+            (None, [only]) => Ok(Some(&**only)),
+            (None, _) => Ok(None),
+        }
     }
 
     fn caller(&self, config: &Config) -> Result<Caller, String> {
@@ -148,8 +144,10 @@ impl AccessQuestion {
         }
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
-        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token()) {
-            claims.scopes.extend(self.implied_scopes(tokens)?);
+        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token())
+            && let Some(issuer) = self.token_issuer(tokens)?
+        {
+            claims.scopes.extend(issuer.scopes_of(self.scopes.iter().map(String::as_str)));
         }
         claims.issuer = self.issuer.as_deref().map(Arc::from);
         Ok(Caller { claims: Some(Arc::new(claims)), ..Caller::of(principal) })

@@ -279,17 +279,7 @@ impl TokenClaims<'_> {
         if listed.len() > NAMES_MAX || listed.iter().any(|name| !is_name(name)) {
             return Err(TokenError::Scopes);
         }
-        let mut scopes = BTreeSet::new();
-        for name in listed {
-            match issuer.implies.get_key_value(name) {
-                Some((name, implied)) => {
-                    scopes.insert(Arc::clone(name));
-                    scopes.extend(implied.iter().cloned());
-                }
-                None => drop(scopes.insert(Arc::from(name))),
-            }
-        }
-        Ok(scopes)
+        Ok(issuer.scopes_of(listed))
     }
 
     fn groups(&self, issuer: &IssuerSettings) -> Result<BTreeSet<Arc<str>>, TokenError> {

@@ -62,6 +62,23 @@ pub struct IssuerSettings {
     pub introspection: Option<IntrospectionSettings>,
 }
 
+impl IssuerSettings {
+    /// The named scopes, and those that they include.
+    pub fn scopes_of<'s>(&self, names: impl IntoIterator<Item = &'s str>) -> BTreeSet<Arc<str>> {
+        let mut scopes = BTreeSet::new();
+        for name in names {
+            match self.implies.get_key_value(name) {
+                Some((name, implied)) => {
+                    scopes.insert(Arc::clone(name));
+                    scopes.extend(implied.iter().cloned());
+                }
+                None => drop(scopes.insert(Arc::from(name))),
+            }
+        }
+        scopes
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntrospectionSettings {
     pub client: TokenClientSettings,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::forwarded::network;
 use super::notices::{Notices, RefusedCaller};
 use super::principal::AskedPath;
-use super::refusal::{Refusal, StreamPosition};
+use super::refusal::{Refusal, StreamPosition, keep_open};
 use super::tokens::KeyWait;
 use super::{ListenerLimits, body, head, media};
 use crate::face::arrival::Arrival;
@@ -214,7 +214,7 @@ impl DispatchState {
             Err(refusal) => {
                 let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
                 self.notices.refused(&refusal, refused, request.uri(), request.headers());
-                return refusal.answer(position);
+                return keep_open(refusal.answer(position), *request);
             }
         };
         caller.caller = caller.caller.at(|| route.endpoint.upstreams());

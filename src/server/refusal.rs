@@ -3,22 +3,31 @@
 //! A response has its status and one sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
 
 use std::borrow::Cow;
+use std::future::Future as _;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Sleep, sleep};
 
 use super::client_certificates::CertificateRefusal;
 use super::tokens::claims::TokenError;
 use super::tokens::dpop::ProofError;
 use crate::face::answer::{insufficient_scope, refused, retry_after};
-use crate::face::http::FaceResponse;
+use crate::face::http::{FaceResponse, ResponseBody};
 use crate::metric;
 use crate::task::{Principal, WithheldBy};
+use crate::wire::framing::BodyPart;
 use crate::wire::rpc_error;
 
 /// In seconds. An issuer's keys are fetched at most this often for tokens with unknown keys; proofs are forgotten each minute.
 const RETRY_LATER: HeaderValue = HeaderValue::from_static("30");
+/// How long the body of a refused HTTP/2 request is read and discarded.
+const REST_SPAN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -404,8 +413,45 @@ pub(super) enum StreamPosition {
     Known,
 }
 
+/// The response of a refused request whose body was not read. Over HTTP/2 its stream stays open until the client has sent that body:
+/// clients such as curl 7.88 show a reset stream as an error, and not the response that came before.
+pub(super) fn keep_open(response: FaceResponse, request: Request<Incoming>) -> FaceResponse {
+    if StreamPosition::of(&request) != StreamPosition::Multiplexed || request.body().is_end_stream() {
+        return response;
+    }
+    let (rest, until) = (request.into_body(), Box::pin(sleep(REST_SPAN)));
+    response.map(|sentence| ResponseBody::new(RefusedBody { sentence, rest, until }))
+}
+
+struct RefusedBody {
+    sentence: ResponseBody,
+    rest: Incoming,
+    until: Pin<Box<Sleep>>,
+}
+
+impl Body for RefusedBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        if let frame @ Some(_) = ready!(Pin::new(&mut self.sentence).poll_frame(cx)) {
+            return Poll::Ready(frame);
+        }
+        while let Poll::Ready(frame) = Pin::new(&mut self.rest).poll_frame(cx) {
+            if !matches!(frame, Some(Ok(_))) {
+                return Poll::Ready(None);
+            }
+        }
+        self.until.as_mut().poll(cx).map(|()| None)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.sentence.size_hint()
+    }
+}
+
 impl StreamPosition {
-    pub(super) fn of<B: hyper::body::Body>(request: &Request<B>) -> Self {
+    pub(super) fn of<B: Body>(request: &Request<B>) -> Self {
         if request.version() > Version::HTTP_11 {
             Self::Multiplexed
         } else if request.body().is_end_stream() {

@@ -19,7 +19,7 @@ use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
-use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
+use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition, keep_open};
 use super::tokens::KeyWait;
 use crate::face::answer::ScopesNeeded;
 use crate::face::arrival::Arrival;
@@ -82,7 +82,7 @@ impl Layers {
                 let origin = ConnectionOrigin { peer: client, ..ends };
                 (self.serve(request, origin, page.as_ref(), arrival).await, page)
             }
-            Err(refusal) => (self.refuse(refusal, &request, client), None),
+            Err(refusal) => (self.refuse(refusal, *request, client), None),
         };
         if let Some(page) = page {
             page.share(&mut response);
@@ -171,8 +171,8 @@ impl Layers {
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_in)
             }
-            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerAway, &request, client),
-            Err(refusal) => self.refuse(refusal, &request, client),
+            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerAway, *request, client),
+            Err(refusal) => self.refuse(refusal, *request, client),
         }
     }
 
@@ -185,10 +185,10 @@ impl Layers {
         }
     }
 
-    fn refuse(&self, refusal: Refusal, request: &Request<Incoming>, client: IpAddr) -> FaceResponse {
+    fn refuse(&self, refusal: Refusal, request: Request<Incoming>, client: IpAddr) -> FaceResponse {
         let caller = RefusedCaller { client, principal: refusal.principal() };
         self.notices.refused(&refusal, caller, request.uri(), request.headers());
-        refusal.answer(StreamPosition::of(request))
+        keep_open(refusal.answer(StreamPosition::of(&request)), request)
     }
 
     /// Whether a request is a health check of this machine, such as a container's: it has no token, and learns as much as at the

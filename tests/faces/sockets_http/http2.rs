@@ -50,6 +50,30 @@ async fn bad_requests_cost_their_stream() {
     .await;
 }
 
+/// Clients such as curl 7.88 show a reset stream as an error, and not the response that came before.
+#[tokio::test]
+async fn the_stream_of_a_refused_request_ends_after_its_body_or_soon() {
+    let gate = gate().await;
+    for (refused, expected) in [(("origin", "http://foreign.example"), "403"), (("expect", "something"), "417")] {
+        for body_comes in [true, false] {
+            let mut http2 = Http2::connect(&gate).await;
+            http2.send(&head(NONE, 1, &[refused])).await;
+            assert_eq!(http2.fate(1).await, expected);
+            if body_comes {
+                // The response's sentence is there before the request's body is.
+                while http2.frame().await.is_some_and(|frame| frame.kind != DATA) {}
+                http2.send(&frame(DATA, END_STREAM, 1, MESSAGE.as_bytes())).await;
+            }
+            let mut last = http2.frame().await.unwrap();
+            while last.flags & END_STREAM == 0 || last.kind != DATA {
+                assert_ne!(last.kind, RST_STREAM, "{refused:?}, the body comes: {body_comes}");
+                last = http2.frame().await.unwrap();
+            }
+            assert!(http2.lives().await);
+        }
+    }
+}
+
 /// A header block in as many frames as it needs.
 fn in_frames(flags: u8, block: &[u8]) -> Vec<u8> {
     let pieces: Vec<&[u8]> = block.chunks(16 << 10).collect();

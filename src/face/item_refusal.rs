@@ -67,10 +67,14 @@ impl<'a> AskedAccess<'a> {
             method::PROMPTS_GET => prompt(&text("name")),
             method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => resource(&text("uri")),
             method::COMPLETE => {
-                let Some(reference) = params.get_object("ref") else {
-                    // A server might read another value as the name of an item.
-                    return params.contains("ref").then(|| ItemRefusal::Unknown(no_reference()));
-                };
+                // A server might read another value, or a member in another spelling (B85), as the name of an item.
+                let reference = params.get_object("ref").filter(|reference| {
+                    let is_text = |member: &&str| reference.get_str(member).is_some();
+                    reference.case_variant(&["type", "name", "uri"]).is_none()
+                        && ["name", "uri"].iter().any(is_text)
+                        && ["name", "uri"].iter().filter(|member| reference.contains(member)).all(is_text)
+                });
+                let Some(reference) = reference else { return Some(ItemRefusal::Unknown(no_reference())) };
                 let refused = reference.get_str("name").and_then(|name| prompt(&name));
                 refused.or_else(|| reference.get_str("uri").and_then(|uri| resource(&uri)))
             }

@@ -515,7 +515,7 @@ pub(super) fn not_allowed(method: &Method) -> FaceResponse {
 }
 
 /// Members of `params` that affect a request's processing (B85).
-const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
+const KNOWN_MEMBERS: [&str; 8] = ["name", "arguments", "task", "taskId", "cursor", "uri", "ref", "_meta"];
 
 pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {

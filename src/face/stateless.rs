@@ -53,8 +53,8 @@ use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
 /// Members of `params` that the gateway uses: other parsers might accept a different case, so it is refused (B85).
-const KNOWN_MEMBERS: [&str; 7] =
-    ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
+const KNOWN_MEMBERS: [&str; 8] =
+    ["name", "arguments", "taskId", "uri", "ref", "inputResponses", "requestState", "notifications"];
 
 #[derive(Debug)]
 pub struct StatelessFace {

@@ -183,6 +183,35 @@ async fn sec_27_a_withheld_item_is_answered_like_one_that_does_not_exist() {
     }
 }
 
+/// B85: some servers fold case, or take another value for a name.
+#[tokio::test]
+async fn sec_27_a_completion_that_names_its_item_in_another_way_is_refused() {
+    let gate = gate().await;
+    let session = gate.session(ADA).await;
+    let allowed = json!({ "type": "ref/prompt", "name": "read_a" });
+    for params in [
+        json!({ "ref": { "type": "ref/prompt", "Name": "write_b" } }),
+        json!({ "ref": { "type": "ref/prompt", "name": "read_a", "Name": "write_b" } }),
+        json!({ "ref": { "type": "ref/resource", "uri": "file:///public/a", "URI": "file:///secret/b" } }),
+        json!({ "ref": { "type": "ref/prompt", "name": ["write_b"] } }),
+        json!({ "ref": { "type": "ref/prompt" } }),
+        json!({ "ref": allowed, "Ref": { "type": "ref/prompt", "name": "write_b" } }),
+        json!({ "Ref": { "type": "ref/prompt", "name": "write_b" } }),
+        json!({ "uri": ["file:///secret/b"] }),
+    ] {
+        let mut params = params;
+        params["argument"] = json!({ "name": "x", "value": "" });
+        let method = "completion/complete";
+        let asks = [Ask::new(ADA, method, params.clone()), Ask::session(ADA, Some(&session), method, &params)];
+        let [stateless, session] = asks;
+        for ask in [stateless.clone().at("/all/mcp"), stateless, session] {
+            let refused = gate.send(&ask).await.summary();
+            assert!(refused.ends_with(" -32602"), "{refused} {ask:?}");
+        }
+    }
+    assert_eq!(gate.server.world.count("completion/complete"), 0);
+}
+
 /// SEC-27: a `mode` or a bound of a withheld tool's block would refuse the call in other words than those for an unknown tool.
 #[tokio::test]
 async fn sec_27_the_rules_of_a_withheld_tool_refuse_no_call() {

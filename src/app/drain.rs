@@ -10,6 +10,7 @@ use super::Gateway;
 use super::live_calls::{CallSurvey, LiveCalls, NOTIFY_MAX};
 use super::task_store::IncarnationEnd;
 use crate::server::DrainPlan;
+use crate::store::TaskStore as _;
 use crate::task::Reason;
 
 /// How long before the end of a drain the remaining calls and streams are ended, so that their clients can be notified.
@@ -55,8 +56,10 @@ impl Gateway {
 
     async fn end(self, notice: Option<Duration>, kind: GatewayEnd) {
         let (calls, max) = (self.live_calls(), self.drain_max);
-        let (is_socket_kept, notice) = (notice.is_none(), notice.unwrap_or_default());
-        let plan = DrainPlan { notice, is_socket_kept, ..DrainPlan::default() };
+        let others = self.shared.as_ref().map(|shared| shared.store.replicas().taking_beside(shared.store.holder()));
+        let has_replicas = others.is_some_and(|others| others > 0);
+        let (has_substitute, notice) = (notice.is_none() || has_replicas, notice.unwrap_or_default());
+        let plan = DrainPlan { notice, has_substitute, ..DrainPlan::default() };
         let leave = async {
             tokio::time::sleep(notice).await;
             self.parts.leaving.cancel();
@@ -77,7 +80,7 @@ impl Gateway {
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
         // Forwarded requests are awaited, too. Only a successor in this process takes over the replicas' socket.
-        let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
+        let from_replicas = DrainPlan { has_substitute: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
         let waited = async { tokio::join!(draining, finished, leave, passed_on) };

@@ -133,14 +133,14 @@ impl RunningListener {
     }
 
     /// Drains the listener in the phases of `plan`, and returns once every connection has ended. Accepts connections until
-    /// the drain is over, because clients may poll a call that is still awaited; not if another process continues with the
-    /// socket. Withdraw readiness first. Dropping the future ends everything at once.
+    /// the drain is over, because clients may poll a call that is still awaited; not if others serve these clients.
+    /// Withdraw readiness first. Dropping the future ends everything at once.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
         tokio::time::sleep(plan.notice).await;
         let tracker = &self.shared.tracker;
-        if !plan.is_socket_kept {
+        if !plan.has_substitute {
             phases.closing.cancel();
             plan.late.run_until_cancelled(plan.over.cancelled()).await;
         }
@@ -378,8 +378,9 @@ pub struct DrainPlan {
     pub over: CancellationToken,
     /// Cancelled once the wait for requests in progress ends.
     pub late: CancellationToken,
-    /// Whether another process continues with the socket, and accepts the connections after the notice.
-    pub is_socket_kept: bool,
+    /// Whether connections after the notice are for others: a process that continues with the socket, or other replicas. A balancer
+    /// without health checks takes a replica for living until it refuses connections.
+    pub has_substitute: bool,
 }
 
 impl DrainPlan {

@@ -8,9 +8,10 @@ use futures_util::stream::{self, StreamExt as _};
 use rustix::process::Signal;
 use support::postgres;
 use support::wire_client::Flavour;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
-use super::harness::{PATIENCE, RESUMABLE, Site, Terms, client, job, until};
+use super::harness::{PATIENCE, RESUMABLE, Site, Terms, client, get, job, until};
 use super::killed::mixed;
 
 /// How many calls are under way.
@@ -70,6 +71,27 @@ async fn gateways_are_replaced_by_those_of_another_version_forth_and_back_under_
     let settled = site.judge().await;
     println!("{calls} calls, {settled} tasks settled, beside {rows} rows");
     assert!(settled >= calls / 2, "too little was tried");
+}
+
+/// A balancer without health checks takes a gateway for living until it refuses connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_ends_beside_another_refuses_connections_while_it_waits_for_its_calls() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(2, "ends", server, Terms::default()).await;
+    site.hold_calls_at(0, 2).await;
+    let ending = &site.replicas[0];
+    until("the gateways know each other", async || {
+        let page = get(ending.keeper.admin(), "/metrics").await.text;
+        page.lines().any(|line| line.starts_with("taskgate_replicas_living") && line.ends_with(" 2"))
+    })
+    .await;
+    site.show_only(&[1]);
+    ending.keeper.signal(Signal::TERM);
+    until("connections are refused", async || TcpStream::connect(ending.keeper.address()).await.is_err()).await;
+    assert!(site.tables.open_tasks_of("a") > 0, "{}", ending.keeper.said());
+    site.release_calls();
+    assert_eq!(site.replicas[0].keeper.ends().await, Some(0), "{}", site.replicas[0].keeper.said());
+    assert_eq!(site.judge().await, 2);
 }
 
 /// Settled tasks of another owner, as many as they are: copies of one.

@@ -334,7 +334,7 @@ async fn a_drain_says_goaway_and_lets_streams_finish() {
         }
         while http2.frame().await.is_some() {}
     };
-    let drain = gate.running.drain(DrainPlan { is_socket_kept: true, ..DrainPlan::default() });
+    let drain = gate.running.drain(DrainPlan { has_substitute: true, ..DrainPlan::default() });
     let (drained, ()) = timeout(PATIENCE, async { tokio::join!(drain, client) }).await.unwrap();
     assert_eq!(drained, Drained { aborted: 0 });
 }

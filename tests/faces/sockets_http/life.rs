@@ -54,7 +54,7 @@ async fn a_drain_lets_requests_in_flight_finish() {
     gate.arrivals(1).await;
 
     let recorder = gate.recorder;
-    let plan = DrainPlan { is_socket_kept: true, ..DrainPlan::default() };
+    let plan = DrainPlan { has_substitute: true, ..DrainPlan::default() };
     let client = async {
         assert!(idle.answer().await.is_none(), "an idle connection ends first");
         recorder.released.add_permits(1);
@@ -76,7 +76,7 @@ async fn a_connection_during_the_notice_gets_one_answer() {
     early.send(post("", "{}").as_bytes()).await;
     assert_eq!(early.answer().await.unwrap().status(), "200");
     // Longer than the test: how a drain ends is not looked at here.
-    let plan = DrainPlan { notice: PATIENCE, is_socket_kept: true, ..DrainPlan::default() };
+    let plan = DrainPlan { notice: PATIENCE, has_substitute: true, ..DrainPlan::default() };
     let drain = gate.running.drain(plan);
     let client = async {
         assert!(early.answer().await.is_none(), "the notice has begun");
@@ -97,7 +97,7 @@ async fn a_drain_cuts_off_what_outlasts_it() {
     let mut busy = gate.connect().await;
     busy.send(held().as_bytes()).await;
     gate.arrivals(1).await;
-    let plan = DrainPlan { is_socket_kept: true, ..DrainPlan::at_once() };
+    let plan = DrainPlan { has_substitute: true, ..DrainPlan::at_once() };
     let drained = timeout(PATIENCE, gate.running.drain(plan)).await.unwrap();
     assert_eq!(drained, Drained { aborted: 1 });
     assert!(busy.ends().await);

@@ -3,6 +3,7 @@
 //! Requests append to a bounded queue; one thread owns the file (`writer`). Read `record` first: the events, the form of a
 //! line and the chain. Arguments, results and credentials are in no event.
 
+mod anchor;
 mod file;
 mod queue;
 mod record;
@@ -22,11 +23,11 @@ use tokio::time::{Instant, timeout};
 use crate::task::digest::hex;
 use crate::task::{Clock as _, Executed, GatewayFault, Principal, Reason, SystemClock, TaskKey};
 use crate::wire::{Object, Payload};
+pub use anchor::AuditAnchor;
 pub use file::AuditOpenError;
 use file::AuditSink;
 use queue::{AuditQueue, QueuedRecord};
 pub use record::{AuditAct, AuditEvent};
-pub use writer::AuditAnchor;
 use writer::AuditWriter;
 
 /// With `required`: how long a call waits for its record.
@@ -70,9 +71,8 @@ impl AuditLog {
         };
         let queue = Arc::new(AuditQueue::default());
         let writer = AuditWriter::new(sink, Arc::clone(&queue), &settings, replica);
-        std::thread::Builder::new()
-            .name("audit".to_owned())
-            .spawn(move || writer.run())
+        writer
+            .and_then(|writer| std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run()))
             .map_err(|source| AuditOpenError::File { path: settings.path.clone(), source })?;
         Ok(Arc::new(Self { settings, queue, issuers: RwLock::default() }))
     }

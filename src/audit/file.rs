@@ -98,22 +98,33 @@ impl AuditSink {
         }
     }
 
-    /// Continues in a new file, which begins with `first_line`, if the path no longer names the present one; returns whether it
-    /// does. After a crash at any moment there is no new file, or one with that line (SEC-55). Fails if the path names a file with lines or
-    /// with another writer.
-    pub(super) fn reopen(&mut self, first_line: &[u8]) -> io::Result<bool> {
-        let SinkKind::Regular(file, _) = &self.kind else { return Ok(false) };
+    /// Continues in a new file, which begins with `first_lines`, if the path no longer names the present one; returns whether it
+    /// does. After a crash at any moment there is no new file, or one with these lines (SEC-55). Fails if the path names a file with lines
+    /// or with another writer.
+    pub(super) fn reopen(&mut self, first_lines: &[u8]) -> io::Result<bool> {
+        let SinkKind::Regular(file, broken_at) = &mut self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
         // An unchanged file is not opened a second time, and a missing one not created by the comparison.
         let found = fs::metadata(&self.path);
         if found.as_ref().is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(found))) {
             return Ok(false);
         }
-        file.sync_data()?;
-        let next = match found {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => created_with(&self.path, first_line)?,
-            Ok(_) | Err(_) => begun_with(&self.path, first_line)?,
+        // A disk that fails must not keep the audit from continuing on another one.
+        let whole = broken_at.take().map_or(Ok(()), |whole| file.set_len(whole));
+        if let Err(error) = whole.and_then(|()| file.sync_data()) {
+            tracing::error!(%error, "the renamed audit file cannot be completed; it may end with an incomplete line");
+        }
+        let open_next = || match &found {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => created_with(&self.path, first_lines),
+            Ok(_) | Err(_) => begun_with(&self.path, first_lines),
         };
+        let mut next = open_next();
+        if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) && system::is_removed(file) {
+            // Nobody can open a removed file, but it holds its room as long as it is open.
+            file.set_len(0)?;
+            next = open_next();
+        }
+        let next = next?;
         self.kind = SinkKind::Regular(next, None);
         Ok(true)
     }

@@ -112,6 +112,13 @@ impl AuditQueue {
         }
     }
 
+    /// Whether the file is to be opened again; asked by a writer that cannot write, and so takes no items.
+    pub(super) fn take_reopen(&self) -> bool {
+        let mut state = self.state.lock();
+        let position = state.items.iter().position(|item| matches!(item, QueueItem::Reopen));
+        position.is_some_and(|position| state.items.remove(position).is_some())
+    }
+
     /// Ends the writer after the items so far.
     pub(super) fn end(&self) {
         self.state.lock().is_ending = true;

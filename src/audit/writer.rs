@@ -3,21 +3,18 @@
 //! Lines reach the kernel as they come. With `required`, a batch is on the disk before its calls are sent; else the file is
 //! synced each second. A failed write is repeated each second, with the same lines.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::Counter;
 
 use super::AuditSettings;
+use super::anchor::AnchorWriter;
 use super::file::AuditSink;
 use super::queue::{AuditQueue, QueueItem, QueuedRecord, WriterWork};
 use super::record::{AuditAct, AuditEvent, ChainEnd, LINE_BYTES_MAX};
 use crate::metric;
-use crate::system::{self, OwnersAlone as _};
-use crate::task::digest::hex;
 use crate::task::{Clock as _, SystemClock};
 
 const RETRY: Duration = Duration::from_secs(1);
@@ -26,8 +23,6 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 const BATCH_BYTES: usize = 256 << 10;
 /// Each such line, and the first of a chain, has its digest at the anchor.
 pub(super) const ANCHOR_INTERVAL: u64 = 1_000;
-/// Anchors that wait while they cannot be written.
-const ANCHORS_MAX: usize = 1_000;
 
 pub(super) struct AuditWriter {
     sink: AuditSink,
@@ -41,8 +36,8 @@ pub(super) struct AuditWriter {
     /// Whether lines were written since the last sync.
     is_unsynced: bool,
     is_failing: bool,
-    path: PathBuf,
-    anchor: Option<AuditAnchor>,
+    anchor: Option<AnchorWriter>,
+    /// Digests for the anchor, of lines that are not written yet.
     anchors: Vec<ChainEnd>,
     /// Looked up once: each batch counts in it.
     records: Counter,
@@ -52,13 +47,15 @@ pub(super) struct AuditWriter {
 struct GivenUp;
 
 impl AuditWriter {
+    /// Starts the thread of the anchor, if there is one.
     pub(super) fn new(
         sink: AuditSink,
         queue: Arc<AuditQueue>,
         settings: &AuditSettings,
         replica: Option<&str>,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        let anchor = settings.anchor.clone().map(|anchor| AnchorWriter::start(anchor, settings.path.clone()));
+        Ok(Self {
             chain: sink.end,
             sink,
             queue,
@@ -69,17 +66,19 @@ impl AuditWriter {
             replies: Vec::new(),
             is_unsynced: false,
             is_failing: false,
-            path: settings.path.clone(),
-            anchor: settings.anchor.clone(),
+            anchor: anchor.transpose()?,
             anchors: Vec::new(),
             records: metrics::counter!(metric::AUDIT_RECORDS),
-        }
+        })
     }
 
     pub(super) fn run(mut self) {
         if self.work().is_err() {
             let lost = self.count;
             tracing::error!(lost, "the audit file cannot be written: the last records are lost");
+        }
+        if let Some(anchor) = self.anchor.take() {
+            anchor.close();
         }
         self.queue.has_ended();
     }
@@ -131,13 +130,14 @@ impl AuditWriter {
         if self.lines.len() > BATCH_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Continues in a new file if the present one was renamed. The new one begins with its own line.
+    /// Continues in a new file if the present one was renamed. The new one begins with the lines that wait, and its own.
     fn rotate(&mut self) {
-        let (mut chain, mut line) = (self.chain, Vec::new());
+        let (mut chain, mut lines) = (self.chain, self.lines.clone());
         let rotated = AuditEvent { outcome: Some("rotated"), ..AuditEvent::new(AuditAct::Opened) };
-        chain.add(SystemClock.now(), self.replica.as_deref(), &rotated.members(|_| None), &mut line);
-        match self.sink.reopen(&line) {
+        chain.add(SystemClock.now(), self.replica.as_deref(), &rotated.members(|_| None), &mut lines);
+        match self.sink.reopen(&lines) {
             Ok(true) => {
+                self.lines.clear();
                 self.chain = chain;
                 self.added();
                 tracing::info!("the audit continues in a new file");
@@ -159,17 +159,14 @@ impl AuditWriter {
         debug_assert!(self.lines.len() < BATCH_BYTES + 2 * LINE_BYTES_MAX, "batches are bounded");
         self.count += 1;
         let seq = self.chain.seq;
-        if self.anchor.is_some()
-            && (seq == 1 || seq.is_multiple_of(ANCHOR_INTERVAL))
-            && self.anchors.len() < ANCHORS_MAX
-        {
+        if self.anchor.is_some() && (seq == 1 || seq.is_multiple_of(ANCHOR_INTERVAL)) {
             self.anchors.push(self.chain);
         }
     }
 
-    /// Writes the lines so far, as often as it takes.
+    /// Writes the lines so far, as often as it takes. A rotation is not delayed by a file that cannot be written.
     fn flush(&mut self) -> Result<(), GivenUp> {
-        // The first line of a rotated file is counted, and written already.
+        // The first lines of a rotated file are counted, and written already.
         if self.count == 0 {
             return Ok(());
         }
@@ -180,6 +177,9 @@ impl AuditWriter {
                 return Err(GivenUp);
             }
             is_last = !self.queue.pause(RETRY);
+            if self.queue.take_reopen() {
+                self.rotate();
+            }
         }
         self.records.increment(self.count);
         self.lines.clear();
@@ -192,7 +192,9 @@ impl AuditWriter {
             // A dropped reply refuses the call of its record.
             let _ = if self.is_failing { Ok(()) } else { reply.send(()) };
         }
-        self.write_anchors();
+        if let Some(anchor) = &self.anchor {
+            self.anchors.drain(..).for_each(|end| anchor.add(end));
+        }
         Ok(())
     }
 
@@ -215,80 +217,12 @@ impl AuditWriter {
             self.queue.set_failing(true);
         }
     }
-
-    fn write_anchors(&mut self) {
-        let (Some(anchor), false) = (&self.anchor, self.anchors.is_empty()) else { return };
-        if let Err(error) = anchor.write(&mut self.anchors, &self.path) {
-            let file = anchor.path().display();
-            tracing::error!(%error, %file, "digests of audit lines were not written to `audit.anchor`");
-        }
-    }
-}
-
-/// Facility "log audit", severity "informational" (RFC 5424, §6.2.1).
-const SYSLOG_PRIORITY: u8 = 13 * 8 + 6;
-
-/// The place of the digests that `audit verify --anchor` compares with the lines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AuditAnchor {
-    File(PathBuf),
-    /// The socket of a syslog daemon.
-    Syslog(PathBuf),
-}
-
-impl AuditAnchor {
-    pub fn path(&self) -> &Path {
-        let (Self::File(path) | Self::Syslog(path)) = self;
-        path
-    }
-
-    /// Writes the digests, and removes the written ones from the list. Never waits for the daemon (SEC-80).
-    pub(super) fn write(&self, ends: &mut Vec<ChainEnd>, audit_file: &Path) -> io::Result<()> {
-        match self {
-            Self::File(path) => {
-                let text: String = ends.iter().map(|end| format!("{} {}\n", end.seq, hex(&end.digest))).collect();
-                append_lines(path, text)?;
-                ends.clear();
-            }
-            Self::Syslog(socket) => {
-                while let Some(ChainEnd { seq, digest }) = ends.first() {
-                    // As syslog(3) writes it, but without the time, which the daemon adds: journald does not read the form of RFC 5424 here.
-                    let (process, digest) = (std::process::id(), hex(digest));
-                    let line = format!(
-                        "<{SYSLOG_PRIORITY}>taskgate[{process}]: audit anchor {seq} {digest} of {audit_file:?}"
-                    );
-                    system::send_datagram(socket, line.as_bytes())?;
-                    ends.remove(0);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Appends lines, behind an incomplete one of a write that failed or of a process that was killed. Nothing is cut off: the file may
-/// be append-only, or another gateway's, too.
-fn append_lines(path: &Path, mut lines: String) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).owners_alone().open(path)?;
-    // A pipe can be neither read nor synced.
-    let is_regular = file.metadata()?.is_file();
-    if is_regular && last_byte(path).is_ok_and(|last| last != b'\n') {
-        lines.insert(0, '\n');
-    }
-    file.write_all(lines.as_bytes())?;
-    if is_regular { file.sync_data() } else { Ok(()) }
-}
-
-/// Fails if the file is empty or may only be written, as on some shares: its last line then counts as complete.
-fn last_byte(path: &Path) -> io::Result<u8> {
-    let (mut file, mut last) = (File::open(path)?, [0]);
-    file.seek(SeekFrom::End(-1))?;
-    file.read_exact(&mut last)?;
-    Ok(last[0])
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::super::verify::ChainVerifier;
     use super::*;
 
@@ -315,7 +249,7 @@ mod tests {
             queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
         };
         (0..20_000).for_each(|_| push());
-        let writer = AuditWriter::new(AuditSink::unlocked(&path), Arc::clone(&queue), &settings, None);
+        let writer = AuditWriter::new(AuditSink::unlocked(&path), Arc::clone(&queue), &settings, None).unwrap();
         let writing = std::thread::spawn(move || writer.run());
         // Accepted or not, it is counted.
         push();
@@ -344,7 +278,7 @@ mod tests {
                 queue.push(QueuedRecord { at: SystemClock.now(), members, reply: None });
             }
             queue.end();
-            AuditWriter::new(AuditSink::unlocked(&path), queue, &settings, None).run();
+            AuditWriter::new(AuditSink::unlocked(&path), queue, &settings, None).unwrap().run();
             std::fs::read(&path).unwrap()
         };
         let whole = process(&["a", "\u{202e}b\n", "{\"seq\":1,"]);
@@ -357,20 +291,5 @@ mod tests {
             // The lines of this process: its opening, its record, its end.
             assert_eq!(verifier.lines, kept + 3, "cut at {length}");
         }
-    }
-
-    /// A write that failed, or a process that was killed, left a part of a line.
-    #[test]
-    fn anchors_are_appended_behind_an_incomplete_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("audit.anchor");
-        for line in ["1 aa\n", "1000 bb\n"] {
-            append_lines(&path, line.to_owned()).unwrap();
-        }
-        let whole = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(whole, "1 aa\n1000 bb\n");
-        std::fs::write(&path, &whole[..whole.len() - 2]).unwrap();
-        append_lines(&path, "1000 bb\n".to_owned()).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1 aa\n1000 b\n1000 bb\n");
     }
 }

@@ -365,8 +365,8 @@ keys! {
         restart calls: bool = flag(), default true;
         /// `true` adds the SHA-256 of a call's `arguments`, as the client wrote them.
         restart arguments_sha256: bool = flag(), default false;
-        /// A file, best on another machine, that gets the digest of each 1,000th line; or `"syslog"` for the system's log at
-        /// `/dev/log`, or `"syslog:/run/log.sock"` for another socket.
+        /// A file of this gateway alone, best on another machine, that gets the digest of each 1,000th line; or `"syslog"` for the
+        /// system's log at `/dev/log`, or `"syslog:/run/log.sock"` for another socket.
         restart anchor: AuditAnchor = read(&ANCHOR);
     }
 }

@@ -94,6 +94,14 @@ pub(crate) const fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
+pub(crate) fn append_without_waiting(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+pub(crate) const fn is_removed(_: &File) -> bool {
+    false
+}
+
 pub(crate) const fn identity(_: &Metadata) -> (u64, u64) {
     (0, 0)
 }

@@ -74,6 +74,17 @@ pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(nonblocking).open(path)
 }
 
+/// Opens a file to append to it, and creates it if it is missing. Opening a pipe would wait for its reader.
+pub(crate) fn append_without_waiting(path: &Path) -> io::Result<File> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().append(true).create(true).owners_alone().custom_flags(nonblocking).open(path)
+}
+
+/// Whether no name leads to an open file any more.
+pub(crate) fn is_removed(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.nlink() == 0)
+}
+
 /// Lets a read wait for the writer of a pipe that has one.
 pub(crate) fn wait_for_content(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty())?)

@@ -176,6 +176,43 @@ async fn a_file_that_cannot_grow_keeps_whole_lines_and_tells_how_many_records_we
     }
 }
 
+/// A limit on the size of files stands for a disk that fills, and the rename for a move to another one.
+#[tokio::test]
+async fn sec_34_a_rotation_lets_the_audit_continue_after_a_file_that_cannot_grow() {
+    let (audit, server) = (Audit::new("required = true"), echo().await);
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &server));
+    let program = Program::serve(&folder).await;
+    let limit = Rlimit { current: Some(16 << 10), maximum: None };
+    prlimit(Pid::from_raw(program.id().try_into().unwrap()), Resource::Fsize, limit).unwrap();
+    assert!(load(&program, 200).await < 200);
+    is_ready(&program, 503, "audit failing").await;
+    let (path, old) = (audit.path(), audit.path().with_extension("1"));
+    fs::rename(&path, &old).unwrap();
+    program.signal("HUP");
+    is_ready(&program, 200, "").await;
+    assert_eq!(call(&program).await.status, 200);
+    is_one_chain(&[&old, &path]);
+    assert!(lines(&path).iter().any(|line| line["outcome"] == "rotated"));
+}
+
+#[tokio::test]
+async fn sec_80_an_anchor_that_blocks_delays_no_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let (anchor, server) = (pipe(&dir), echo().await);
+    let audit = Audit::new(&format!("required = true\nanchor = \"{}\"", anchor.display()));
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &server));
+    let mut program = Program::serve(&folder).await;
+    assert_eq!(load(&program, 20).await, 20);
+    // The digest of the first line waits for a reader.
+    let read = tokio::task::spawn_blocking(|| fs::read_to_string(anchor));
+    assert!(in_time(read).await.unwrap().unwrap().starts_with("1 "));
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    is_one_chain(&[&audit.path()]);
+}
+
 /// SEC-35.
 #[tokio::test]
 async fn sec_35_two_writers_of_one_file_are_refused() {

@@ -160,7 +160,7 @@ impl DiskWriter {
     /// Commits one write together with waiting ones. Returns the channel of a close request, if there was one.
     fn serve(&mut self, first: PendingWrite, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let mut closing = None;
-        let health = 1 + queue.len();
+        let queued_count = 1 + queue.len();
         let mut more = || match queue.try_recv() {
             Ok(WriterRequest::Write(write, _, reply)) => Some((write, reply)),
             Ok(WriterRequest::Close(reply)) => {
@@ -170,7 +170,7 @@ impl DiskWriter {
             Err(_) => None,
         };
         let mut waiting = vec![first];
-        let outcomes = match self.attempt(&mut waiting, health, &mut more) {
+        let outcomes = match self.attempt(&mut waiting, queued_count, &mut more) {
             Err(error) if is_full(&error) => self.attempt_with_less(&mut waiting),
             Err(error) if is_corrupt(&error) => Ok(self.attempt_with_care(&mut waiting)),
             other => other,
@@ -211,12 +211,12 @@ impl DiskWriter {
         }
     }
 
-    /// Commits the first `health` waiting writes, and later ones that arrive soon. After a failed commit its new rows
+    /// Commits the first `queued_count` waiting writes, and later ones that arrive soon. After a failed commit its new rows
     /// are unresolved; after an earlier failure nothing was written.
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,
-        health: usize,
+        queued_count: usize,
         more: &mut dyn FnMut() -> Option<PendingWrite>,
     ) -> rusqlite::Result<WriteResults> {
         self.failed_at_commit = false;
@@ -243,7 +243,7 @@ impl DiskWriter {
             outcomes.push(batch.run(&waiting[at].0)?);
             size += waiting[at].0.bytes();
             at += 1;
-            let is_early = at < health || began.elapsed() < BATCH_TIME_MAX;
+            let is_early = at < queued_count || began.elapsed() < BATCH_TIME_MAX;
             let is_open = at < BATCH_WRITES_MAX && size < BATCH_BYTES_MAX && is_early;
             if at == waiting.len() && is_open {
                 waiting.extend(more());

@@ -314,7 +314,7 @@ struct ResourceData<'a> {
     uri: &'a str,
 }
 
-/// The machine-readable name of a reason; also a metric label and a log field.
+/// The value of `data.executed`: whether the upstream may have run the call.
 const fn executed_key(executed: Executed) -> &'static str {
     match executed {
         Executed::No => "no",

@@ -4,7 +4,7 @@ use http::header::{EXPECT, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request};
 
 use super::ListenerLimits;
-use super::refusal::{Guard, Refusal};
+use super::refusal::Refusal;
 
 /// Syntax of a field besides name and value: colon, space, line end.
 const FIELD_OVERHEAD: usize = 4;
@@ -19,10 +19,8 @@ impl HeadGuard {
     pub(super) const fn new(limits: ListenerLimits) -> Self {
         Self { limits }
     }
-}
 
-impl Guard for HeadGuard {
-    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         // CONNECT has an authority instead of a path, which no later check handles.
         if request.method() == Method::CONNECT {
             return Err(Refusal::Tunnel);

@@ -10,7 +10,7 @@ use http::header::{HOST, ORIGIN};
 use http::{HeaderValue, Request, Version};
 
 use super::certificate::ListenerCertificate;
-use super::refusal::{Guard, Refusal};
+use super::refusal::Refusal;
 
 /// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -65,10 +65,8 @@ impl HostGuard {
             || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())
             || self.certificate.as_ref().is_some_and(|shown| shown.is_for(bare))
     }
-}
 
-impl Guard for HostGuard {
-    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(HOST).iter();
         let (field, second) = (fields.next(), fields.next());
         if second.is_some() {
@@ -90,9 +88,7 @@ impl Guard for HostGuard {
         target.map_or(Ok(()), |target| self.admit(target))?;
         self.admit(field)
     }
-}
 
-impl HostGuard {
     fn admit(&self, authority: &str) -> Result<(), Refusal> {
         if self.welcomes(authority) { Ok(()) } else { Err(Refusal::HostForeign) }
     }

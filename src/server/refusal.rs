@@ -469,7 +469,3 @@ impl StreamPosition {
         }
     }
 }
-
-pub(super) trait Guard {
-    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal>;
-}

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::face::session_owners::FORWARD;
     use crate::server::head::HeadGuard;
-    use crate::server::refusal::{Guard as _, Refusal};
+    use crate::server::refusal::Refusal;
 
     #[test]
     fn sec_59_the_largest_head_of_a_client_fits_with_its_seal() {

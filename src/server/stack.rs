@@ -19,7 +19,7 @@ use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
-use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition, keep_open};
+use super::refusal::{Refusal, RefusalMarker, StreamPosition, keep_open};
 use super::tokens::KeyWait;
 use crate::face::answer::ScopesNeeded;
 use crate::face::arrival::Arrival;

@@ -406,4 +406,5 @@ async fn stopping_leaves_nothing_running() {
     fixture.cancel.cancel();
     fixture.tracker.close();
     bounded(fixture.tracker.wait()).await;
+    assert_eq!(bounded(call.next()).await, None);
 }

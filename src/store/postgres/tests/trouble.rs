@@ -249,13 +249,17 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
 
 /// A gateway that ended within a batch does not block its rows.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
+async fn a_half_sent_batch_is_rolled_back_by_the_server() {
     let Some(server) = shared() else { return };
-    let settings = with(settings(server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
+    let schema = new_schema();
+    let settings = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(1));
     let store = opened(settings).await;
+    let writes = || server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane"));
+    let before = writes();
     let session = store.connector.connect("half", None).await.unwrap();
     session.client.batch_execute("BEGIN; UPDATE tg_lane SET writes = writes + 1").await.unwrap();
     until("the server ends it", || session.client.is_closed()).await;
+    assert_eq!(writes(), before);
     store.insert(&task("a", 1)).await.unwrap();
     store.close().await;
 }

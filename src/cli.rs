@@ -318,16 +318,18 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
         Some(ContextValue::String(text)) => text.clone(),
         Some(_) | None => String::new(),
     };
-    let (usage, what) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
+    let (usage, argument) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
     let usage = usage + &error.to_string();
-    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate wrap") && !what.starts_with('-') {
-        return Some("the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]...");
-    }
-    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate dev") && !what.starts_with('-') {
-        return Some("the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]...");
-    }
-    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate serve") && !what.starts_with("--") {
-        return Some(serve::NO_COMMAND);
+    let of_commands = [
+        ("taskgate wrap", "-", "the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]..."),
+        ("taskgate dev", "-", "the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]..."),
+        ("taskgate serve", "--", serve::NO_COMMAND),
+    ];
+    let fits = |(command, option, _): &(&str, &str, &str)| usage.contains(command) && !argument.starts_with(option);
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some((.., hint)) = of_commands.into_iter().find(fits)
+    {
+        return Some(hint);
     }
     usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
 }

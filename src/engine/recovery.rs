@@ -102,7 +102,7 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
     let rows = futures_util::stream::poll_fn(|context| waiting.poll_recv(context));
     let handled = rows.for_each_concurrent(AT_ONCE, |mut found| async move {
         let mut pauses = RETRIES;
-        while let RecoveryProgress::Again(left) = handle(engine, origins, found).await {
+        while let RecoveryProgress::Again(left) = handle(engine, origins, found, None).await {
             tokio::time::sleep(pauses.take()).await;
             found = left;
         }
@@ -112,7 +112,7 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
 
 /// Claims and handles all rows; returns their number. Failed rows are retried at growing intervals, and delay no claim.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) -> usize {
-    let handle = |found| handle_or_queue(engine, origins, found, notices);
+    let handle = |found| handle(engine, origins, found, Some(notices));
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
     let (mut seen, mut is_claim_failure_logged) = (0, false);
@@ -153,7 +153,7 @@ async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskK
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
-    for_all(rows.into_iter().map(seen).collect(), |found| handle(engine, origins, found), &mut left).await;
+    for_all(rows.into_iter().map(seen).collect(), |found| handle(engine, origins, found, None), &mut left).await;
     let mut retried = engine.retried.lock();
     for row in left {
         retried.remove(&row.key);
@@ -278,31 +278,17 @@ fn decide(
     if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
 }
 
-/// Handles a row, and notifies its upstream.
-async fn handle(engine: &Arc<Engine>, origins: &CallTargets, found: RecoveryCandidate) -> RecoveryProgress {
-    let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
-    loop {
-        let done = match row.judge(origins).await {
-            Ok(work) => row.carry_out(work).await,
-            Err(end) => Err(end),
-        };
-        if let Err(end) = done {
-            return row.end(end);
-        }
-    }
-}
-
-/// Handles a row. If its upstream must be notified, the row goes to the channel `notices`, unless that is full.
-async fn handle_or_queue(
+/// Handles a row. If its upstream must be notified, the row goes to the channel `notices`, unless that is absent or full.
+async fn handle(
     engine: &Arc<Engine>,
     origins: &CallTargets,
     found: RecoveryCandidate,
-    notices: &Notices,
+    notices: Option<&Notices>,
 ) -> RecoveryProgress {
     let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
     loop {
         let done = match row.judge(origins).await {
-            Ok(work) => match work.notified().and_then(|_| notices.try_reserve().ok()) {
+            Ok(work) => match work.notified().and_then(|_| notices?.try_reserve().ok()) {
                 Some(place) => return row.wait_in(place),
                 None => row.carry_out(work).await,
             },

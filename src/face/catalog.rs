@@ -373,10 +373,7 @@ fn empty_list() -> Result<Object, CatalogError> {
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
 
 fn from_begin(error: BeginError) -> CatalogError {
-    match error {
-        BeginError::Gateway(fault) => CatalogError::Gateway(fault),
-        BeginError::Refused(_) => CatalogError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
-    }
+    CatalogError::Gateway(error.into_fault())
 }
 
 fn items(array: &Payload) -> Option<Vec<Payload>> {

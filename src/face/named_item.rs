@@ -1,7 +1,9 @@
 //! Names the tool, prompt or resource that a request is about, for a later look at its caller's rights.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use crate::dialect::RequestError;
 use crate::task::AccessItem;
 use crate::wire::{Object, method};
 
@@ -47,6 +49,17 @@ impl NamedItem {
             Self::Resource(uri) => AccessItem::Resource(uri),
         }
     }
+}
+
+/// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
+pub(super) fn tool_name(params: Option<&Object>) -> Result<Cow<'_, str>, RequestError> {
+    let invalid = |fault| RequestError::Params(Cow::Borrowed(fault));
+    let params = params.ok_or_else(|| invalid("params must be an object"))?;
+    if params.contains("arguments") && !params.has_object("arguments") {
+        return Err(invalid("arguments must be an object"));
+    }
+    let name = params.get_str("name").filter(|name| !name.contains('\0'));
+    name.ok_or_else(|| invalid("name must be a string without null characters"))
 }
 
 #[cfg(test)]

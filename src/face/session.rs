@@ -34,6 +34,7 @@ use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::call_stream::replay_buffer::ReplayBuffers;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use super::named_item::tool_name;
 use super::pipe::forward::PipeMetrics;
 use super::sealed::Sealer;
 use super::served::Served;
@@ -42,7 +43,7 @@ use crate::task::{Caller, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{self, Request, Response};
-use crate::wire::{Message, MessageText, Object, ProtocolVersion, RequestId, method};
+use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use bridged_call::BridgedQuestions;
 use forwarded_questions::ForwardedQuestions;
 use in_flight::InFlight;
@@ -428,7 +429,7 @@ fn sort(
                 None => None,
             };
             if let Some(wish) = wish {
-                let tool = tool_of(request.params.object())?.into_owned();
+                let tool = tool_name(request.params.object())?.into_owned();
                 return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
             }
             if session.is_bridged() {
@@ -540,15 +541,4 @@ fn vet_request(request: &Request) -> Result<(), RequestError> {
         Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
         None => Ok(()),
     }
-}
-
-/// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
-fn tool_of(params: Option<&Object>) -> Result<Cow<'_, str>, RequestError> {
-    let invalid = |what| RequestError::Params(Cow::Borrowed(what));
-    let params = params.ok_or_else(|| invalid("params must be an object"))?;
-    if params.contains("arguments") && !params.has_object("arguments") {
-        return Err(invalid("arguments must be an object"));
-    }
-    let name = params.get_str("name").filter(|name| !name.contains('\0'));
-    name.ok_or_else(|| invalid("name must be a string without null characters"))
 }

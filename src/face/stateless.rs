@@ -27,6 +27,7 @@ use super::catalog::{Catalog, CatalogError, ToolList, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::item_refusal::{AskedAccess, names_item};
+use super::named_item::tool_name;
 use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
@@ -283,7 +284,7 @@ impl StatelessFace {
                 };
                 request.addressee.result(discover_result(description))
             }
-            Err(error) => request.addressee.fault(&not_begun(error)),
+            Err(error) => request.addressee.fault(&error.into_fault()),
         }
     }
 
@@ -306,7 +307,7 @@ impl StatelessFace {
             return request.addressee.complaint(&no_such_cursor());
         }
         if let Err(error) = self.meet(request).await {
-            return request.addressee.fault(&not_begun(error));
+            return request.addressee.fault(&error.into_fault());
         }
         match self.catalog.list(&self.context(request)).await {
             Ok(list) => {
@@ -347,7 +348,7 @@ impl StatelessFace {
     /// Checks a call against its tool's list entry and the operator's rules.
     async fn weigh(&self, request: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
-        let tool = called_tool(request.params).map_err(|complaint| refuse(&complaint))?;
+        let tool: Arc<str> = tool_name(Some(request.params)).map_err(|complaint| refuse(&complaint))?.into();
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
         let asked = self.asked(request);
         if let Some(refusal) = asked.refusal_of(method::TOOLS_CALL, Some(request.params)) {
@@ -412,7 +413,7 @@ impl StatelessFace {
         let end = request.arrived + weighed.policy.deadline;
         match tokio::time::timeout_at(end, self.meet(&request)).await {
             Ok(Ok(())) => self.run(request, weighed).await,
-            Ok(Err(error)) => match not_begun(error) {
+            Ok(Err(error)) => match error.into_fault() {
                 fault if fault == NOT_INTRODUCED => request.not_introduced(),
                 fault => request.addressee.fault(&fault),
             },
@@ -423,7 +424,7 @@ impl StatelessFace {
     /// Forwards other methods unchanged.
     async fn relay(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if let Err(error) = self.meet(&request).await {
-            return request.addressee.fault(&not_begun(error));
+            return request.addressee.fault(&error.into_fault());
         }
         let (tool, policy) = (Arc::default(), self.served.settings.rules.default.clone());
         let plain = CallDecision {
@@ -548,14 +549,6 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-fn called_tool(params: &Object) -> Result<Arc<str>, RequestError> {
-    let name = params.get_str("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
-    if params.contains("arguments") && !params.has_object("arguments") {
-        return Err(RequestError::Params(Cow::Borrowed("arguments must be an object")));
-    }
-    Ok(Arc::from(name))
-}
-
 /// Whether the upstream should make its own task of a call (GW-11): if its tool requires that, or it is optional and
 /// the call may become a task here.
 const fn native_task(support: ToolTaskSupport, plan: Plan, deadline: Duration) -> UpstreamTaskMode {
@@ -566,12 +559,5 @@ const fn native_task(support: ToolTaskSupport, plan: Plan, deadline: Duration) -
         (ToolTaskSupport::Optional, Plan::Direct | Plan::Refuse) | (ToolTaskSupport::Forbidden, _) => {
             UpstreamTaskMode::Never
         }
-    }
-}
-
-fn not_begun(error: BeginError) -> GatewayFault {
-    match error {
-        BeginError::Gateway(fault) => fault,
-        BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
     }
 }

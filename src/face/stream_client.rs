@@ -296,7 +296,7 @@ impl StreamClientLoop {
 
     /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
-        let Some(id) = cancelled(notification) else { return false };
+        let Some(id) = notification.cancelled() else { return false };
         let says = |own: &RequestId| own.says(&id);
         let Some(request) = self.unanswered.iter_mut().find(|request| request.ids.iter().any(says)) else {
             return false;
@@ -552,11 +552,6 @@ impl StreamClientLoop {
 
 fn full() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::QueueFull, Executed::No))
-}
-
-fn cancelled(notification: &Notification) -> Option<RequestId> {
-    let params = notification.params.object().filter(|_| notification.method == method::CANCELLED)?;
-    params.get("requestId").and_then(|id| RequestId::from_payload(&id))
 }
 
 /// `None` in place of a panic: a bug costs one response, not the stream (F64).

@@ -212,9 +212,8 @@ impl DispatchState {
         let (route, accepted) = match self.admit(&request, &caller.caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
-                self.notices.refused(&refusal, refused, request.uri(), request.headers());
-                return keep_open(refusal.answer(position), *request);
+                let response = self.refuse(refusal, &caller, &request, position);
+                return keep_open(response, *request);
             }
         };
         caller.caller = caller.caller.at(|| route.endpoint.upstreams());
@@ -223,11 +222,7 @@ impl DispatchState {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(_) if caller.arrival.has_left() => return FaceResponse::new(empty_body()),
-                Err(refusal) => {
-                    let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
-                    self.notices.refused(&refusal, refused, request.uri(), request.headers());
-                    return refusal.answer(position.after_body());
-                }
+                Err(refusal) => return self.refuse(refusal, &caller, &request, position.after_body()),
             }
         } else {
             Bytes::new()
@@ -239,6 +234,18 @@ impl DispatchState {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    fn refuse(
+        &self,
+        refusal: Refusal,
+        caller: &AdmittedCaller,
+        request: &Request<Incoming>,
+        position: StreamPosition,
+    ) -> FaceResponse {
+        let refused = RefusedCaller { client: caller.client, principal: Some(&caller.caller.principal) };
+        self.notices.refused(&refusal, refused, request.uri(), request.headers());
+        refusal.answer(position)
     }
 
     /// Checks everything that needs no byte of the body.

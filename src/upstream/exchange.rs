@@ -16,7 +16,7 @@ use crate::answer_budget::AnswerShare;
 use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
-use crate::task::{CallLimits, GatewayFault, Principal};
+use crate::task::{CallLimits, Executed, GatewayFault, Principal, Reason};
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
@@ -364,6 +364,16 @@ pub enum BeginError {
     Gateway(GatewayFault),
     #[error("the upstream refused the handshake: {}", .0.message)]
     Refused(RpcError),
+}
+
+impl BeginError {
+    /// The fault for a client. The text of a refused handshake is for operators only.
+    pub fn into_fault(self) -> GatewayFault {
+        match self {
+            Self::Gateway(fault) => fault,
+            Self::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
+        }
+    }
 }
 
 /// The token to resume an exchange in another process. Opaque except to its transport.

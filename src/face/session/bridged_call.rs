@@ -12,9 +12,9 @@ use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::SessionFaceState;
 use super::in_flight::InFlightEntry;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, tool_of};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::{call_cancelled, gateway_error};
 use crate::dialect::negotiate::StatelessRequest;
@@ -31,7 +31,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPo
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key;
-use crate::face::named_item::NamedItem;
+use crate::face::named_item::{NamedItem, tool_name};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::served::Served;
@@ -108,7 +108,7 @@ pub(super) fn begin_on(
     let version = session.token.client_version;
     let complain = |complaint: &RequestError| complaint.to_error(version);
     let tool = match &*request.method {
-        method::TOOLS_CALL => Some(tool_of(request.params.object()).map_err(|complaint| complain(&complaint))?),
+        method::TOOLS_CALL => Some(tool_name(request.params.object()).map_err(|complaint| complain(&complaint))?),
         _ => None,
     };
     let params = match &request.params {

@@ -11,13 +11,14 @@ use parking_lot::Mutex;
 
 use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, refuse, tool_of};
+use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{ArrayTools, FaceResponse, Inbound, ListedNames};
 use crate::face::item_refusal::{AskedAccess, ItemRefusal, names_item};
+use crate::face::named_item::tool_name;
 use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
@@ -181,7 +182,7 @@ impl SessionFaceState {
             return refusal.map(HiddenToolRefusal::Item);
         }
         // The next check reports the fault.
-        let tool = tool_of(request.params.object()).ok()?;
+        let tool = tool_name(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }

@@ -29,7 +29,7 @@ use super::forwarded_questions::ForwardedQuestion;
 use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::session_streams::SessionStream;
-use super::{SessionFaceState, not_allowed, tool_of};
+use super::{SessionFaceState, not_allowed};
 use crate::answer_budget::as_one_request;
 use crate::audit::{AuditAct, AuditEvent, arguments_of};
 use crate::dialect::RequestError;
@@ -39,6 +39,7 @@ use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, ending_with};
+use crate::face::named_item::tool_name;
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::rewrite;
@@ -107,7 +108,7 @@ pub(super) fn request(
 ) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match &*request.method {
-        method::TOOLS_CALL => Some(Arc::from(&*tool_of(params)?)),
+        method::TOOLS_CALL => Some(Arc::from(&*tool_name(params)?)),
         _ => None,
     };
     let uri = || params.and_then(|params| params.get_string("uri"));

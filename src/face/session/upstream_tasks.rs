@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
 use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, pipe, refuse, tool_of};
+use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
 use crate::dialect::split_call::SplitCall;
 use crate::face::answer::addressee;
@@ -22,10 +22,11 @@ use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::idempotency_key;
+use crate::face::named_item::tool_name;
 use crate::task::{Caller, Principal};
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
-use crate::wire::{RequestId, RpcError, method};
+use crate::wire::{RpcError, method};
 
 /// A call's longest wait for its tool's task support; then it is forwarded as usual.
 const LOOK_MAX: Duration = Duration::from_secs(10);
@@ -97,12 +98,8 @@ pub(super) fn is_about_a_driven_call(
     session: &ClientSession,
     notification: &Notification,
 ) -> bool {
-    let named = || {
-        let id = notification.params.object()?.get("requestId")?;
-        RequestId::from_payload(&id)
-    };
-    notification.method == method::CANCELLED
-        && named().is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
+    let cancelled = notification.cancelled();
+    cancelled.is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
 /// Answers a plain call: through the pipe, or as a task of the server that the engine follows (GW-11). Dropping the
@@ -135,7 +132,7 @@ pub(super) async fn drive(
     request: &Request,
     inbound: &Inbound,
 ) -> Option<Result<ReplayStream, RpcError>> {
-    let tool = tool_of(request.params.object()).ok()?;
+    let tool = tool_name(request.params.object()).ok()?;
     let served_natively =
         UpstreamTaskMode::WhereServed { deadline: shared.served.settings.rules.policy_of(&tool).deadline };
     let (upstream, native) = match shared.support(session, &inbound.caller.principal, &tool).await {

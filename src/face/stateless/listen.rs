@@ -14,7 +14,7 @@ use http::StatusCode;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{StatelessFace, StatelessRequestContext, not_begun};
+use super::{StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::negotiate::StatelessRequest;
@@ -42,7 +42,7 @@ from_variant!(ListenRefusal::Complaint(RequestError));
 
 impl From<BeginError> for ListenRefusal {
     fn from(error: BeginError) -> Self {
-        Self::Fault(not_begun(error))
+        Self::Fault(error.into_fault())
     }
 }
 

@@ -94,10 +94,7 @@ impl SessionSource {
         forwarded: &ForwardedHeaders,
     ) -> Result<Arc<UpstreamSession>, GatewayFault> {
         match self {
-            Self::Pool { pool, key } => pool.replace(key, lost, forwarded).await.map_err(|error| match error {
-                BeginError::Gateway(fault) => fault,
-                BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
-            }),
+            Self::Pool { pool, key } => pool.replace(key, lost, forwarded).await.map_err(BeginError::into_fault),
             Self::Own(lease) => lease.renew(lost).await,
         }
     }

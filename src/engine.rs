@@ -316,7 +316,7 @@ impl CallsEnd {
 #[derive(Debug, Default)]
 struct UnstoredTaskLog {
     is_full: AtomicBool,
-    is_away: AtomicBool,
+    is_unavailable: AtomicBool,
 }
 
 impl UnstoredTaskLog {
@@ -327,14 +327,14 @@ impl UnstoredTaskLog {
 
     /// Records that the store replaced a task, which may succeed even where a new task finds no room.
     fn changed(&self) {
-        forget(&self.is_away);
+        forget(&self.is_unavailable);
     }
 
     /// Logs a refused write. A full share of one owner is counted and returned to its client instead.
     fn refused(&self, error: &StoreError) {
         let is_news = match error {
             StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
-            StoreError::Io(_) | StoreError::UnknownCommit(_) => !self.is_away.swap(true, Ordering::Relaxed),
+            StoreError::Io(_) | StoreError::UnknownCommit(_) => !self.is_unavailable.swap(true, Ordering::Relaxed),
             StoreError::OwnerFull => false,
             StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
         };
@@ -363,7 +363,7 @@ mod tests {
     fn each_trouble_of_the_store_is_told_once_until_it_takes_a_task_again() {
         let (log, full) = (UnstoredTaskLog::default(), StoreError::Full { what: "bytes" });
         let away = || io::Error::other("away");
-        let logged = || [&log.is_full, &log.is_away].map(|flag| flag.load(Ordering::Relaxed));
+        let logged = || [&log.is_full, &log.is_unavailable].map(|flag| flag.load(Ordering::Relaxed));
         for _ in 0..2 {
             log.refused(&StoreError::OwnerFull);
             assert_eq!(logged(), [false, false]);

@@ -33,7 +33,7 @@ pub const GRACE: &str = "taskgate_grace_total";
 /// Questions of upstreams during calls, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
 pub const QUESTIONS: &str = "taskgate_questions_total";
 /// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
-/// `settled`, `told`).
+/// `settled`, `notified`).
 pub const RECOVERED: &str = "taskgate_recovered_total";
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
 pub const TASK_MISSES: &str = "taskgate_task_misses_total";
@@ -65,7 +65,7 @@ pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";
 pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
 /// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
-/// and `outcome` (`answered`, `away`, `lost`).
+/// and `outcome` (`answered`, `unreachable`, `lost`).
 pub const FORWARDED: &str = "taskgate_forwarded_total";
 /// Reloads of the configuration, by `outcome` (`applied`, `unchanged`, `rejected`).
 pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";

@@ -30,7 +30,7 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// seen the others' heartbeats by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
-const STORE_AWAY: &str = "store away";
+const STORE_UNAVAILABLE: &str = "store unavailable";
 const STORE_REFUSES: &str = "store refuses connections";
 const STORE_READ_ONLY: &str = "store read-only";
 const STORE_BEHIND: &str = "store behind";
@@ -40,7 +40,7 @@ const REPLACED: &str = "replaced";
 const STORE_LOST: &str = "store lost";
 const NAME_TAKEN: &str = "replica name taken";
 const REASONS: [&str; 9] = [
-    STORE_AWAY,
+    STORE_UNAVAILABLE,
     STORE_REFUSES,
     STORE_READ_ONLY,
     STORE_BEHIND,
@@ -85,8 +85,8 @@ impl SharedStoreError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Database(PostgresOpenError::NameTaken { .. }) => NAME_TAKEN,
-            Self::Database(error) => reason(&error.health()).map_or(STORE_AWAY, |(reason, _)| reason),
-            Self::File(_) | Self::Tls(_) => STORE_AWAY,
+            Self::Database(error) => reason(&error.health()).map_or(STORE_UNAVAILABLE, |(reason, _)| reason),
+            Self::File(_) | Self::Tls(_) => STORE_UNAVAILABLE,
         }
     }
 }
@@ -148,7 +148,7 @@ impl SharedStoreOpening {
     /// For a successor in this process: waits from the beginning, also after errors that refuse a first start.
     /// Readiness is blocked before any probe, so that a concurrent reload does not clear it during an attempt.
     pub(super) fn restarts(&mut self, former: PriorIncarnation) {
-        self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
+        self.readiness.show_one_of(&REASONS, Some((STORE_UNAVAILABLE, ReasonWeight::Blocks)));
         self.late.cancel();
         self.former = Some(former);
         self.settings.prior = Some(newest_incarnation(self.settings.prior, former));
@@ -206,7 +206,7 @@ impl SharedStoreOpening {
         if let Ok(tried) = tokio::time::timeout(FIRST_TRY_MAX, &mut attempt).await {
             return tried;
         }
-        readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
+        readiness.show_one_of(&REASONS, Some((STORE_UNAVAILABLE, ReasonWeight::Blocks)));
         late.cancel();
         attempt.await
     }
@@ -318,7 +318,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
 const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)> {
     match health {
         PostgresHealth::Good => None,
-        PostgresHealth::Unavailable(_) => Some((STORE_AWAY, ReasonWeight::Blocks)),
+        PostgresHealth::Unavailable(_) => Some((STORE_UNAVAILABLE, ReasonWeight::Blocks)),
         PostgresHealth::Refusing(_) => Some((STORE_REFUSES, ReasonWeight::Blocks)),
         PostgresHealth::ReadOnly(_) => Some((STORE_READ_ONLY, ReasonWeight::Blocks)),
         PostgresHealth::Behind(_) => Some((STORE_BEHIND, ReasonWeight::Blocks)),

@@ -344,7 +344,7 @@ const fn sentence(reason: Reason) -> &'static str {
              client's key: log in without DPoP or a certificate"
         }
         Reason::CredentialRefused => "The authorization server refused a credential for the upstream server",
-        Reason::CredentialAway => {
+        Reason::CredentialUnavailable => {
             "The gateway cannot get a credential for the upstream server now: its issuer does not answer"
         }
         Reason::CredentialMalformed => {
@@ -459,7 +459,7 @@ mod tests {
         let lost = gateway_error(&GatewayFault::new(Reason::ReplicaUnavailable, Executed::Unknown));
         assert_eq!(
             Payload::of(&lost).as_str(),
-            r#"{"code":-32603,"message":"The gateway that has this session or call did not answer","data":{"source":"gateway","reason":"replica_away","executed":"unknown"}}"#
+            r#"{"code":-32603,"message":"The gateway that has this session or call did not answer","data":{"source":"gateway","reason":"replica_unavailable","executed":"unknown"}}"#
         );
     }
 

@@ -159,7 +159,7 @@ impl SessionOwners {
         let sent = sent.and_then(|answer| taken(answer).ok_or(ForwardFailure::Unreachable));
         let outcome = match &sent {
             Ok(_) => "answered",
-            Err(ForwardFailure::Unreachable) => "away",
+            Err(ForwardFailure::Unreachable) => "unreachable",
             Err(ForwardFailure::Lost) => "lost",
         };
         let reason = match reason {

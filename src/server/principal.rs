@@ -183,7 +183,7 @@ impl TokenHolders {
             }
             TokenVerdict::Invalid(error) => Err(invalid(error)),
             TokenVerdict::NeedsLookup(lookup) => Ok(Identity::NeedsLookup(lookup)),
-            TokenVerdict::IssuerAway => Err(Refusal::IssuerAway),
+            TokenVerdict::IssuerUnavailable => Err(Refusal::IssuerUnavailable),
         }
     }
 

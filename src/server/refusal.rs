@@ -59,7 +59,7 @@ pub(super) enum Refusal {
     /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
     TokenInQuery,
     /// The keys of the token's issuer cannot be fetched.
-    IssuerAway,
+    IssuerUnavailable,
     /// The client's network sent many inactive tokens. Carries the time until the next question.
     TooManyTokens(Duration),
     /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
@@ -178,7 +178,7 @@ impl Refusal {
             Self::CertificateRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
             Self::ScopesMissing(..) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
-            Self::IssuerAway => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_away", GoesOn),
+            Self::IssuerUnavailable => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_unavailable", GoesOn),
             Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::PathWithheld(_) => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
@@ -243,7 +243,7 @@ impl Refusal {
                 "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
             }
             Self::TokenInQuery => "Bad request: send the access token in the Authorization header, never in the query",
-            Self::IssuerAway => {
+            Self::IssuerUnavailable => {
                 "Service unavailable: the keys of the token's issuer cannot be fetched; nothing was done, try again later"
             }
             Self::TooManyTokens(_) => {
@@ -310,7 +310,7 @@ impl Refusal {
                 HeadPart::Nothing,
                 "an access token lacks a scope of this key, which every request needs",
             ),
-            Self::IssuerAway => {
+            Self::IssuerUnavailable => {
                 ("auth.issuers", HeadPart::Nothing, "the keys of a token's issuer are unknown, and cannot be fetched")
             }
             Self::TooManyTokens(_) => (
@@ -380,7 +380,7 @@ impl Refusal {
         if self == Self::Unauthorized {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if [Self::IssuerAway, Self::ProofsFull].contains(&self) {
+        if [Self::IssuerUnavailable, Self::ProofsFull].contains(&self) {
             response.headers_mut().insert(RETRY_AFTER, RETRY_LATER);
         }
         if let Self::TooManyTokens(wait) = self {

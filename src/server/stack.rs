@@ -171,7 +171,7 @@ impl Layers {
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_in)
             }
-            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerAway, *request, client),
+            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerUnavailable, *request, client),
             Err(refusal) => self.refuse(refusal, *request, client),
         }
     }

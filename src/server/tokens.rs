@@ -75,7 +75,7 @@ pub(super) enum TokenVerdict {
     /// Its issuer must be asked first.
     NeedsLookup(TokenLookup),
     /// The issuer cannot be asked; or its keys are unknown or too old, and cannot be fetched.
-    IssuerAway,
+    IssuerUnavailable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +266,7 @@ impl TokenVerifier {
 
     /// Checks a signed token by the keys of the issuer at `index`.
     fn verify(&self, read: &UnverifiedToken<'_>, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
-        let Some(issuer) = self.0.issuers.get(index) else { return TokenVerdict::IssuerAway };
+        let Some(issuer) = self.0.issuers.get(index) else { return TokenVerdict::IssuerUnavailable };
         let keys = &issuer.keys;
         let verified = match keys.current() {
             Some(set) => read.verify(&issuer.settings, &set, endpoint, asked.now),
@@ -280,7 +280,9 @@ impl TokenVerifier {
             Err(TokenError::UnknownKey) if asked.wait == KeyWait::Allowed && keys.may_be_asked() => {
                 self.needs(AskedIssuer::Keys(Arc::clone(keys)))
             }
-            Err(TokenError::UnknownKey) if keys.is_away() || !keys.are_current() => TokenVerdict::IssuerAway,
+            Err(TokenError::UnknownKey) if keys.is_unavailable() || !keys.are_current() => {
+                TokenVerdict::IssuerUnavailable
+            }
             Err(error) => TokenVerdict::Invalid(error),
         }
     }
@@ -307,14 +309,14 @@ impl TokenVerifier {
         }
         let issuer = self.0.issuers.get(index);
         let Some((issuer, introspector)) = issuer.and_then(|one| Some((one, one.introspector.as_ref()?))) else {
-            return TokenVerdict::IssuerAway;
+            return TokenVerdict::IssuerUnavailable;
         };
         match introspector.known(asked.token) {
             None if asked.wait == KeyWait::Allowed => {
                 let token = asked.token.to_owned();
                 self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))
             }
-            None | Some(IntrospectionAnswer::Away) => TokenVerdict::IssuerAway,
+            None | Some(IntrospectionAnswer::Unavailable) => TokenVerdict::IssuerUnavailable,
             Some(IntrospectionAnswer::Inactive) => TokenVerdict::Invalid(TokenError::Inactive),
             Some(IntrospectionAnswer::Active(found)) => {
                 match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {

@@ -472,7 +472,7 @@ gateway_reasons! {
     /// The principal sends too many requests, or too many for missing tasks.
     RateLimited = 27, "rate_limited";
     /// The session's owner cannot be reached, or ended before it answered.
-    ReplicaUnavailable = 28, "replica_away";
+    ReplicaUnavailable = 28, "replica_unavailable";
     /// The replica that ran the call is gone or was declared dead, and the others cannot continue the call.
     ReplicaLost = 29, "replica_lost";
     /// The shared store lost acknowledged writes.
@@ -487,7 +487,7 @@ gateway_reasons! {
     /// The authorization server refused a credential for the upstream.
     CredentialRefused = 35, "credential_refused";
     /// The source of the upstream's credential gives no answer now.
-    CredentialAway = 36, "credential_away";
+    CredentialUnavailable = 36, "credential_unavailable";
     /// The source of the upstream's credential gave an unusable answer.
     CredentialMalformed = 37, "credential_malformed";
     /// The client's token is bound to its key or certificate, and is not exchanged without a proof.

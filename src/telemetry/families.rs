@@ -155,7 +155,7 @@ pub(super) const FAMILIES: [MetricFamily; 55] = [
     counter(
         metric::FORWARDED,
         "Requests forwarded to the replica that owns their session, stream or held call, by reason and outcome",
-        Process(&[("reason", &["session", "stream", "held_call"]), ("outcome", &["answered", "away", "lost"])]),
+        Process(&[("reason", &["session", "stream", "held_call"]), ("outcome", &["answered", "unreachable", "lost"])]),
     ),
     counter(
         metric::CONFIG_RELOADS,

@@ -247,7 +247,8 @@ impl IssuedCredentials {
             let asked = asking.ask(subject.as_ref()).await;
             asking.note(key, attempt, asked, is_replaced)
         };
-        let stopped = || TokenFailure::new(Reason::CredentialAway, "too many requests for tokens, or the gateway ends");
+        let stopped =
+            || TokenFailure::new(Reason::CredentialUnavailable, "too many requests for tokens, or the gateway ends");
         state.requests.get(key, principal, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
     }
 }
@@ -386,16 +387,17 @@ const LINE_BYTES_MAX: usize = 300;
 
 /// Runs the command, without a shell, and reads the token that it prints. Dropping the future, or a program that takes too long, ends the program.
 async fn run_command(upstream: &str, words: &[String]) -> Result<IssuedToken, TokenFailure> {
-    let away = |cause: String| TokenFailure::new(Reason::CredentialAway, cause);
-    let (program, arguments) = words.split_first().ok_or_else(|| away("the command is empty".to_owned()))?;
+    let unavailable = |cause: String| TokenFailure::new(Reason::CredentialUnavailable, cause);
+    let (program, arguments) = words.split_first().ok_or_else(|| unavailable("the command is empty".to_owned()))?;
     let finished = timeout(RUN_MAX, finish(program, arguments)).await;
-    let finished = finished.map_err(|_| away("the command did not end in 10 s".to_owned()))?;
-    let Finished { output, noise, failed } = finished.map_err(|error| away(format!("the command fails: {error}")))?;
+    let finished = finished.map_err(|_| unavailable("the command did not end in 10 s".to_owned()))?;
+    let Finished { output, noise, failed } =
+        finished.map_err(|error| unavailable(format!("the command fails: {error}")))?;
     for line in String::from_utf8_lossy(&noise).lines().filter(|line| !line.is_empty()) {
         tracing::warn!(%upstream, "the command of a credential says: {}", one_line::shown(line, LINE_BYTES_MAX));
     }
     if let Some(status) = failed {
-        return Err(away(format!("the command ended with {status}")));
+        return Err(unavailable(format!("the command ended with {status}")));
     }
     if output.len() as u64 > OUTPUT_BYTES_MAX {
         let cause = "the command's output is larger than 64 KiB";

@@ -60,7 +60,7 @@ impl From<DocumentError> for TokenFailure {
             DocumentError::Missing(_)
             | DocumentError::Status(_)
             | DocumentError::Private
-            | DocumentError::Unreachable(_) => Reason::CredentialAway,
+            | DocumentError::Unreachable(_) => Reason::CredentialUnavailable,
         };
         Self::new(reason, format!("the token endpoint's answer: {error}"))
     }
@@ -98,7 +98,7 @@ fn granted(answer: &FormAnswer) -> Result<Map<String, Value>, TokenFailure> {
         let cause = format!("the token endpoint answers with HTTP {}", status.as_u16());
         return Err(TokenFailure {
             retry_after: answer.retry_after,
-            ..TokenFailure::new(Reason::CredentialAway, cause)
+            ..TokenFailure::new(Reason::CredentialUnavailable, cause)
         });
     }
     if status.is_client_error() {
@@ -206,7 +206,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_bearer_token_or_a_cause_without_secrets() {
-        use Reason::{CredentialAway as Away, CredentialMalformed as Malformed, CredentialRefused as Refused};
+        use Reason::{
+            CredentialMalformed as Malformed, CredentialRefused as Refused, CredentialUnavailable as Unavailable,
+        };
         let token = |more: &str| format!(r#"{{"access_token":"{CANARY}","token_type":"Bearer"{more}}}"#);
         check(200, &token(r#","expires_in":3600"#), Ok(3600));
         check(200, &token(r#","expires_in":1.5e1,"scope":"a","x":null"#), Ok(15));
@@ -239,9 +241,9 @@ mod tests {
             (400, format!(r#"{{"error":"{CANARY}"}}"#), Refused, "no error code"),
             (400, format!(r#"{{"error":"invalid_target","error_description":"{CANARY}"}}"#), Refused, "invalid_target"),
             (404, format!("<html>{CANARY}"), Refused, "HTTP 404: no error code"),
-            (429, String::new(), Away, "HTTP 429"),
-            (500, token(""), Away, "HTTP 500"),
-            (503, String::new(), Away, "HTTP 503"),
+            (429, String::new(), Unavailable, "HTTP 429"),
+            (500, token(""), Unavailable, "HTTP 500"),
+            (503, String::new(), Unavailable, "HTTP 503"),
         ] {
             check(status, &text, Err((reason, cause)));
         }

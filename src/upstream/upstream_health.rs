@@ -23,7 +23,7 @@ const REASONS: [Reason; 11] = [
     Reason::UpstreamTls,
     Reason::UpstreamAuth,
     Reason::CredentialRefused,
-    Reason::CredentialAway,
+    Reason::CredentialUnavailable,
     Reason::CredentialMalformed,
     Reason::UpstreamRedirect,
     Reason::UpstreamHttpStatus,

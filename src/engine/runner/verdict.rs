@@ -92,7 +92,7 @@ pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Ta
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
         RecoveryDecision::Leave => return,
-        RecoveryDecision::Notify => "told",
+        RecoveryDecision::Notify => "notified",
         RecoveryDecision::Expire => "settled",
         RecoveryDecision::Settle(_) if task.shown == TaskVisibility::Hidden => "settled",
         RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {

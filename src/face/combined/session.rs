@@ -51,7 +51,7 @@ enum AskedMember {
 struct SearchRefusals {
     lacks_scope: Option<MemberRefusal>,
     unknown: Option<MemberRefusal>,
-    away: Option<MemberRefusal>,
+    unavailable: Option<MemberRefusal>,
 }
 
 impl SearchRefusals {
@@ -61,14 +61,14 @@ impl SearchRefusals {
             (false, true) => &mut self.unknown,
             (false, false) => {
                 upstreams.note_absence(client, at, &refusal.message());
-                &mut self.away
+                &mut self.unavailable
             }
         };
         kind.get_or_insert(refusal);
     }
 
     fn into_first(self) -> MemberRefusal {
-        self.lacks_scope.or(self.unknown).or(self.away).unwrap_or_else(MemberRefusal::late)
+        self.lacks_scope.or(self.unknown).or(self.unavailable).unwrap_or_else(MemberRefusal::late)
     }
 }
 

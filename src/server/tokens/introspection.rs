@@ -38,7 +38,7 @@ pub(super) enum IntrospectionAnswer {
     Active(Arc<Map<String, Value>>),
     Inactive,
     /// The issuer is unavailable, or its answer cannot be used.
-    Away,
+    Unavailable,
 }
 
 /// One issuer's introspection endpoint.
@@ -80,7 +80,7 @@ impl Introspector {
 
     fn known_of(&self, key: &Digest) -> Option<IntrospectionAnswer> {
         let answer = self.answers.get(key).map(|(answer, _)| answer);
-        answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Away))
+        answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Unavailable))
     }
 
     /// Asks the issuer, once for all requests with this token, and to the end even if their clients leave. Fails with the time
@@ -99,8 +99,8 @@ impl Introspector {
             let answer = asking.look_up(&token).await;
             match (&answer, paid) {
                 (IntrospectionAnswer::Active(_), Some(paid)) => paid.give_back(),
-                (IntrospectionAnswer::Away, Some(paid)) => paid.give_back_unanswered(),
-                (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Away, None)
+                (IntrospectionAnswer::Unavailable, Some(paid)) => paid.give_back_unanswered(),
+                (IntrospectionAnswer::Active(_) | IntrospectionAnswer::Unavailable, None)
                 | (IntrospectionAnswer::Inactive, _) => (),
             }
             asking.note(key, &answer);
@@ -117,7 +117,7 @@ impl Introspector {
                 if self.failures_logged.is_due() {
                     tracing::warn!(url = %self.settings.client.url, %error, "tokens cannot be looked up at their issuer");
                 }
-                IntrospectionAnswer::Away
+                IntrospectionAnswer::Unavailable
             }
         }
     }
@@ -131,7 +131,7 @@ impl Introspector {
 
     fn note(&self, key: Digest, answer: &IntrospectionAnswer) {
         let claims = match answer {
-            IntrospectionAnswer::Away => return self.failed.insert(key, ()),
+            IntrospectionAnswer::Unavailable => return self.failed.insert(key, ()),
             IntrospectionAnswer::Inactive => {
                 self.good.invalidate(&key);
                 0

@@ -120,7 +120,7 @@ impl IssuerKeys {
     }
 
     /// Whether the last fetch failed, so that an unknown key may be a new one.
-    pub(super) fn is_away(&self) -> bool {
+    pub(super) fn is_unavailable(&self) -> bool {
         self.known.lock().failed
     }
 

@@ -70,7 +70,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     let tasks = open_tasks(&site);
     site.records_outage(true);
     cut_off.cut_off();
-    cut_off.is_unready("store away").await;
+    cut_off.is_unready("store unavailable").await;
     begins_nothing(cut_off, &tasks).await;
     site.show_only(&[1]);
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
@@ -105,7 +105,7 @@ async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
     cut_off.cut_off();
     site.release_calls();
     // Answers have come, and wait: nobody can be told of them.
-    cut_off.is_unready("store away").await;
+    cut_off.is_unready("store unavailable").await;
     assert_eq!(tables.count("tg_task WHERE settled"), 0);
     cut_off.heal();
     until("outcomes are stored", async || tables.are_all_settled()).await;
@@ -134,7 +134,7 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew
     cut_off.cut_off();
     cut_off.says("this gateway has lost its calls", 1).await;
     until("it listens again", async || cut_off.poll(PLAIN, &tasks[1]).await.status.is_some()).await;
-    cut_off.is_unready("store away").await;
+    cut_off.is_unready("store unavailable").await;
     begins_nothing(cut_off, &tasks).await;
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
     cut_off.heal();
@@ -181,9 +181,9 @@ async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_a
     site.hold_calls_at(0, 4).await;
     let tasks = open_tasks(&site);
     link.set(Some(SILENCE));
-    until("its home is away", async || reason(&listed().await) == "replica_away").await;
+    until("its home is away", async || reason(&listed().await) == "replica_unavailable").await;
     let refused = session.ask(there, "tools/call", unwanted("elsewhere-")).await;
-    assert_eq!(reason(&refused), "replica_away", "{refused:?}");
+    assert_eq!(reason(&refused), "replica_unavailable", "{refused:?}");
     // Whether its home took that is not known either, and it changes nothing.
     let shown = session.ask(there, "tasks/get", json!({"taskId": tasks[1]})).await;
     assert!(shown.result().is_some_and(|task| task.contains(r#""status":"working""#)), "{shown:?}");

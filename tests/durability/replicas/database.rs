@@ -27,16 +27,16 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 async fn started_without_database(
     site: &Site<'_>,
     name: &'static str,
-    is_away: fn(&Replica),
+    is_unavailable: fn(&Replica),
 ) -> (Replica, [SocketAddr; 2]) {
     let mut replica = site.replica(name).await;
     let listens = [reserved_address(), reserved_address()];
     replica.keeper.configure_at(listens, site.upstreams());
-    is_away(&replica);
+    is_unavailable(&replica);
     replica.keeper.launch(&[]);
     let waits = until("it says why it is not ready", async || {
         let answer = get(listens[1], "/readyz").await;
-        answer.status == Some(503) && answer.text.lines().any(|line| line == "store away")
+        answer.status == Some(503) && answer.text.lines().any(|line| line == "store unavailable")
     });
     timeout(LISTENS_WITHIN, waits).await.expect("it listens before the database's time is over");
     (replica, listens)
@@ -54,8 +54,8 @@ async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
     let Some(server) = postgres::shared() else { return };
     let terms = Terms { write_max: "60s", ..Terms::default() };
     let mut site = Site::open("away_at_the_start", server, terms).await;
-    for is_away in [is_closed, Replica::cut_off] {
-        let (mut ended, [clients, _]) = started_without_database(&site, "a", is_away).await;
+    for is_unavailable in [is_closed, Replica::cut_off] {
+        let (mut ended, [clients, _]) = started_without_database(&site, "a", is_unavailable).await;
         let call = json!({"name": "work", "arguments": held_job("early-").arguments});
         let asking = client(Flavour::Extension, PLAIN);
         for (method, params) in [("tools/call", call), ("tasks/get", json!({"taskId": "0".repeat(32)}))] {
@@ -112,7 +112,7 @@ async fn f71_calls_outlive_a_crash_of_the_database() {
     site.records_outage(true);
     tokio::task::block_in_place(|| server.stop(ServerStop::Immediate));
     for (at, replica) in site.replicas.iter().enumerate() {
-        replica.is_unready("store away").await;
+        replica.is_unready("store unavailable").await;
         hands_out_nothing(&site, at).await;
     }
     site.release_calls();

@@ -102,13 +102,13 @@ async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
     }
     cables.iter().for_each(|cable| set(namespace, *cable, "down"));
     if cables.contains(&Cable::Peers) && !is_without_database {
-        until("its home is away", async || reason(&listed().await) == "replica_away").await;
+        until("its home is away", async || reason(&listed().await) == "replica_unavailable").await;
         sleep(QUIET).await;
         assert!(cut_off.is_ready().await && other.is_ready().await, "either serves what needs no home");
         assert_eq!(tables.lives_of("a").len(), lives, "nobody is replaced");
     }
     if is_without_database {
-        cut_off.is_unready("store away").await;
+        cut_off.is_unready("store unavailable").await;
         begins_nothing(cut_off, &tasks).await;
         until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
         until("another goes on with the session", async || listed().await.result().is_some()).await;

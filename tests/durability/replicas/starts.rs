@@ -180,7 +180,7 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     // A reload would not say that.
     replica.says("hex digits; this is retried until it succeeds", 1).await;
     fs::write(&key, whole).unwrap();
-    replica.is_unready("store away").await;
+    replica.is_unready("store unavailable").await;
     replica.says("cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1).await;
     fs::rename(password.with_extension("old"), &password).unwrap();
     replica.says("restarted beside the other gateways", 1).await;
@@ -226,7 +226,7 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
     replica
         .says("own.key: cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1)
         .await;
-    replica.is_unready("store away").await;
+    replica.is_unready("store unavailable").await;
     sleep(Duration::from_secs(3)).await;
     fs::rename(key.with_extension("old"), &key).unwrap();
     replica.says("restarted beside the other gateways", 1).await;
@@ -283,7 +283,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     replica.says("changed; takes effect at the next start", 1).await;
     replica.cut_off();
     replica.says("this gateway has lost its calls", 1).await;
-    replica.is_unready("store away").await;
+    replica.is_unready("store unavailable").await;
     let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
     change(replica, plain, "");
     replica.keeper.signal(Signal::HUP);
@@ -291,13 +291,13 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     // For as long as each try lasts, too. The change and the signal may be two readings.
     for _ in 0..20 {
         let answer = told(replica, "/readyz").await;
-        assert_eq!((answer.status, answer.text.as_str()), (Some(503), "starting\nstore away\n"));
+        assert_eq!((answer.status, answer.text.as_str()), (Some(503), "starting\nstore unavailable\n"));
         sleep(Duration::from_millis(100)).await;
     }
     for target in ["/", "/tasks", "/tasks/find", "/replicas", "/replicas/a/forget"] {
         let answer = told(replica, target).await;
         assert_eq!(answer.status, Some(503), "{target}: {answer:?}");
-        assert_eq!(answer.json()["error"], "the store is not open yet: starting, store away", "{target}");
+        assert_eq!(answer.json()["error"], "the store is not open yet: starting, store unavailable", "{target}");
     }
     let admin = format!("http://{}", replica.keeper.admin());
     let mut said = String::new();
@@ -308,7 +308,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
         !said.contains("the connection to the gateway broke")
     })
     .await;
-    assert_eq!(said.trim(), "taskgate: the store is not open yet: starting, store away");
+    assert_eq!(said.trim(), "taskgate: the store is not open yet: starting, store unavailable");
     replica.heal();
     replica.says("restarted beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
@@ -332,7 +332,7 @@ async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74
         let replica = &mut site.replicas[0];
         replica.cut_off();
         replica.says("this gateway has lost its calls", 1).await;
-        replica.is_unready("store away").await;
+        replica.is_unready("store unavailable").await;
         tables.sql(loss);
         // As where there is no place for it: the process knows.
         let kept = fs::OpenOptions::new().write(true).open(replica.keeper.folder().join("data/a.replica")).unwrap();

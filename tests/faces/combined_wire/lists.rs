@@ -202,8 +202,8 @@ async fn each_server_of_an_endpoint_is_asked_once_for_all_calls_of_an_array() {
 /// Its name is in no list now, and yet it is no unknown tool: its server is away.
 #[tokio::test]
 async fn a_tool_of_an_upstream_that_went_away_is_still_known_by_its_own_name() {
-    let is_away = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&is_away);
+    let is_unavailable = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&is_unavailable);
     let one = server("one", move |_| asked.load(Ordering::SeqCst).then(|| status(503))).await;
     let two = server("two", |_| None).await;
     let gate = combined(&one, &two, "prefix = \"auto\"").await;
@@ -216,7 +216,7 @@ async fn a_tool_of_an_upstream_that_went_away_is_still_known_by_its_own_name() {
         client.post(request(2, "tools/call", &json!({"name": tool, "arguments": {}}))).await.json().await
     };
     assert_eq!(list().await, ["one__shared", "one_only", "two__shared", "two_only"]);
-    is_away.store(true, Ordering::SeqCst);
+    is_unavailable.store(true, Ordering::SeqCst);
     assert_eq!(list().await, ["shared", "two_only"]);
     for name in ["one_only", "one__one_only"] {
         let error = call(name).await["error"].take();

@@ -38,13 +38,13 @@ async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
         let reply = there.post(call(2)).await;
         assert_eq!(reply.status, StatusCode::OK);
         let answer = reply.json().await;
-        assert_eq!((&answer["id"], fault(&answer)), (&json!(2), ("replica_away", "no")), "{answer}");
+        assert_eq!((&answer["id"], fault(&answer)), (&json!(2), ("replica_unavailable", "no")), "{answer}");
         assert_eq!(answer["error"]["data"]["retryAfterMs"], 1_000);
     }
     let without_id = [there.post(NOTE).await, there.get(None).await, there.delete().await];
     for reply in without_id {
         assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
-        assert!(reply.text().await.contains("replica_away"));
+        assert!(reply.text().await.contains("replica_unavailable"));
     }
     assert_eq!(server.world.count("tools/call"), 1, "nothing was sent");
     assert_eq!(server.world.count("initialize"), 1, "nobody took the session over");
@@ -77,7 +77,7 @@ async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
     assert_eq!(ask(there.clone(), "tasks/get").await["result"]["status"], "completed");
     assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
     let unknown = ask(there.clone(), "tasks/update").await;
-    assert_eq!(fault(&unknown), ("replica_away", "no"), "{unknown}");
+    assert_eq!(fault(&unknown), ("replica_unavailable", "no"), "{unknown}");
 }
 
 /// F85. Asking changes nothing, so it is done here where the home was asked in vain; a cancellation may have been told.
@@ -96,7 +96,7 @@ async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked(
     assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
     assert_eq!(ask(there.clone(), "tasks/list").await["result"]["tasks"][0]["taskId"], id);
     let cancelled = ask(there, "tasks/cancel").await;
-    assert_eq!(fault(&cancelled), ("replica_away", "unknown"), "{cancelled}");
+    assert_eq!(fault(&cancelled), ("replica_unavailable", "unknown"), "{cancelled}");
 }
 
 /// What has no id is told so, too, and is not asked for again.
@@ -122,7 +122,7 @@ async fn an_array_without_requests_whose_home_was_lost_may_have_been_taken() {
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
     assert_eq!(reply.text().await, "");
     let answer = there.post(format!("[{NOTE},{}]", call(1))).await.json().await;
-    assert_eq!((&answer[0]["id"], fault(&answer[0])), (&json!(1), ("replica_away", "unknown")), "{answer}");
+    assert_eq!((&answer[0]["id"], fault(&answer[0])), (&json!(1), ("replica_unavailable", "unknown")), "{answer}");
 }
 
 /// A task that has asked its client, and the id of the question.
@@ -214,7 +214,7 @@ async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
     let reply = calling.await.unwrap();
     let status = reply.status;
     let answer = reply.json().await;
-    assert_eq!((status, fault(&answer)), (StatusCode::OK, ("replica_away", "unknown")), "{answer}");
+    assert_eq!((status, fault(&answer)), (StatusCode::OK, ("replica_unavailable", "unknown")), "{answer}");
     assert_eq!(server.world.count("tools/call"), 1);
 }
 
@@ -235,13 +235,13 @@ async fn f92_a_stream_that_has_begun_ends_with_an_error_when_its_owner_ends() {
         }
         replicas.kill(0);
         let rest = reply.try_text().await;
-        let told = rest.as_ref().map(|rest| rest.matches("replica_away").count());
+        let told = rest.as_ref().map(|rest| rest.matches("replica_unavailable").count());
         assert_eq!(told, expected, "{id:?} {answer}: {rest:?}");
         if expected == Some(1) {
             let rest = rest.unwrap();
             let message = rest.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
             let message: Value = serde_json::from_str(message).unwrap();
-            assert_eq!((&message["id"], fault(&message)), (&json!(1), ("replica_away", "unknown")), "{rest}");
+            assert_eq!((&message["id"], fault(&message)), (&json!(1), ("replica_unavailable", "unknown")), "{rest}");
         }
         assert_eq!(server.world.count("tools/call"), 1);
     }
@@ -280,7 +280,7 @@ async fn f92_an_array_whose_owner_ends_is_completed_with_an_error_for_each_reque
         assert_eq!(ids, [1, 2, 3], "{whole}");
         assert_eq!(answers[0]["result"]["n"], 1, "{whole}");
         for answer in &answers[1..] {
-            assert_eq!(fault(answer), ("replica_away", "unknown"), "{whole}");
+            assert_eq!(fault(answer), ("replica_unavailable", "unknown"), "{whole}");
         }
         assert_eq!(server.world.count("tools/call"), 3);
     }
@@ -332,7 +332,7 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
         }
         let began = Instant::now();
         let answer = there.post(call(2)).await.json().await;
-        assert_eq!(fault(&answer), ("replica_away", expected), "{answer}");
+        assert_eq!(fault(&answer), ("replica_unavailable", expected), "{answer}");
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     }
 }
@@ -347,7 +347,7 @@ async fn what_is_no_replica_is_believed_nothing() {
     let stranger = replicas.all[0].member_at(server.address);
     replicas.all[1].sees(vec![stranger, replicas.all[1].member()]);
     let answer = there.post(call(1)).await.json().await;
-    assert_eq!(fault(&answer), ("replica_away", "no"), "{answer}");
+    assert_eq!(fault(&answer), ("replica_unavailable", "no"), "{answer}");
 }
 
 /// One hop: what was passed on by mistake is answered, and goes nowhere else.

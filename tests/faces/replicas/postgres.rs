@@ -71,7 +71,7 @@ async fn gateways_on_one_database_find_each_others_sessions_and_take_over_those_
             if answer["result"]["n"] == 3 {
                 break;
             }
-            assert_eq!(answer["error"]["data"]["reason"], "replica_away", "{answer}");
+            assert_eq!(answer["error"]["data"]["reason"], "replica_unavailable", "{answer}");
             tokio::time::sleep(LOOK).await;
         }
     };

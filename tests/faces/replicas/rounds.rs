@@ -152,7 +152,7 @@ async fn a_held_call_may_be_answered_again_while_its_replica_is_away_and_is_lost
     replicas.kill(0);
     for _ in 0..2 {
         let away = held.answer(&replicas, 0, ADA).await;
-        check_refused(&away, (503, "replica_away"));
+        check_refused(&away, (503, "replica_unavailable"));
         assert_eq!(away.retry_after.as_deref(), Some("1"));
     }
     replicas.introduce();
@@ -181,5 +181,5 @@ async fn a_foreign_request_state_answers_no_question_at_any_replica() {
     let held = HeldCall::begin(&replicas).await;
     replicas.kill(0);
     check_refused(&held.answer(&replicas, 0, BOB).await, NO_STATE);
-    check_refused(&held.answer(&replicas, 0, ADA).await, (503, "replica_away"));
+    check_refused(&held.answer(&replicas, 0, ADA).await, (503, "replica_unavailable"));
 }

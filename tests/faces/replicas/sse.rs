@@ -46,7 +46,7 @@ async fn a_stream_whose_replica_cannot_be_reached_may_be_tried_again_until_that_
     client.initialize("2025-06-18").await;
     replicas.kill(0);
     let (status, said) = client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await;
-    assert!(status == 503 && said.contains("replica_away"), "{status} {said}");
+    assert!(status == 503 && said.contains("replica_unavailable"), "{status} {said}");
     replicas.introduce();
     assert_eq!(client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await.0, 404);
 }

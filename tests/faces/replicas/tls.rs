@@ -50,11 +50,11 @@ async fn a_replica_that_shows_no_certificate_or_a_foreign_one_is_nobody() {
         let answer = answer(&[home, other]).await;
         let data = &answer["error"]["data"];
         let found = (&data["reason"], &data["executed"]);
-        assert_eq!(found, (&json!("replica_away"), &json!("no")), "{what}: {answer}");
+        assert_eq!(found, (&json!("replica_unavailable"), &json!("no")), "{what}: {answer}");
     }
     // The home wants certificates, and the other has none to show.
     let answer = answer(&[good]).await;
-    assert_eq!(answer["error"]["data"]["reason"], "replica_away", "{answer}");
+    assert_eq!(answer["error"]["data"]["reason"], "replica_unavailable", "{answer}");
 }
 
 /// As an authority is renewed: its successor joins it in the file, then certificates are the successor's.
@@ -67,7 +67,7 @@ async fn an_authority_that_joins_the_file_is_believed_without_a_start() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::serving(2, &serving(&server), &[home.clone(), renewed]).await;
     let there = replicas.at(1, &replicas.client().await);
-    assert_eq!(there.post(call(1)).await.json().await["error"]["data"]["reason"], "replica_away");
+    assert_eq!(there.post(call(1)).await.json().await["error"]["data"]["reason"], "replica_unavailable");
     let both = [&home.ca, &successor].map(|file| fs::read_to_string(file).unwrap()).concat();
     fs::write(&home.ca, both).unwrap();
     for attempt in 2..400 {
@@ -75,7 +75,7 @@ async fn an_authority_that_joins_the_file_is_believed_without_a_start() {
         if answer["result"]["n"] == attempt {
             return;
         }
-        assert_eq!(answer["error"]["data"]["reason"], "replica_away", "{answer}");
+        assert_eq!(answer["error"]["data"]["reason"], "replica_unavailable", "{answer}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("the home does not believe the successor");

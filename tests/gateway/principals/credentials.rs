@@ -242,9 +242,9 @@ async fn an_authorization_server_that_fails_is_named_and_the_server_is_not_calle
             "refused",
         ),
         ("404", at_once(|_| status(404)), "refused"),
-        ("429", at_once(|_| status(429)), "away"),
-        ("500", at_once(|_| status(500)), "away"),
-        ("503", at_once(|_| status(503)), "away"),
+        ("429", at_once(|_| status(429)), "unavailable"),
+        ("500", at_once(|_| status(500)), "unavailable"),
+        ("503", at_once(|_| status(503)), "unavailable"),
     ];
     for credential in [client_credentials, exchange] {
         for (name, reply, kind) in &rows {

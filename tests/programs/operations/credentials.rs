@@ -69,9 +69,9 @@ async fn a_command_that_fails_is_named_in_the_log_and_the_server_is_not_called()
         (format!("echo '{{\"token\":\"{CANARY}\",\"expires\":\"soon\"}}'"), "malformed", "`expires`"),
         (format!("echo '{{\"tokens\":\"{CANARY}\"}}'"), "malformed", "no `token`"),
         ("head -c 20000000 /dev/zero".to_owned(), "malformed", "larger than 64 KiB"),
-        ("echo 'no such profile' >&2; exit 3".to_owned(), "away", "no such profile"),
-        (format!("echo '{{\"token\":\"{CANARY}\"}}'; exit 1"), "away", "exit status: 1"),
-        ("sleep 600 & exec sleep 600".to_owned(), "away", "the command did not end in 10 s"),
+        ("echo 'no such profile' >&2; exit 3".to_owned(), "unavailable", "no such profile"),
+        (format!("echo '{{\"token\":\"{CANARY}\"}}'; exit 1"), "unavailable", "exit status: 1"),
+        ("sleep 600 & exec sleep 600".to_owned(), "unavailable", "the command did not end in 10 s"),
     ] {
         let (server, folder) = (ScriptedServer::polite().await, Folder::new());
         folder.write(&commanded(&server, &script));
@@ -186,7 +186,7 @@ async fn a_command_that_issues_nothing_is_the_cause_of_the_failure_and_a_missing
     let (server, folder) = (ScriptedServer::polite().await, Folder::new());
     folder.write(&commanded(&server, "exit 3"));
     let program = Program::serve(&folder).await;
-    assert_eq!(call(&program).await.json()["error"]["data"]["reason"], "credential_away");
+    assert_eq!(call(&program).await.json()["error"]["data"]["reason"], "credential_unavailable");
     let cause = "no credential was issued: the command ended with exit status: 3";
     program.says(cause, 1).await;
     let page = program.get("/readyz?verbose").await.json();

@@ -200,7 +200,7 @@ async fn readiness_says_what_is_in_the_way_of_the_database() {
     let outages = || program.log().matches("overdue tasks cannot be settled or removed").count();
     let before = outages();
     database.stop(ServerStop::Fast);
-    until_ready_says(&program, "store away").await;
+    until_ready_says(&program, "store unavailable").await;
     // Further sweeps, one each second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     database.restart();

@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(40);
 const LOOKS_AT_ONCE: usize = 8;
 
 /// Reasons of temporary failures: the gateway does not know the task's state now.
-const PASSING: [&str; 2] = [r#""reason":"store_failed""#, r#""reason":"replica_away""#];
+const PASSING: [&str; 2] = [r#""reason":"store_failed""#, r#""reason":"replica_unavailable""#];
 
 /// The addresses of the gateways that serve.
 pub type GatewayAddresses = watch::Receiver<Vec<SocketAddr>>;

@@ -126,8 +126,8 @@ async fn an_identity_provider_that_gives_no_assertion_is_named_and_its_answer_go
             || refusing(400, "{\"error\":\"access_denied\",\"error_description\":\"canary\"}"),
             "refused",
         ),
-        ("429", || status(429), "away"),
-        ("500", || status(500), "away"),
+        ("429", || status(429), "unavailable"),
+        ("500", || status(500), "unavailable"),
     ];
     for (name, first, kind) in rows {
         let world = World::start(in_steps(first, || issued(1)), anything(), id_jag).await;
@@ -147,7 +147,7 @@ async fn an_authorization_server_that_does_not_redeem_an_assertion_is_named_and_
         ("HTML", || whole(format!("<html>{ASSERTION}")), "malformed"),
         ("an unknown client", || refusing(401, "{\"error\":\"invalid_client\"}"), "refused"),
         ("a refused assertion", || refusing(400, "{\"error\":\"invalid_grant\"}"), "refused"),
-        ("503", || status(503), "away"),
+        ("503", || status(503), "unavailable"),
     ];
     for (name, second, kind) in rows {
         let world = World::start(in_steps(|| assertion(&json!({})), second), anything(), id_jag).await;

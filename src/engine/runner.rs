@@ -22,54 +22,6 @@ mod rounds;
 mod row;
 mod store_wait;
 mod subtasks;
-
-#[derive(Clone, Copy)]
-enum RunnerTimer {
-    Store,
-    Queue,
-    Round,
-    Grace,
-    Input,
-    Progress,
-    Checkpoint,
-}
-
-impl Runner {
-    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than
-    /// the rest of a call's wait.
-    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
-        [
-            (self.recorder.store_due(), RunnerTimer::Store),
-            (self.call.queue_end(), RunnerTimer::Queue),
-            (self.dialog.questions().round_due(), RunnerTimer::Round),
-            (self.dialog.grace_end(), RunnerTimer::Grace),
-            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
-            (self.recorder.progress_due(), RunnerTimer::Progress),
-            (self.recorder.check_due(), RunnerTimer::Checkpoint),
-        ]
-    }
-
-    fn next_due(&self) -> Option<Instant> {
-        self.timers().into_iter().filter_map(|(due, _)| due).min()
-    }
-
-    /// Boxed, as most steps end without a timer.
-    async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
-        match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
-            Some((_, RunnerTimer::Store)) => Box::pin(self.try_again()).await,
-            Some((_, RunnerTimer::Queue)) => Box::pin(self.queue_over()).await,
-            Some((_, RunnerTimer::Round)) => Box::pin(self.ask_client()).await,
-            Some((_, RunnerTimer::Grace)) => Box::pin(self.grace_over()).await,
-            Some((_, RunnerTimer::Input)) => Box::pin(self.expire_inputs()).await,
-            Some((_, RunnerTimer::Progress)) => Box::pin(self.store_progress()).await,
-            Some((_, RunnerTimer::Checkpoint)) => Box::pin(self.checkpoint_due()).await,
-            None => RunnerFlow::Continue,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;
 mod tree_sizes;
 mod verdict;
 
@@ -486,3 +438,51 @@ impl Runner {
         }
     }
 }
+
+#[derive(Clone, Copy)]
+enum RunnerTimer {
+    Store,
+    Queue,
+    Round,
+    Grace,
+    Input,
+    Progress,
+    Checkpoint,
+}
+
+impl Runner {
+    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than
+    /// the rest of a call's wait.
+    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
+        [
+            (self.recorder.store_due(), RunnerTimer::Store),
+            (self.call.queue_end(), RunnerTimer::Queue),
+            (self.dialog.questions().round_due(), RunnerTimer::Round),
+            (self.dialog.grace_end(), RunnerTimer::Grace),
+            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
+            (self.recorder.progress_due(), RunnerTimer::Progress),
+            (self.recorder.check_due(), RunnerTimer::Checkpoint),
+        ]
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.timers().into_iter().filter_map(|(due, _)| due).min()
+    }
+
+    /// Boxed, as most steps end without a timer.
+    async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
+        match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
+            Some((_, RunnerTimer::Store)) => Box::pin(self.try_again()).await,
+            Some((_, RunnerTimer::Queue)) => Box::pin(self.queue_over()).await,
+            Some((_, RunnerTimer::Round)) => Box::pin(self.ask_client()).await,
+            Some((_, RunnerTimer::Grace)) => Box::pin(self.grace_over()).await,
+            Some((_, RunnerTimer::Input)) => Box::pin(self.expire_inputs()).await,
+            Some((_, RunnerTimer::Progress)) => Box::pin(self.store_progress()).await,
+            Some((_, RunnerTimer::Checkpoint)) => Box::pin(self.checkpoint_due()).await,
+            None => RunnerFlow::Continue,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -46,7 +46,7 @@ impl SplitCall {
     }
 
     /// The params of one call: the original params, with one element in the list.
-    pub fn part(&self, index: usize) -> Option<Payload> {
+    pub fn params_of(&self, index: usize) -> Option<Payload> {
         let element = self.elements.get(index)?;
         let arguments = self.arguments.edit().set(&self.argument, Payload::of(&[element])).finish();
         Some(self.params.edit().set(ARGUMENTS, arguments).finish())
@@ -190,9 +190,9 @@ mod tests {
         for (index, list) in [r#"["a"]"#, r#"[{"b":[1, 2]}]"#, r#"["\ud83d"]"#].into_iter().enumerate() {
             let expected =
                 format!(r#"{{"name":"t","arguments":{{"n":1.10,"urls":{list},"z":{{}}}},"_meta":{{"a":1}}}}"#);
-            assert_eq!(call.part(index).unwrap().as_str(), expected);
+            assert_eq!(call.params_of(index).unwrap().as_str(), expected);
         }
-        assert!(call.part(3).is_none());
+        assert!(call.params_of(3).is_none());
     }
 
     #[test]

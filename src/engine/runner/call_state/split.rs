@@ -69,7 +69,7 @@ impl SplitExchange {
 
     /// Fails with `QueueFull` unless an element could queue now.
     pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
-        self.plan.part().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
+        self.plan.element_spec().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
     /// The next event; pends while only elements with rows run. `begins`: whether elements begin here. Cancel safe.
@@ -82,7 +82,7 @@ impl SplitExchange {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            if self.bytes > self.plan.part().context.result_bytes_max {
+            if self.bytes > self.plan.element_spec().context.result_bytes_max {
                 self.cancel("the results of the call are too large together").await;
                 let fault = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
                 return ExchangeEvent::Lost(ExchangeError(fault));
@@ -96,7 +96,8 @@ impl SplitExchange {
             if self.running.is_empty() {
                 return std::future::pending().await;
             }
-            let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.exchange.next()))).await;
+            let (event, at, _) =
+                select_all(self.running.iter_mut().map(|element| Box::pin(element.exchange.next()))).await;
             // The element of this event goes last, so that a busy element starves no other.
             self.running.rotate_left(at + 1);
             self.element_event(self.running.len() - 1, event);
@@ -113,11 +114,11 @@ impl SplitExchange {
     }
 
     fn element_event(&mut self, at: usize, event: StageEvent) {
-        let Some(part) = self.running.get_mut(at) else { return };
-        let index = part.index;
+        let Some(element) = self.running.get_mut(at) else { return };
+        let index = element.index;
         let event = match event {
             StageEvent::PermitTaken => {
-                part.sent_at = Some(Instant::now());
+                element.sent_at = Some(Instant::now());
                 return;
             }
             StageEvent::NotBegun(outcome) => return self.element_ended(at, outcome),
@@ -130,12 +131,12 @@ impl SplitExchange {
             ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
             ExchangeEvent::Asked { ask, method, params } => {
                 if let Ok(request) = plain::decode_question(&method, params.as_ref()) {
-                    part.open.push(Question { ask: ask.detached(), request });
+                    element.open.push(Question { ask: ask.detached(), request });
                 }
                 self.events.push_back(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params });
             }
             ExchangeEvent::Withdrawn { ask } => {
-                part.open.retain(|question| question.ask != ask);
+                element.open.retain(|question| question.ask != ask);
                 self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
             }
             ExchangeEvent::Returned(result) => {
@@ -153,10 +154,10 @@ impl SplitExchange {
 
     /// Records the outcome of a call without a row, releases its permit, and withdraws its questions.
     fn element_ended(&mut self, at: usize, outcome: Outcome) {
-        let part = self.running.remove(at);
-        let withdrawn = part.open.iter().map(|question| question_of(part.index, &question.ask));
+        let element = self.running.remove(at);
+        let withdrawn = element.open.iter().map(|question| question_of(element.index, &question.ask));
         self.events.extend(withdrawn.map(|ask| ExchangeEvent::Withdrawn { ask }));
-        self.ended(part.index, ElementOutcome::Held(outcome));
+        self.ended(element.index, ElementOutcome::Held(outcome));
     }
 
     /// Records the outcome of an element with a row; `None` if the row was removed.
@@ -169,7 +170,7 @@ impl SplitExchange {
         self.bytes += outcome.bytes();
         *outcome_of = Some(outcome);
         self.ended += 1;
-        if self.ended < self.plan.total() && self.plan.part().context.progress {
+        if self.ended < self.plan.total() && self.plan.element_spec().context.progress {
             let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total())));
             let message = self.status();
             self.events.push_back(ExchangeEvent::Progress(Progress { progress, total, message }));
@@ -193,7 +194,7 @@ impl SplitExchange {
         let combining = match &mut self.combining {
             Some(combining) => combining,
             combining @ None => {
-                let share = self.plan.part().context.share.clone();
+                let share = self.plan.element_spec().context.share.clone();
                 combining.insert(Box::pin(combine(share, Arc::clone(self.plan.argument()), self.outcomes.clone())))
             }
         };
@@ -206,11 +207,11 @@ impl SplitExchange {
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
         let named = question_named(ask);
         let found =
-            named.and_then(|(index, ask)| Some((self.running.iter_mut().find(|part| part.index == index)?, ask)));
+            named.and_then(|(index, ask)| Some((self.running.iter_mut().find(|element| element.index == index)?, ask)));
         match found {
-            Some((part, ask)) => {
-                part.open.retain(|question| question.ask != ask);
-                part.exchange.answer(&ask, answer, by).await
+            Some((element, ask)) => {
+                element.open.retain(|question| question.ask != ask);
+                element.exchange.answer(&ask, answer, by).await
             }
             // Its call ended meanwhile: the answer is dropped, and the other elements continue.
             None => Ok(()),
@@ -219,7 +220,7 @@ impl SplitExchange {
 
     /// Cancels the calls that have no rows; the others end with their parent.
     pub(super) async fn cancel(&mut self, reason: &str) {
-        join_all(self.running.iter_mut().map(|part| part.exchange.cancel(reason))).await;
+        join_all(self.running.iter_mut().map(|element| element.exchange.cancel(reason))).await;
         self.finish();
     }
 
@@ -243,10 +244,10 @@ impl SplitExchange {
     fn task(&self, index: usize, parent: &TaskKey, key: TaskKey, now: Timestamp, is_kept: bool) -> Task {
         let spec = self.plan.element(index);
         let shown = if spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part };
-        let running = self.running.iter().find(|part| part.index == index);
-        let is_waiting = running.is_none_or(|part| part.exchange.is_waiting());
-        let sent_at = running.and_then(|part| part.sent_at).map(|at| now.before(at.elapsed()));
-        let position = running.filter(|_| is_kept).and_then(|part| part.exchange.resume_token());
+        let running = self.running.iter().find(|element| element.index == index);
+        let is_waiting = running.is_none_or(|element| element.exchange.is_waiting());
+        let sent_at = running.and_then(|element| element.sent_at).map(|at| now.before(at.elapsed()));
+        let position = running.filter(|_| is_kept).and_then(|element| element.exchange.resume_token());
         let task = Task {
             // A child outlives its parent's row, and is invisible once that is removed.
             ttl: spec.policy.ttl.saturating_add(spec.policy.keep_result_min),
@@ -265,7 +266,7 @@ impl SplitExchange {
             Some(outcome) => Task { phase: Phase::Settled(outcome.clone()), recovery: Recovery::default(), ..task },
             None => task,
         };
-        let questions = running.iter().flat_map(|part| &part.open);
+        let questions = running.iter().flat_map(|element| &element.open);
         questions
             .fold(task, |task, question| {
                 let question = Event::QuestionReceived { attempt: Attempt::FIRST, question: question.clone() };
@@ -280,7 +281,7 @@ impl SplitExchange {
     }
 
     pub(in crate::engine::runner) fn release(&mut self, index: usize) -> Option<(CallSpec, RunningElement)> {
-        let at = self.running.iter().position(|part| part.index == index)?;
+        let at = self.running.iter().position(|element| element.index == index)?;
         Some((self.plan.element(index), self.running.swap_remove(at)))
     }
 
@@ -334,7 +335,7 @@ fn cancelled() -> SplitResult {
 
 #[derive(Debug)]
 pub(in crate::engine::runner) struct SplitPlan {
-    part: CallSpec,
+    element_spec: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
     argument: Arc<str>,
@@ -345,16 +346,16 @@ pub(in crate::engine::runner) struct SplitPlan {
 pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
-    let (spec, part) = whole_and_part(spec);
-    (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
+    let (spec, element_spec) = call_and_element(spec);
+    (spec, Some(SplitPlan { element_spec, call: Some(call), argument, total, parallel }))
 }
 
 pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());
     let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
-    let (spec, part) = whole_and_part(spec);
-    (spec, SplitPlan { part, call: None, argument, total, parallel })
+    let (spec, element_spec) = call_and_element(spec);
+    (spec, SplitPlan { element_spec, call: None, argument, total, parallel })
 }
 
 fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
@@ -362,12 +363,12 @@ fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
     Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
 }
 
-fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
-    let mut part = spec.clone();
-    (part.plan, part.policy.split) = (Plan::Task, None);
-    (part.idempotency, part.chosen, part.notice_sink) = (None, None, None);
+fn call_and_element(mut spec: CallSpec) -> (CallSpec, CallSpec) {
+    let mut element = spec.clone();
+    (element.plan, element.policy.split) = (Plan::Task, None);
+    (element.idempotency, element.chosen, element.notice_sink) = (None, None, None);
     spec.permits = None;
-    (spec, part)
+    (spec, element)
 }
 
 impl SplitPlan {
@@ -377,12 +378,15 @@ impl SplitPlan {
 
     /// The spec of one element's call. Without params if only its row has them.
     pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
-        let params = self.call.as_ref().and_then(|call| call.part(index));
-        CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }
+        let params = self.call.as_ref().and_then(|call| call.params_of(index));
+        CallSpec {
+            request: UpstreamRequest { params, ..self.element_spec.request.clone() },
+            ..self.element_spec.clone()
+        }
     }
 
-    pub(in crate::engine::runner) const fn part(&self) -> &CallSpec {
-        &self.part
+    pub(in crate::engine::runner) const fn element_spec(&self) -> &CallSpec {
+        &self.element_spec
     }
 
     pub(in crate::engine::runner) const fn parallel(&self) -> usize {

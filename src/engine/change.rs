@@ -52,7 +52,7 @@ impl Default for RunningChanges {
     }
 }
 
-/// A row as [`Engine::held_within`] found it.
+/// A row as [`Engine::load_any_within`] found it.
 pub(super) enum HeldRow {
     Read(Arc<Task>),
     /// Settled. The size counts its other contents too.
@@ -66,22 +66,22 @@ impl Engine {
     /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
     /// for tasks of tools that the caller may not use, or beyond its audience. Cancel safe.
     pub async fn get(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
-        self.readable(caller, self.shown(&caller.task(id)).await?)
+        self.check_access(caller, self.load_visible(&caller.task(id)).await?)
     }
 
     /// As [`Engine::get`], for the gateway's own reads: no client receives the state, so a denial is no event of the audit.
-    pub async fn look(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
-        let task = self.shown(&caller.task(id)).await?;
+    pub async fn get_unaudited(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
+        let task = self.load_visible(&caller.task(id)).await?;
         if self.may_read(caller, &task.origin) { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
     /// Like [`Engine::get`], without the check of the owner's access: for operators, cancels and notifiers.
-    pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        self.under_parent(visible(self.held(key).await?)?).await
+    pub async fn load_visible(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        self.check_parent(require_visible(self.load_any(key).await?)?).await
     }
 
     /// The task, if the caller may read it. A denial is an event of the audit.
-    fn readable(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+    fn check_access(&self, caller: &Caller, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         if self.may_read(caller, &task.origin) {
             return Ok(task);
         }
@@ -95,38 +95,42 @@ impl Engine {
     }
 
     /// A subtask, which exists only with a parent that lists it, and no longer than that (SUB-05, SUB-17). Cancel safe.
-    async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+    async fn check_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.parent_key() else { return Ok(task) };
-        let parent = Box::pin(self.shown(&parent)).await?;
-        listed_by(&parent, task)
+        let parent = Box::pin(self.load_visible(&parent)).await?;
+        require_listed(&parent, task)
     }
 
-    /// As [`Self::under_parent`], within a change, which must not begin another one.
-    async fn present_under_parent(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        let task = visible(self.present(key).await?)?;
+    /// As [`Self::check_parent`], within a change, which must not begin another one.
+    async fn load_visible_for_change(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let task = require_visible(self.load_for_change(key).await?)?;
         let Some(parent) = task.parent_key() else { return Ok(task) };
-        let parent = Box::pin(self.present_under_parent(&parent)).await?;
-        listed_by(&parent, task)
+        let parent = Box::pin(self.load_visible_for_change(&parent)).await?;
+        require_listed(&parent, task)
     }
 
     /// Returns the state of a call that was held between two rounds of questions, with or without a handle. Only for
     /// callers that have verified the client's reference to it: no face shows a hidden task. Cancel safe.
-    pub async fn held(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+    pub async fn load_any(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
         if self.is_overdue(&row.task, now) {
             let (engine, key) = (Arc::clone(self), key.clone());
             // Boxed: few tasks are overdue, and each read would hold the memory of a write.
-            return Box::pin(self.finish(async move { engine.expired(&key).await })).await;
+            return Box::pin(self.finish(async move { engine.settle_expired(&key).await })).await;
         }
         Ok(row.task)
     }
 
-    /// As [`Engine::held`], but leaves a settled row above `bytes_max` in a store that would copy it. Cancel safe.
-    pub(super) async fn held_within(self: &Arc<Self>, key: &TaskKey, bytes_max: usize) -> Result<HeldRow, TaskError> {
+    /// As [`Engine::load_any`], but leaves a settled row above `bytes_max` in a store that would copy it. Cancel safe.
+    pub(super) async fn load_any_within(
+        self: &Arc<Self>,
+        key: &TaskKey,
+        bytes_max: usize,
+    ) -> Result<HeldRow, TaskError> {
         match self.store.settled_bytes(key).await? {
             Some(bytes) if bytes > bytes_max => Ok(HeldRow::Large { key: key.clone(), bytes }),
-            Some(_) | None => Ok(HeldRow::Read(self.held(key).await?)),
+            Some(_) | None => Ok(HeldRow::Read(self.load_any(key).await?)),
         }
     }
 
@@ -140,7 +144,7 @@ impl Engine {
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
         let page = self.store.page(&caller.principal, PageRange { after, limit, now }).await?;
-        Ok(TaskPage { tasks: self.present_listed(caller, page.tasks, now).await?, next: page.next })
+        Ok(TaskPage { tasks: self.load_listed(caller, page.tasks, now).await?, next: page.next })
     }
 
     /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so
@@ -154,7 +158,7 @@ impl Engine {
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
         let page = self.store.select(&caller.principal, filter, PageRange { after, limit, now }).await?;
-        let mut tasks = self.present_listed(caller, page.tasks, now).await?;
+        let mut tasks = self.load_listed(caller, page.tasks, now).await?;
         // A task that settled just now may no longer match, or sort differently.
         tasks.retain(|task| filter.fits(task));
         tasks.sort_by(|one, other| filter.compare(&filter.position(one), &filter.position(other)));
@@ -162,7 +166,7 @@ impl Engine {
     }
 
     /// The visible tasks of a page, each as a read by id returns it: overdue tasks settle, and removed tasks are left out.
-    async fn present_listed(
+    async fn load_listed(
         self: &Arc<Self>,
         caller: &Caller,
         found: Vec<Summary>,
@@ -196,7 +200,7 @@ impl Engine {
     ) -> Result<(), TaskError> {
         let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            engine.readable(&caller, engine.present_under_parent(&key).await?)?;
+            engine.check_access(&caller, engine.load_visible_for_change(&key).await?)?;
             failpoint::hit("answer-heard");
             let applied = engine.apply_with_room(&key, Event::Answered { answers }).await?;
             if applied.changed {
@@ -215,7 +219,7 @@ impl Engine {
     pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            let cancelled = engine.cancelled(&key).await?;
+            let cancelled = engine.cancel_visible(&key).await?;
             if !cancelled.was_settled {
                 engine.audit_task(AuditAct::TaskCancelled, &cancelled.task);
             }
@@ -227,7 +231,7 @@ impl Engine {
     /// As [`Engine::cancel`], for a client: `Unknown` for a task beyond its audience.
     pub async fn cancel_for(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<CancelResult, TaskError> {
         let key = caller.task(id);
-        if caller.audience.is_some() && !caller.reaches(&self.shown(&key).await?.origin.upstream) {
+        if caller.audience.is_some() && !caller.reaches(&self.load_visible(&key).await?.origin.upstream) {
             return Err(TaskError::Unknown);
         }
         self.cancel(&key).await
@@ -237,7 +241,7 @@ impl Engine {
     pub async fn delete(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<DeleteResult, TaskError> {
         let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {
-            let task = engine.readable(&caller, engine.present_under_parent(&key).await?)?;
+            let task = engine.check_access(&caller, engine.load_visible_for_change(&key).await?)?;
             if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }
@@ -263,7 +267,7 @@ impl Engine {
     pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            let cancelled = engine.cancelled(&key).await?;
+            let cancelled = engine.cancel_visible(&key).await?;
             if !cancelled.was_settled {
                 tracing::info!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "an operator cancelled a task");
             }
@@ -276,7 +280,7 @@ impl Engine {
     pub fn cancel_without_handle(self: &Arc<Self>, key: &TaskKey) {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
-            if let Err(error) = engine.given_up(&key).await {
+            if let Err(error) = engine.apply_cancel(&key).await {
                 tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a task that no client knows was not cancelled");
             }
         };
@@ -287,7 +291,7 @@ impl Engine {
     /// call did all of it, or nothing.
     pub async fn cancel_held(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
-        self.finish(async move { engine.given_up(&key).await.map(|_| ()) }).await
+        self.finish(async move { engine.apply_cancel(&key).await.map(|_| ()) }).await
     }
 
     /// Completes a change even if its caller is dropped, but changes nothing if that happens while it waits for its
@@ -313,13 +317,13 @@ impl Engine {
     }
 
     /// A task without a check of access; an overdue task is settled first.
-    async fn present(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+    async fn load_for_change(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if self.is_overdue(&row.task, now) { Box::pin(self.expired(key)).await } else { Ok(row.task) }
+        if self.is_overdue(&row.task, now) { Box::pin(self.settle_expired(key)).await } else { Ok(row.task) }
     }
 
-    async fn expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+    async fn settle_expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
@@ -344,13 +348,13 @@ impl Engine {
         }
     }
 
-    async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
-        self.present_under_parent(key).await?;
+    async fn cancel_visible(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
+        self.load_visible_for_change(key).await?;
         failpoint::hit("cancel-heard");
-        self.given_up(key).await
+        self.apply_cancel(key).await
     }
 
-    async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
+    async fn apply_cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let applied = self.apply_with_room(key, Event::CancelRequested).await?;
         if !applied.changed && applied.task.recovery.must_notify_upstream() {
             self.live.abandon(key);
@@ -360,7 +364,7 @@ impl Engine {
 }
 
 /// The task as its parent lets it be seen.
-fn listed_by(parent: &Task, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+fn require_listed(parent: &Task, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
     if !parent.tree.children.contains(&task.key.id) {
         return Err(TaskError::Unknown);
     }
@@ -368,7 +372,7 @@ fn listed_by(parent: &Task, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
     if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
 }
 
-fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+fn require_visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
     if task.shown == TaskVisibility::Handle { Ok(task) } else { Err(TaskError::Unknown) }
 }
 
@@ -417,10 +421,10 @@ impl Engine {
     pub async fn named_by(self: &Arc<Self>, reference: ShortReference) -> Result<Vec<Arc<Task>>, TaskError> {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {
-            let found = match self.held(&key).await {
+            let found = match self.load_any(&key).await {
                 // A part is listed in its parent's tree, though its owner does not see it.
                 Ok(task) if task.shown == TaskVisibility::Part => Ok(task),
-                Ok(_) => self.shown(&key).await,
+                Ok(_) => self.load_visible(&key).await,
                 Err(error) => Err(error),
             };
             match found {

@@ -103,7 +103,7 @@ impl Engine {
         let share = self.limits().answers_to(&key.owner).in_store(ROOM_WAIT_MAX);
         let mut permit = AnswerPermit::default();
         share.grow(&mut permit, bytes).await.map_err(|fault| GatewayFault::new(fault.reason, Executed::No))?;
-        let read = self.held(&key).await.map_err(|error| {
+        let read = self.load_any(&key).await.map_err(|error| {
             tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a result could not be read");
             GatewayFault::new(error.reason(), Executed::No)
         })?;

@@ -29,7 +29,7 @@ impl Engine {
         while next < wanted.len() && rows.len() < limit {
             let (parent, id) = wanted[next];
             next += 1;
-            match self.held(&TaskKey { owner: owner.clone(), id }).await {
+            match self.load_any(&TaskKey { owner: owner.clone(), id }).await {
                 Ok(child) => {
                     wanted.extend(child.tree.children.iter().map(|below| (Some(rows.len()), *below)));
                     rows.push((parent, SubtaskTree { task: Summary::of(&child), below: Vec::new() }));
@@ -63,7 +63,7 @@ impl Engine {
     pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreeLinks) -> Result<TreeLinks, TaskError> {
         // All children of one task have the same visibility.
         let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
-        match self.shown(&TaskKey { owner: owner.clone(), id: *first }).await {
+        match self.load_visible(&TaskKey { owner: owner.clone(), id: *first }).await {
             Ok(_) => Ok(tree.clone()),
             Err(TaskError::Unknown) => Ok(TreeLinks { parent: tree.parent, ..TreeLinks::default() }),
             Err(error) => Err(error),
@@ -81,7 +81,7 @@ impl Engine {
         let (mut settled, mut bytes) = (Vec::new(), 0);
         for (index, id) in tree.children.iter().enumerate() {
             let room = bytes_max.saturating_sub(bytes);
-            let child = match self.held_within(&TaskKey { owner: owner.clone(), id: *id }, room).await {
+            let child = match self.load_any_within(&TaskKey { owner: owner.clone(), id: *id }, room).await {
                 Ok(HeldRow::Read(child)) if child.is_settled() => child,
                 Ok(HeldRow::Read(_) | HeldRow::Large { .. }) | Err(TaskError::Unknown) => continue,
                 Err(error) => return Err(error),

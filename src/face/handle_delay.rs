@@ -20,7 +20,7 @@ pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named:
     let unsent = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
         let Ok(mut watcher) = engine.watchers().watch(key) else { return };
-        while let Ok(task) = engine.shown(key).await {
+        while let Ok(task) = engine.load_visible(key).await {
             match task.phase {
                 Phase::Queued | Phase::Working => watcher.changed().await,
                 Phase::AwaitingInput(_) | Phase::Settled(_) => return,
@@ -40,7 +40,7 @@ pub(in crate::face) async fn refusal(
     forwarded: &ForwardedHeaders,
 ) -> Option<GatewayFault> {
     forwarded.refusal()?;
-    match engine.shown(key).await.ok()?.outcome() {
+    match engine.load_visible(key).await.ok()?.outcome() {
         Some(Outcome::Faulted(Failure::Gateway(fault))) if fault.reason == Reason::UpstreamAuth => Some(*fault),
         Some(_) | None => None,
     }

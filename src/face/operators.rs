@@ -365,7 +365,7 @@ impl Operators {
         let goes_on = self.engine.survey(after, look).await?;
         Ok(match (found, goes_on) {
             (Some(key), _) => {
-                let task = self.engine.shown(&key).await?;
+                let task = self.engine.load_visible(&key).await?;
                 OperatorTaskFinding::Found(Box::new(self.details(&task).await?))
             }
             (None, Some(next)) => OperatorTaskFinding::GoesOn { next: position_text(next) },

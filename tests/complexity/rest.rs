@@ -62,7 +62,7 @@ pub(crate) fn survey(tasks: usize) -> BoxFuture<'static, Act> {
 pub(crate) fn get(tasks: usize) -> BoxFuture<'static, Act> {
     Box::pin(async move {
         let (engine, key) = engine(tasks).await;
-        Box::pin(async move { assert_eq!(engine.shown(&key).await.unwrap().key, key) }) as Act
+        Box::pin(async move { assert_eq!(engine.load_visible(&key).await.unwrap().key, key) }) as Act
     })
 }
 

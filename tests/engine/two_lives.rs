@@ -122,7 +122,7 @@ impl Process {
         let mut watcher = self.engine.watchers().watch(key).unwrap();
         in_time(async {
             loop {
-                let task = self.engine.held(key).await.unwrap();
+                let task = self.engine.load_any(key).await.unwrap();
                 if is_meant(&task) {
                     return task;
                 }
@@ -208,7 +208,7 @@ async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
     drop(first);
     let store = store.next_life().await;
     let second = Process::start(&store, &server, 2);
-    assert_eq!(second.engine.held(&key).await.unwrap().phase, Phase::Working, "until it is looked at");
+    assert_eq!(second.engine.load_any(&key).await.unwrap().phase, Phase::Working, "until it is looked at");
     second.recover().await;
     let task = second.sees(&key, Task::is_settled).await;
     assert_eq!(returned(&task), r#"{"content":[],"n":1.1}"#);
@@ -252,7 +252,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
         } else {
             second.recover().await;
             server.world.first(is_resume).await;
-            let task = second.engine.held(&key).await.unwrap();
+            let task = second.engine.load_any(&key).await.unwrap();
             let Phase::AwaitingInput(open) = &task.phase else { panic!("{:?}", task.phase) };
             assert_eq!(open.keys().collect::<Vec<_>>(), [&InputKey(0)]);
             second.engine.answer(&taskgate::task::Caller::of(key.owner.clone()), key.id, answers).await.unwrap();

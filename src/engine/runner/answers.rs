@@ -79,7 +79,7 @@ impl Runner {
 
     /// Stores an answer, only once, in the row of the subtask that asked; a subtask that has settled ignores it.
     async fn answer_child(&mut self, key: &TaskKey, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
-        let task = match self.engine.held(key).await {
+        let task = match self.engine.load_any(key).await {
             Ok(task) => task,
             Err(TaskError::Unknown) => return Ok(()),
             Err(error) => return Err(error),
@@ -115,7 +115,7 @@ impl Runner {
             self.recorder.postpone(UnstoredStep::Answers);
             return self.try_again().await;
         }
-        match self.engine.held(&key).await {
+        match self.engine.load_any(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
             // The row was removed, and its answers with it.
             Err(TaskError::Unknown) => RunnerFlow::Continue,

@@ -47,7 +47,7 @@ async fn settle_after_panic(engine: &Arc<Engine>, panic_target: BugRecipient) {
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
     match panic_target {
         BugRecipient::Task(key) => {
-            let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
+            let attempt = engine.load_any(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
             let settled = engine.store_outcome(&key, Event::Faulted { attempt, failure }).await;
             engine.live.remove(&key);
             if let Err(error) = settled {

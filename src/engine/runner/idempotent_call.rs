@@ -83,7 +83,7 @@ impl Runner {
         // Drops the row, so that a large result is in memory once, in the shared buffer.
         let key = row.task.key.clone();
         drop(row);
-        match self.engine.shown(&key).await {
+        match self.engine.load_visible(&key).await {
             Ok(task) => {
                 tracing::info!(task = %LoggedTask(&task.key), principal = %LoggedPrincipal(&task.key.owner), "a repeated call found its task");
                 if self.spec.is_held_by_key() {
@@ -129,7 +129,7 @@ impl Runner {
 
     /// Returns the task of a held call after its grace period.
     pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
-        let task = self.engine.held(key).await.map_err(|error| error.reason())?;
+        let task = self.engine.load_any(key).await.map_err(|error| error.reason())?;
         // Otherwise the task's command for this runner is already queued.
         if task.is_settled() || !self.recorder.has_row() {
             return Err(Reason::TtlExpired);
@@ -179,7 +179,7 @@ impl Runner {
         };
         let grace_end = self.dialog.grace_end().filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
         loop {
-            let task = match engine.shown(&key).await {
+            let task = match engine.load_visible(&key).await {
                 Ok(task) => task,
                 Err(error) => return self.dialog.clients_mut().end(end_without_row(&error)).await,
             };

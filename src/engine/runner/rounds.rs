@@ -27,7 +27,7 @@ impl Runner {
             tracing::warn!("too many rounds of questions; the rest is refused");
             return self.refuse_all_open().await;
         }
-        let task = match self.engine.held(&key).await {
+        let task = match self.engine.load_any(&key).await {
             Ok(task) if !task.is_settled() => task,
             // The command that says so is already queued.
             Ok(_) => return RunnerFlow::Continue,

@@ -315,7 +315,7 @@ impl Runner {
             self.dialog.clients_mut().attach(sender);
         }
         if self.dialog.clients().is_there() {
-            let end = match self.engine.held(&key).await {
+            let end = match self.engine.load_any(&key).await {
                 Ok(task) => outcome_for_client(&self.engine, task).await,
                 Err(error) => end_without_row(&error),
             };

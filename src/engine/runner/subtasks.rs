@@ -95,7 +95,7 @@ impl Runner {
         let tree = || self.engine.trees.of(&TaskKey { owner: key.owner.clone(), id: top.id });
         let tree = self.family.size(tree);
         let mut count = tree.lock().await;
-        let own = self.engine.held(key).await?;
+        let own = self.engine.load_any(key).await?;
         let is_unresolved = |named: &UpstreamSubtask| {
             let id = TaskId::of_subtask(top.id, &named.id);
             self.family.is_unresolved(id) && own.tree.children.contains(&id)
@@ -177,7 +177,7 @@ impl Runner {
 
     async fn top_of(&mut self, key: &TaskKey) -> Result<TreeTop, TaskError> {
         let (mut id, mut depth) = (key.id, 0);
-        while let Some(parent) = self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await?.tree.parent {
+        while let Some(parent) = self.engine.load_any(&TaskKey { owner: key.owner.clone(), id }).await?.tree.parent {
             (id, depth) = (parent, depth + 1);
         }
         Ok(TreeTop { id, depth })
@@ -188,7 +188,7 @@ impl Runner {
         let mut left = vec![top.id];
         let mut size = 0;
         while let Some(id) = left.pop() {
-            match self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await {
+            match self.engine.load_any(&TaskKey { owner: key.owner.clone(), id }).await {
                 Ok(task) => {
                     size += task.tree.children.len();
                     left.extend(&*task.tree.children);
@@ -206,7 +206,7 @@ impl Runner {
             return Ok(own.shown);
         }
         if let Some(first) = own.tree.children.first() {
-            let first = self.engine.held(&TaskKey { owner: own.key.owner.clone(), id: *first }).await;
+            let first = self.engine.load_any(&TaskKey { owner: own.key.owner.clone(), id: *first }).await;
             match first {
                 Ok(first) => return Ok(first.shown),
                 Err(TaskError::Unknown) => (),
@@ -349,12 +349,12 @@ impl Runner {
         // A split call has only its elements at the server.
         let Some(key) = self.recorder.key().filter(|_| !self.family.has_elements()) else { return };
         let notified = async {
-            let Ok(task) = self.engine.held(&key).await else { return };
+            let Ok(task) = self.engine.load_any(&key).await else { return };
             for id in &*task.tree.children {
                 let child = TaskKey { owner: key.owner.clone(), id: *id };
                 loop {
                     let mut changes = self.engine.notified.watch_always(&child);
-                    match self.engine.held(&child).await {
+                    match self.engine.load_any(&child).await {
                         Ok(child) if child.recovery.must_notify_upstream() => changes.changed().await,
                         Ok(_) | Err(_) => break,
                     }

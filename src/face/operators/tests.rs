@@ -108,7 +108,7 @@ async fn a_part_of_a_task_is_shown_by_the_reference_that_it_has_in_the_tree() {
 #[tokio::test]
 async fn a_tree_is_shown_as_far_as_there_is_room_the_nearest_first() {
     let operators = with_a_tree().await;
-    let task = operators.engine.shown(&contract::task("key:ada", 1).key).await.unwrap();
+    let task = operators.engine.load_visible(&contract::task("key:ada", 1).key).await.unwrap();
     let refs = async |limit| {
         let below = operators.engine.subtasks_of(&task.key.owner, &task.tree, limit).await.unwrap();
         below.iter().map(|node| (node.task.key.id.bits(), node.below.len())).collect::<Vec<_>>()
@@ -121,7 +121,7 @@ async fn a_tree_is_shown_as_far_as_there_is_room_the_nearest_first() {
 #[tokio::test]
 async fn settled_subtasks_keep_their_places_and_those_that_do_not_fit_are_left_out() {
     let operators = with_a_tree().await;
-    let task = operators.engine.shown(&contract::task("key:ada", 1).key).await.unwrap();
+    let task = operators.engine.load_visible(&contract::task("key:ada", 1).key).await.unwrap();
     let [found, none] =
         [usize::MAX, 0].map(|bytes_max| operators.engine.settled_subtasks(&task.key.owner, &task.tree, bytes_max));
     let found: Vec<_> = found.await.unwrap().iter().map(|(index, task)| (*index, task.key.id.bits())).collect();

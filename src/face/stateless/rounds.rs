@@ -142,7 +142,7 @@ impl StatelessFace {
     }
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, HeldCallRefusal> {
-        self.served.engine.held(key).await.map_err(|error| match error {
+        self.served.engine.load_any(key).await.map_err(|error| match error {
             TaskError::Unknown => HeldCallRefusal::Complaint(RequestError::State),
             TaskError::Contended | TaskError::Store(_) => {
                 tracing::error!(error = %CauseChain(&error), "a held call could not be read");

@@ -71,7 +71,7 @@ impl StatelessFace {
         let key = request.caller.task(id);
         let engine = &self.served.engine;
         let looked_at = match request.method {
-            method::TASKS_CANCEL => engine.shown(&key).await,
+            method::TASKS_CANCEL => engine.load_visible(&key).await,
             _ => engine.get(&request.caller, id).await,
         };
         let task = match looked_at {

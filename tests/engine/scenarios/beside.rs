@@ -151,7 +151,7 @@ async fn f84_whoever_waits_at_one_gateway_hears_of_the_end_at_another() {
         let (engine, key) = (Arc::clone(&other.engine), key(&id));
         let waiting = TaskTracker::new().spawn(async move {
             let mut watcher = engine.watchers().watch(&key).unwrap();
-            while !engine.shown(&key).await.unwrap().is_settled() {
+            while !engine.load_visible(&key).await.unwrap().is_settled() {
                 watcher.changed().await;
             }
         });

@@ -39,7 +39,7 @@ fn waiter(world: &World, id: &str) -> tokio::task::JoinHandle<()> {
     let (engine, key) = (std::sync::Arc::clone(&world.engine), key(id));
     TaskTracker::new().spawn(async move {
         let mut watcher = engine.watchers().watch(&key).unwrap();
-        while !engine.shown(&key).await.is_ok_and(|task| task.is_settled()) {
+        while !engine.load_visible(&key).await.is_ok_and(|task| task.is_settled()) {
             watcher.changed().await;
         }
     })
@@ -383,7 +383,7 @@ async fn an_id_that_may_not_be_freed_for_a_while_is_not_said_to_be_taken() {
     assert!(matches!(call_named(&world).await, Some(CallEvent::Ended(CallEnd::Misnamed))), "it is taken");
     tokio::time::sleep(seconds(3_600)).await;
     world.store.frees_max.store(0, std::sync::atomic::Ordering::Relaxed);
-    assert!(world.engine.shown(&task.key).await.is_err(), "its task is gone");
+    assert!(world.engine.load_visible(&task.key).await.is_err(), "its task is gone");
     let refused = call_named(&world).await;
     let Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(why))))) = refused else {
         panic!("{refused:?}")

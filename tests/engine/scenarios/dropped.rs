@@ -88,13 +88,19 @@ type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
 
 /// Each method with what it is tried on.
 const METHODS: &[(&str, Stage, Then, Run)] = &[
-    ("get", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
-    ("look", Stage::Overdue, Then::GivenUp, |case| {
-        let caller = taskgate::task::Caller::of(case.key.owner.clone());
-        Box::pin(async move { drop(case.world.engine.look(&caller, case.key.id).await) })
+    ("get", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async { drop(case.world.engine.load_visible(&case.key).await) })
     }),
-    ("shown", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
-    ("held", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.held(&case.key).await) })),
+    ("get_unaudited", Stage::Overdue, Then::GivenUp, |case| {
+        let caller = taskgate::task::Caller::of(case.key.owner.clone());
+        Box::pin(async move { drop(case.world.engine.get_unaudited(&caller, case.key.id).await) })
+    }),
+    ("load_visible", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async { drop(case.world.engine.load_visible(&case.key).await) })
+    }),
+    ("load_any", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async { drop(case.world.engine.load_any(&case.key).await) })
+    }),
     ("list", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
             drop(case.world.engine.list(&taskgate::task::Caller::of(case.key.owner.clone()), None, 10).await)
@@ -111,7 +117,9 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
             )
         })
     }),
-    ("get", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
+    ("get", Stage::Running, Then::Same, |case| {
+        Box::pin(async { drop(case.world.engine.load_visible(&case.key).await) })
+    }),
     ("survey", Stage::Running, Then::Same, |case| {
         Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })
     }),
@@ -132,14 +140,14 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     }),
     ("as_seen", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
-            let Ok(task) = case.world.engine.held(&case.key).await else { return };
+            let Ok(task) = case.world.engine.load_any(&case.key).await else { return };
             let tree = TreeLinks { parent: None, children: [case.key.id].into() };
             drop(case.world.engine.as_seen(Arc::new(Task { tree, ..Task::clone(&task) })).await);
         })
     }),
     ("share", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
-            let Ok(task) = case.world.engine.held(&case.key).await else { return };
+            let Ok(task) = case.world.engine.load_any(&case.key).await else { return };
             drop(case.world.engine.share(task).await);
         })
     }),
@@ -345,7 +353,7 @@ impl Case {
             }
         }
         if then == Then::Gone {
-            assert!(matches!(self.world.engine.shown(&self.key).await, Err(TaskError::Unknown)));
+            assert!(matches!(self.world.engine.load_visible(&self.key).await, Err(TaskError::Unknown)));
         }
         self.eventually("the wake", async || self.woken.is_finished()).await;
         let in_flight = f64::from_bits(self.in_flight.load(Ordering::Relaxed));
@@ -424,7 +432,7 @@ async fn drop_calls_at_every_point(make: MakeStore) {
             drop(stream);
             match &event {
                 Some(Some(CallEvent::Created(task))) => {
-                    assert!(world.engine.shown(&task.key).await.is_ok(), "a handle without a task");
+                    assert!(world.engine.load_visible(&task.key).await.is_ok(), "a handle without a task");
                     world.engine.cancel(&task.key).await.unwrap();
                 }
                 Some(Some(CallEvent::Ended(_))) | None => (),
@@ -465,7 +473,7 @@ async fn the_next_event_of_a_call_comes_however_often_it_is_waited_for() {
         tokio::task::yield_now().await;
     };
     drop(stream);
-    assert!(world.engine.shown(&key).await.is_ok());
+    assert!(world.engine.load_visible(&key).await.is_ok());
 }
 
 /// A client that comes back with answers and leaves again: they reach the upstream once or not at all, and the call

@@ -86,7 +86,7 @@ async fn each_element_is_a_task_whose_parent_ends_after_all_of_them() {
         assert_eq!((child.tree.parent, child.shown), (Some(parent.key.id), TaskVisibility::Part));
         assert!(child.expires_at() >= parent.expires_at(), "SUB-17");
         // Their client knows no subtasks.
-        assert!(world.engine.shown(&child.key).await.is_err());
+        assert!(world.engine.load_visible(&child.key).await.is_err());
     }
     world.is_idle().await;
 }
@@ -145,7 +145,7 @@ async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent
     assert_eq!(texts(&serde_json::from_str(&result).unwrap()), ["items[0] failed: it was cancelled", "4"]);
     // A parent that is gone takes its children with it, however long their rows are kept.
     world.engine.delete(&taskgate::task::Caller::of(parent.key.owner.clone()), parent.key.id).await.unwrap();
-    assert!(world.engine.shown(&child_of(1)).await.is_err());
+    assert!(world.engine.load_visible(&child_of(1)).await.is_err());
     assert_eq!(world.store.usage().tasks, 0);
     world.is_idle().await;
 }

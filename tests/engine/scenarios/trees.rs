@@ -66,7 +66,7 @@ impl SeenTree {
             assert_eq!(child.tree.parent, Some(parent), "SUB-01, SUB-02");
             assert!(child.expires_at() >= task.expires_at(), "SUB-17");
             assert!(!task.is_settled() || child.is_settled(), "SUB-13, SUB-16: {task:?} before {child:?}");
-            let shown = world.engine.shown(&key(id)).await;
+            let shown = world.engine.load_visible(&key(id)).await;
             match (sees, shown) {
                 (true, Ok(shown)) => assert!(shown.expires_at() <= task.expires_at(), "SUB-17"),
                 (false, Err(TaskError::Unknown)) => (),
@@ -89,7 +89,7 @@ impl SeenTree {
 
 async fn answer_all(world: &World, ids: impl IntoIterator<Item = TaskId>) {
     for id in ids {
-        let Ok(task) = world.engine.shown(&key(id)).await else { continue };
+        let Ok(task) = world.engine.load_visible(&key(id)).await else { continue };
         if let Phase::AwaitingInput(open) = &task.phase {
             let answer = Answer::Result(payload(r#"{"action":"decline"}"#));
             let answers = open.keys().map(|key| (*key, answer.clone())).collect();

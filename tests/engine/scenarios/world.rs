@@ -205,7 +205,7 @@ impl World {
 
     /// How a task stands, by the engine's own view.
     pub(crate) async fn task(&self, key: &TaskKey) -> Arc<Task> {
-        self.engine.shown(key).await.unwrap()
+        self.engine.load_visible(key).await.unwrap()
     }
 
     /// All calls have ended, and no place is taken any more. Nothing can be called after this.
@@ -249,7 +249,7 @@ impl World {
     /// The engine's law, as far as the store can be read: an unsettled row that this process holds has a runner.
     pub(crate) async fn every_row_is_run(&self) {
         for key in self.engine.rows_without_runner().await.unwrap_or_default() {
-            let task = self.engine.held(&key).await.unwrap();
+            let task = self.engine.load_any(&key).await.unwrap();
             // A subtask that its parent does not name is no task: the next looks remove it.
             assert!(task.tree.parent.is_some(), "a row has no runner: {task:?}");
         }

@@ -88,7 +88,7 @@ async fn kept(upstream: Arc<dyn Upstream>, is_there: impl Fn(&Task) -> bool) -> 
     };
     let mut watcher = engine.watchers().watch(&key).unwrap();
     in_time(async {
-        while !is_there(&engine.shown(&key).await.unwrap()) {
+        while !is_there(&engine.load_visible(&key).await.unwrap()) {
             watcher.changed().await;
         }
     })

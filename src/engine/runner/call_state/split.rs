@@ -459,7 +459,7 @@ impl ResultInRow {
     async fn outcome(&self) -> Outcome {
         let mut pauses = RetryDelays::of_writers();
         loop {
-            match self.engine.held(&self.key).await {
+            match self.engine.load_any(&self.key).await {
                 Ok(task) => return task.outcome().cloned().unwrap_or_else(|| row_removed(Executed::Yes)),
                 Err(TaskError::Unknown) => return row_removed(Executed::Yes),
                 Err(error) => {

@@ -105,7 +105,7 @@ impl BridgedCall {
     }
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, CallResult> {
-        self.engine.held(key).await.map_err(|error| {
+        self.engine.load_any(key).await.map_err(|error| {
             tracing::error!(error = %CauseChain(&error), "a held call could not be read");
             fault(error.reason())
         })

@@ -185,7 +185,7 @@ impl CallMessages for OutcomeWait {
         let Some(rising) = rising.filter(|_| shared.served.settings.life_signs) else {
             return BodyPart::comment();
         };
-        let related = match shared.served.engine.look(caller, *id).await {
+        let related = match shared.served.engine.get_unaudited(caller, *id).await {
             Ok(task) if !task.is_settled() => shared.tasks.codec().related(&task),
             Ok(_) | Err(_) => return BodyPart::comment(),
         };

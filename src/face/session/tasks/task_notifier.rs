@@ -72,7 +72,7 @@ impl TaskNotifier {
             loop {
                 // A stream that is opened after this is seen below.
                 opened.borrow_and_update();
-                let task = match shared.served.engine.shown(&self.key).await {
+                let task = match shared.served.engine.load_visible(&self.key).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {

@@ -121,7 +121,7 @@ impl Engine {
         let (mut failures, mut own) = (0, None::<(Arc<Task>, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let (row, was_unresolved) = match self.read_decided(key, now, own.is_some()).await {
+            let (row, was_unresolved) = match self.load_resolved(key, now, own.is_some()).await {
                 Err(StoreError::Io(_)) if own.is_some() && failures < FAILURES_MAX => {
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
@@ -154,7 +154,7 @@ impl Engine {
             match self.store.replace(revision, role, &task).await {
                 Ok(_) => {
                     self.unstored.changed();
-                    self.decided_by(key, revision);
+                    self.resolve_at(key, revision);
                     self.follow(key, &before, &task, effects);
                     return Ok(AppliedEvent { task, changed });
                 }
@@ -172,7 +172,7 @@ impl Engine {
                     if matches!(error, StoreError::UnknownCommit(_)) {
                         self.add_unknown_commit(
                             key,
-                            UnknownCommit { before, upon: revision, written: Task::clone(&task), effects },
+                            UnknownCommit { before, base_revision: revision, written: Task::clone(&task), effects },
                         );
                         own = Some((task, changed));
                     }

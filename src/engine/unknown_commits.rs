@@ -3,7 +3,7 @@
 //! A commit that was reported as failed may still be in the log. If the write was committed, its effects are performed,
 //! however late that becomes known. It is resolved when the row shows it or a later write; when another write to the
 //! same base revision succeeds; or when the store confirms the row's state. Any change of the task may discover this;
-//! otherwise a background task asks the store, with pauses.
+//! otherwise a background task polls the store, with pauses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::store::{Revision, StoreError, StoredTask};
 use crate::task::{Effect, Task, TaskKey, Timestamp};
 
 /// Unresolved writes per task. Above this, the task's runner and its waiters read the row themselves.
-const OF_ONE_MAX: usize = 16;
+const WRITES_PER_TASK_MAX: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct UnknownCommit {
     pub(super) before: Arc<Task>,
     /// The revision that the write would replace.
-    pub(super) upon: Revision,
+    pub(super) base_revision: Revision,
     pub(super) written: Task,
     pub(super) effects: Vec<Effect>,
 }
@@ -35,57 +35,59 @@ pub(super) struct UnknownCommits(Mutex<HashMap<TaskKey, TaskUnknownCommits>>);
 #[derive(Debug, Default)]
 struct TaskUnknownCommits {
     writes: Vec<UnknownCommit>,
-    /// Whether a background task asks the store.
-    is_asked: bool,
+    /// Whether a background task polls the store.
+    is_polled: bool,
 }
 
 impl UnknownCommits {
     fn add(&self, key: &TaskKey, write: UnknownCommit) {
         let mut all = self.0.lock();
-        let of = all.entry(key.clone()).or_default();
-        if of.writes.len() < OF_ONE_MAX {
-            of.writes.push(write);
+        let pending = all.entry(key.clone()).or_default();
+        if pending.writes.len() < WRITES_PER_TASK_MAX {
+            pending.writes.push(write);
         }
     }
 
     /// Removes the writes that this row resolves.
-    fn decide(&self, key: &TaskKey, row: &StoredTask) -> CommitDecision {
+    fn resolve(&self, key: &TaskKey, row: &StoredTask) -> CommitResolution {
         let mut all = self.0.lock();
-        let Some(of) = all.get_mut(key) else { return CommitDecision::Nothing };
-        let made = of.writes.iter().position(|write| write.upon < row.revision && write.written == *row.task);
-        let made = made.map(|at| Box::new(of.writes.swap_remove(at)));
-        let before = of.writes.len();
-        of.writes.retain(|write| write.upon >= row.revision);
-        let is_hidden = of.writes.len() < before;
-        if of.writes.is_empty() && !of.is_asked {
+        let Some(pending) = all.get_mut(key) else { return CommitResolution::Unresolved };
+        let committed =
+            pending.writes.iter().position(|write| write.base_revision < row.revision && write.written == *row.task);
+        let committed = committed.map(|at| Box::new(pending.writes.swap_remove(at)));
+        let before = pending.writes.len();
+        pending.writes.retain(|write| write.base_revision >= row.revision);
+        let is_superseded = pending.writes.len() < before;
+        if pending.writes.is_empty() && !pending.is_polled {
             all.remove(key);
         }
-        match made {
-            Some(write) => CommitDecision::Made(write),
-            None if is_hidden => CommitDecision::Hidden,
-            None => CommitDecision::Nothing,
+        match committed {
+            Some(write) => CommitResolution::Committed(write),
+            None if is_superseded => CommitResolution::Superseded,
+            None => CommitResolution::Unresolved,
         }
     }
 
     /// Removes the writes to `revision`: another write to it succeeded, or the row is confirmed to have it.
-    fn none_upon(&self, key: &TaskKey, revision: Revision) {
+    fn forget_on(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
-        if let Some(of) = all.get_mut(key) {
-            of.writes.retain(|write| write.upon > revision);
-            if of.writes.is_empty() && !of.is_asked {
+        if let Some(pending) = all.get_mut(key) {
+            pending.writes.retain(|write| write.base_revision > revision);
+            if pending.writes.is_empty() && !pending.is_polled {
                 all.remove(key);
             }
         }
     }
 
-    fn wants_asking(&self, key: &TaskKey) -> bool {
+    fn needs_poll(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
-        all.get_mut(key).is_some_and(|of| !of.writes.is_empty() && !std::mem::replace(&mut of.is_asked, true))
+        all.get_mut(key)
+            .is_some_and(|pending| !pending.writes.is_empty() && !std::mem::replace(&mut pending.is_polled, true))
     }
 
     fn is_over(&self, key: &TaskKey) -> bool {
         let mut all = self.0.lock();
-        let is_over = all.get(key).is_none_or(|of| of.writes.is_empty());
+        let is_over = all.get(key).is_none_or(|pending| pending.writes.is_empty());
         if is_over {
             all.remove(key);
         }
@@ -97,11 +99,12 @@ impl UnknownCommits {
     }
 }
 
-enum CommitDecision {
-    Nothing,
-    Made(Box<UnknownCommit>),
+enum CommitResolution {
+    /// The row resolves no write.
+    Unresolved,
+    Committed(Box<UnknownCommit>),
     /// Another write followed, after it or in its place.
-    Hidden,
+    Superseded,
 }
 
 impl Engine {
@@ -110,16 +113,16 @@ impl Engine {
     }
 
     /// Performs the effects of writes that a row shows as committed; whether its present state is such a write.
-    fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
-        match self.unknown_commits.decide(key, row) {
-            CommitDecision::Nothing => false,
-            CommitDecision::Made(write) => {
+    fn apply_resolution(&self, key: &TaskKey, row: &StoredTask) -> bool {
+        match self.unknown_commits.resolve(key, row) {
+            CommitResolution::Unresolved => false,
+            CommitResolution::Committed(write) => {
                 let UnknownCommit { before, written, effects, .. } = *write;
                 // Not the row's task: a fault may have the number of a process, which is not stored.
                 self.follow(key, &before, &written, effects);
                 true
             }
-            CommitDecision::Hidden => {
+            CommitResolution::Superseded => {
                 self.follow_state(key, &row.task);
                 false
             }
@@ -128,7 +131,7 @@ impl Engine {
 
     /// Reads a row, and whether its present state is a write that was unresolved; performs that write's effects. With
     /// `is_confirmed`, the store confirms the row's state, and all writes to it are resolved.
-    pub(super) async fn read_decided(
+    pub(super) async fn load_resolved(
         &self,
         key: &TaskKey,
         now: Timestamp,
@@ -139,17 +142,17 @@ impl Engine {
             false => self.store.load(key, now).await?,
         };
         Ok(row.map(|row| {
-            let was_unresolved = self.decide(key, &row);
+            let was_unresolved = self.apply_resolution(key, &row);
             if is_confirmed {
-                self.decided_by(key, row.revision);
+                self.resolve_at(key, row.revision);
             }
             (row, was_unresolved)
         }))
     }
 
     /// Resolves writes to this revision: another one succeeded, or none was committed.
-    pub(super) fn decided_by(&self, key: &TaskKey, upon: Revision) {
-        self.unknown_commits.none_upon(key, upon);
+    pub(super) fn resolve_at(&self, key: &TaskKey, base_revision: Revision) {
+        self.unknown_commits.forget_on(key, base_revision);
     }
 
     /// Performs the effects that follow from the state alone.
@@ -167,26 +170,26 @@ impl Engine {
         }
     }
 
-    /// Asks the store until all writes of a task are resolved. Ends at shutdown: the next process starts from the
+    /// Polls the store until all writes of a task are resolved. Ends at shutdown: the next process starts from the
     /// stored state.
     pub(super) fn resolve_in_background(self: &Arc<Self>, key: &TaskKey) {
-        if !self.unknown_commits.wants_asking(key) {
+        if !self.unknown_commits.needs_poll(key) {
             return;
         }
         let (engine, key) = (Arc::clone(self), key.clone());
         let leaving = self.leaving.clone();
         self.changes.tracker.spawn(async move {
-            if leaving.run_until_cancelled(engine.ask(&key)).await.is_none() {
+            if leaving.run_until_cancelled(engine.poll_store(&key)).await.is_none() {
                 engine.unknown_commits.forget(&key);
             }
         });
     }
 
-    async fn ask(&self, key: &TaskKey) {
+    async fn poll_store(&self, key: &TaskKey) {
         let mut pauses = RetryDelays::of_writers();
         loop {
             pauses.wait().await;
-            match self.read_decided(key, self.clock.now(), true).await {
+            match self.load_resolved(key, self.clock.now(), true).await {
                 Ok(Some(_)) if self.unknown_commits.is_over(key) => return,
                 Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {

@@ -72,7 +72,7 @@ impl Runner {
     /// The task in its row's confirmed state; `None` if it has no row. Fails with `Fenced` if another process holds it.
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
         let Some(key) = self.recorder.key() else { return Ok(None) };
-        match self.engine.read_decided(&key, self.engine.clock.now(), true).await? {
+        match self.engine.load_resolved(&key, self.engine.clock.now(), true).await? {
             Some((row, _)) if row.holder != Some(self.engine.store.holder()) => Err(StoreError::Fenced),
             row => Ok(row.map(|(row, _)| row.task)),
         }

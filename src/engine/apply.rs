@@ -80,6 +80,12 @@ pub(super) struct AppliedEvent {
     pub(super) changed: bool,
 }
 
+/// A write of [`Engine::apply_all`] with an unknown commit.
+struct OwnWrite {
+    task: Arc<Task>,
+    changed: bool,
+}
+
 impl Engine {
     /// Applies one event and performs its effects. An outcome that exceeds the store's room settles the task with a
     /// fault that says so: it is never lost silently (L8). Not cancel safe: a dropped call may have stored the event
@@ -118,7 +124,7 @@ impl Engine {
         role: WriteRole,
         mut events: Vec<Event>,
     ) -> Result<AppliedEvent, TaskError> {
-        let (mut failures, mut own) = (0, None::<(Arc<Task>, bool)>);
+        let (mut failures, mut own) = (0, None::<OwnWrite>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
             let (row, was_unresolved) = match self.load_resolved(key, now, own.is_some()).await {
@@ -129,7 +135,7 @@ impl Engine {
                 }
                 row => row?.ok_or(TaskError::Unknown)?,
             };
-            if was_unresolved && let Some((_, changed)) = own.take_if(|(written, _)| **written == *row.task) {
+            if was_unresolved && let Some(OwnWrite { changed, .. }) = own.take_if(|write| *write.task == *row.task) {
                 // The commit was unknown, and the write succeeded.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
@@ -161,12 +167,8 @@ impl Engine {
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
                 Err(full @ StoreError::Full { .. }) => {
-                    let last = events.pop();
-                    match last.as_ref().and_then(without_payload) {
-                        Some(smaller) => events = vec![smaller],
-                        None if events.is_empty() => return Err(full.into()),
-                        None => events = last.into_iter().collect(),
-                    }
+                    let Some(smaller) = shrink(events) else { return Err(full.into()) };
+                    events = smaller;
                 }
                 Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_))) => {
                     if matches!(error, StoreError::UnknownCommit(_)) {
@@ -174,7 +176,7 @@ impl Engine {
                             key,
                             UnknownCommit { before, base_revision: revision, written: Task::clone(&task), effects },
                         );
-                        own = Some((task, changed));
+                        own = Some(OwnWrite { task, changed });
                     }
                     if failures == FAILURES_MAX {
                         return Err(error.into());
@@ -347,6 +349,16 @@ fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect
     }
     // Copies buffers that are larger than their counted bytes, so that an event keeps no more memory alive.
     (task.exact(), effects, changed)
+}
+
+/// The events to try if the store has no room for all of them.
+fn shrink(mut events: Vec<Event>) -> Option<Vec<Event>> {
+    let last = events.pop()?;
+    match without_payload(&last) {
+        Some(smaller) => Some(vec![smaller]),
+        None if events.is_empty() => None,
+        None => Some(vec![last]),
+    }
 }
 
 /// The fault to store in place of an outcome that exceeds the store's room.

@@ -1,5 +1,4 @@
-//! The canonical task and its pure transition function. Depends only on `wire::{Payload, RpcError, one_line}` and a
-//! hash; reads no clock, generates no id, does no I/O. Start with [`model`], then [`mod@transition`].
+//! The canonical task and its pure transition: no clock, no I/O, no new id. Begin with [`model`], [`mod@transition`].
 
 pub mod access_rules;
 pub mod admitted_callers;

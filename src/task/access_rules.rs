@@ -64,7 +64,6 @@ pub struct RuleArgument {
     pub patterns: ItemPatterns,
 }
 
-/// An item of an upstream, by its name or URI there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessItem<'a> {
     Tool(&'a str),
@@ -108,7 +107,6 @@ struct RuleCandidate {
     lacks_scope: bool,
 }
 
-/// An argument as a rule reads it.
 enum ArgumentValue {
     Absent,
     Text(String),
@@ -191,7 +189,6 @@ fn denied(helpful: BTreeSet<Arc<str>>) -> AccessVerdict {
 }
 
 impl CallerRules {
-    /// Whether a caller may use anything at the upstream.
     pub fn upstream(&self, rules: &AccessRules) -> RuleDecision {
         rules.decide(&self.0, |rule| rule.allow || rule.is_final())
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::Principal;
 
-/// The principals that a configuration admits.
 #[derive(Clone, Debug, Default)]
 pub enum AdmittedCallers {
     /// Every principal, where no configuration says who may come.
@@ -16,7 +15,6 @@ pub enum AdmittedCallers {
     Holders(CredentialHolders),
 }
 
-/// The principals of credentials.
 #[derive(Clone, Default)]
 pub struct CredentialHolders {
     keys: HashSet<Principal>,

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::{Principal, TaskId, TaskKey, Timestamp};
 
-/// The sender of one request. Its principal owns tasks; its claims come from this request's credential alone, as one
-/// person may have a wide and a narrow token.
+/// The sender of a request. Its principal owns tasks; its claims are this credential's: a person may have two tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub principal: Principal,
@@ -14,12 +13,10 @@ pub struct Caller {
     pub claims: Option<Arc<Claims>>,
     /// The end of the credential's validity: its streams end then.
     pub until: Option<Timestamp>,
-    /// The upstreams of the path that it asked, for a token: it is valid at that path (RFC 8707). `None` for other callers. One pointer: the
-    /// future of each request has it.
+    /// The upstreams of the path for which a token is valid (RFC 8707), else `None`. A pointer keeps futures small.
     pub audience: Option<Arc<Vec<Arc<str>>>>,
 }
 
-/// The claims of a credential beside its principal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Claims {
     /// Sorted, with the implied ones.
@@ -36,7 +33,7 @@ impl Claims {
     pub fn bytes(&self) -> usize {
         // A node of a set holds 11 names at most, and 5 at least unless it is the only one.
         const NODE_BYTES: usize = 192;
-        // The counts of a shared text.
+        // The reference counts of an `Arc`.
         const COUNTS_BYTES: usize = 32;
         let of_set = |names: &BTreeSet<Arc<str>>| {
             names.len().div_ceil(5) * NODE_BYTES + names.iter().map(|name| COUNTS_BYTES + name.len()).sum::<usize>()
@@ -46,12 +43,12 @@ impl Claims {
 }
 
 impl Caller {
-    /// A caller whose credential says nothing beside its principal.
+    /// A caller without claims.
     pub const fn of(principal: Principal) -> Self {
         Self { principal, claims: None, until: None, audience: None }
     }
 
-    /// The same at a path of these upstreams.
+    /// The same caller at a path of these upstreams.
     #[must_use]
     pub fn at(self, upstreams: impl FnOnce() -> Arc<Vec<Arc<str>>>) -> Self {
         let has_audience = self.claims.as_ref().is_some_and(|claims| claims.issuer.is_some());

@@ -9,7 +9,6 @@ use wildmatch::WildMatch;
 /// Longer names and URIs match no pattern of a rule that allows, and every pattern of a rule that denies.
 const MATCHED_BYTES_MAX: usize = 4_096;
 
-/// Patterns, one of which a name has to match.
 #[derive(Clone, Debug, Default)]
 pub struct ItemPatterns {
     texts: BTreeSet<Arc<str>>,

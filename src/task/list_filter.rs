@@ -1,5 +1,4 @@
-//! Filters and orders lists of an owner's tasks (SEP-1904). Every criterion narrows the set of visible tasks, and none
-//! widens it (FIL-10). Equal selections are equal values, however they were written.
+//! Filters and orders lists of tasks (SEP-1904). Criteria only narrow (FIL-10). Equal selections are equal values.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

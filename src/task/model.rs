@@ -25,7 +25,6 @@ pub struct Task {
     pub updated_at: Timestamp,
     /// Counted from `created_at`. Grows if an outcome needs time to be read; never shrinks once there is a handle.
     pub ttl: Duration,
-    /// Minimum time that an outcome stays readable.
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
     /// The current try at the upstream; events of older ones are stale.
@@ -35,12 +34,9 @@ pub struct Task {
     pub next_key: InputKey,
     /// The upstream's last progress message.
     pub status_message: Option<Arc<str>>,
-    /// State that a later process needs to continue.
     pub recovery: Recovery,
     pub idempotency: Option<Idempotency>,
-    /// The client-chosen id (SEP-1686).
     pub chosen: Option<ChosenId>,
-    /// The task's relatives in a tree of subtasks (SEP-2268).
     pub tree: TreeLinks,
 }
 
@@ -89,7 +85,7 @@ impl Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionScope(pub u128);
 
-/// A client-chosen id. The task's key follows from both fields and its owner.
+/// A client-chosen id (SEP-1686). The task's key follows from both fields and its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenId {
     pub session: SessionScope,
@@ -105,8 +101,8 @@ impl ChosenId {
     }
 }
 
-/// The parent and the children of a task, all of the same owner. A child is stored before its parent names it, and
-/// settles before its parent does (SUB-13). A child without a parent that names it counts as removed (SUB-05, SUB-17).
+/// A task's parent and children, all of one owner (SEP-2268). A child is stored before its parent names it, and settles
+/// before its parent does (SUB-13). A child without a parent that names it counts as removed (SUB-05, SUB-17).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeLinks {
     pub parent: Option<TaskId>,
@@ -149,9 +145,8 @@ pub struct Recovery {
 }
 
 bitflags::bitflags! {
-    /// Effects of a task's changes that are still to be performed, if need be by a later process. Stores keep them as one
-    /// number and hold a task's row for a process while there are any: a new effect changes no store but the version of its
-    /// format, as an older gateway cannot perform it.
+    /// Effects that are still to be performed, if need be by a later process, for which stores then hold the row.
+    /// Stores keep one number; a new effect needs a new version of the format, as an older gateway cannot perform it.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct PendingEffects: u8 {
         /// Notify the upstream that the result is unwanted: the task settled without it.
@@ -160,7 +155,6 @@ bitflags::bitflags! {
 }
 
 impl Recovery {
-    /// Whether the upstream must still be notified that the result is unwanted.
     pub fn must_notify_upstream(&self) -> bool {
         self.pending_effects.contains(PendingEffects::NOTIFY_UPSTREAM)
     }
@@ -228,7 +222,6 @@ impl Task {
         matches!(fault.executed, Executed::No)
     }
 
-    /// The call's outcome, if it ended.
     pub const fn outcome(&self) -> Option<&Outcome> {
         if let Phase::Settled(outcome) = &self.phase { Some(outcome) } else { None }
     }
@@ -343,17 +336,14 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     Upstream(RpcError),
-    /// The gateway has no answer; with the reason.
     Gateway(GatewayFault),
 }
 
-/// Why the gateway has no answer, and whether the call may have run. Two faults are equal if a store keeps
-/// the same of both: a row that is read back must equal the task that was written.
+/// Why the gateway has no answer, and whether the call may have run. Equality compares the stored fields alone.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayFault {
     pub reason: Reason,
     pub executed: Executed,
-    /// The upstream's HTTP status, if that was the reason.
     pub http_status: Option<u16>,
     pub retry_after: Option<Duration>,
     pub exit: Option<ProcessExit>,
@@ -404,7 +394,6 @@ pub enum Executed {
 }
 
 impl Reason {
-    /// Whether a call ended with the gateway that ran it.
     pub const fn is_end_of_gateway(self) -> bool {
         matches!(self, Self::GatewayRestart | Self::ReplicaLost | Self::StoreLost)
     }
@@ -461,7 +450,6 @@ gateway_reasons! {
     QueueDeadline = 20, "queue_deadline";
     Draining = 21, "draining";
     Internal = 22, "internal";
-    /// The task's stored record is damaged.
     StoreCorrupt = 23, "store_corrupt";
     /// The process ended repeatedly while the call was in flight.
     Poison = 24, "poison";
@@ -564,7 +552,6 @@ impl Outcome {
         }
     }
 
-    /// Whether it holds only the memory that it counts.
     pub fn is_exact(&self) -> bool {
         match self {
             Self::Returned { result, .. } => result.is_exact(),

@@ -1,5 +1,4 @@
-//! Maps an upstream's tool names to the names that clients see. Names follow from the rules alone, never from a list,
-//! so that listing and calling agree on every page and in every process.
+//! Maps tool names of an upstream to those that clients see, by rules alone: all pages and processes then agree.
 
 use std::borrow::Cow;
 
@@ -52,7 +51,6 @@ impl NamePattern {
         }
     }
 
-    /// The pattern with this text in place of the star.
     pub fn filled(&self, held: &str) -> String {
         [&self.head, held, self.tail.as_deref().unwrap_or_default()].concat()
     }
@@ -60,12 +58,13 @@ impl NamePattern {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRule {
-    /// Clients see the upstream's own name.
     Kept,
-    /// Clients do not see the tool.
     Hidden,
     /// The text matched by the star of `from` replaces the star of `to`. Both have a star, or neither does.
-    Renamed { from: NamePattern, to: NamePattern },
+    Renamed {
+        from: NamePattern,
+        to: NamePattern,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,7 +26,6 @@ pub enum AfterCrash {
     Fail,
     /// The call is sent again if the tool's annotations call that harmless.
     RerunIfSafe,
-    /// The call is sent again.
     Rerun,
 }
 
@@ -71,10 +70,8 @@ pub struct CallLimits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRule {
-    /// The argument that is the list.
     pub argument: Arc<str>,
     pub parallel: NonZeroUsize,
-    /// Maximum number of elements.
     pub max: NonZeroUsize,
 }
 

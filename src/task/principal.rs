@@ -22,10 +22,8 @@ const AT_ADDRESS: &str = "anon@";
 const READER: &str = "operator:read";
 const ACTOR: &str = "operator:act";
 
-/// The rights of an operator's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorRight {
-    /// Read everything that operators can see.
     Read,
     Act,
 }
@@ -64,8 +62,7 @@ impl Principal {
         Self::new(&format!("{CERTIFICATE}{name}"))
     }
 
-    /// The subject of an issuer's tokens, or the client where there is no person. One subject of two issuers is two
-    /// principals (B156).
+    /// The subject of an issuer's tokens, or the client without a person. Two issuers' subjects always differ (B156).
     pub fn of_subject(issuer: &str, subject: &str) -> Self {
         Self::new(&format!("{TOKEN}{}:{subject}", Self::issuer_digits(issuer)))
     }
@@ -141,7 +138,6 @@ impl Principal {
         digits
     }
 
-    /// Whether its tokens are of this issuer.
     pub fn is_of(&self, issuer: &str) -> bool {
         let rest = self.0.strip_prefix(TOKEN).and_then(|rest| rest.strip_prefix(Self::issuer_digits(issuer).as_str()));
         rest.is_some_and(|rest| rest.starts_with([':', '/']))
@@ -152,7 +148,6 @@ impl Principal {
         self.key_id().is_some() || self.has_token() || self.certificate_name().is_some()
     }
 
-    /// The digits of its token's issuer.
     pub fn issuer(&self) -> Option<&str> {
         self.0.strip_prefix(TOKEN)?.get(..ISSUER_DIGITS)
     }

@@ -74,13 +74,11 @@ pub struct ToolScopes {
 pub enum DecidedBy {
     /// There are no rules, and nothing is narrowed.
     Nothing,
-    /// The configuration has no credential of the caller.
     UnknownCaller,
     Rule(Arc<str>),
     EndOfRules,
     /// The lists beside the principal's keys.
     Key(Arc<str>),
-    /// The scopes of the tool's block.
     ToolScopes(Arc<str>),
 }
 
@@ -118,7 +116,6 @@ pub struct PrincipalAccessTable {
     memo: AccessMemo,
 }
 
-/// A caller's access at one upstream.
 #[derive(Clone, Debug, Default)]
 pub struct ToolAccess {
     /// For `own`.
@@ -180,7 +177,6 @@ impl PrincipalAccessTable {
         (verdict != AccessVerdict::Allowed).then_some(by)
     }
 
-    /// Decides whether a caller may use anything at an upstream.
     pub fn upstream(&self, caller: &Caller, upstream: &str) -> AccessDecision {
         if let Some(own) = self.own.get(&caller.principal).filter(|own| !own.has_upstream(upstream)) {
             return AccessDecision { verdict: AccessVerdict::Denied, by: DecidedBy::Key(Arc::clone(&own.line)) };
@@ -332,8 +328,7 @@ impl ToolAccess {
     }
 }
 
-/// About the memory of all entries with their claims. At this bound all entries are dropped, and made again when they are
-/// needed: a principal that fills it with names costs others that.
+/// About the memory of all entries. At this bound all are dropped: a principal with many names slows others down.
 const BYTES_MAX: usize = 32 << 20;
 const CALLER_BYTES: usize = 1_024;
 const ITEM_BYTES: usize = 128;
@@ -351,7 +346,6 @@ struct AccessMemo {
     bytes: Arc<AtomicUsize>,
 }
 
-/// The rules about a caller at one upstream.
 #[derive(Debug)]
 struct CallerAccess {
     rules: Arc<AccessRules>,

@@ -129,7 +129,6 @@ impl<K: Clone + Eq + Hash> OwnerCounts<K> {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
 
-    /// Adds one if the owner has fewer than `max`.
     pub fn add_below(&mut self, owner: &K, max: usize) -> bool {
         match self.by_owner.entry(owner.clone()) {
             Entry::Occupied(mut own) if *own.get() < max => *own.get_mut() += 1,
@@ -213,7 +212,6 @@ impl fmt::Display for RateBound {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateRefusal {
     pub bound: RateBound,
-    /// The principal that the requests are counted for.
     pub principal: Principal,
     pub wait: Duration,
 }

@@ -36,7 +36,6 @@ pub enum SummaryPhase {
     },
     /// The upstream answered with a JSON-RPC error.
     Refused,
-    /// The gateway has no answer.
     Faulted(GatewayFault),
     Cancelled,
 }
@@ -123,7 +122,6 @@ pub fn failure_line(task: &Task) -> Option<Arc<str>> {
 }
 
 impl Summary {
-    /// Summarizes a task. Takes time in proportion to a failed outcome (see [`failure_line`]).
     pub fn of(task: &Task) -> Self {
         Self::with_failure(task, failure_line(task))
     }

@@ -67,8 +67,7 @@ impl Clock for SystemClock {
 }
 
 /// The task clock of one process: reads the wall clock once, at startup, and then counts elapsed time, so that setting
-/// the wall clock ends no task early and extends none (F58). Starts no earlier than the last time known to an earlier
-/// process.
+/// it ends no task early and extends none (F58). Starts no earlier than the last time known to an earlier process.
 pub struct SteadyClock<E> {
     begin: Timestamp,
     elapsed: E,

@@ -132,9 +132,8 @@ pub enum Effect {
     Abandon,
 }
 
-/// Applies one event. Pure and total. An event that does not apply (a settled task, another attempt, a question that is
-/// not open) changes nothing and has no effects. In a settled task only the notification of its upstream is still
-/// recorded.
+/// Applies one event. Pure and total. An event that does not apply (a settled task, another attempt, a closed question)
+/// changes nothing and has no effects. A settled task only records the notification of its upstream.
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
     if !event.fits(&task.phase) || event.is_stale(task.attempt) {
         return (task, Vec::new());

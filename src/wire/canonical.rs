@@ -8,9 +8,8 @@ use super::payload::write_string;
 use super::scan::{self, StringPiece};
 use super::walk::{ValueWalk, WalkedKind};
 
-/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped;
-/// numbers keep their text, so `1.0` and `1` differ. Members of an unsorted object are copied once more for each
-/// enclosing object.
+/// Writes the value with sorted keys, without whitespace. Equal strings are written alike, however escaped; numbers
+/// keep their text: `1.0` is not `1`. Unsorted objects' members are copied once more for each enclosing object.
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
     write(&mut ValueWalk::of(value), &mut out, &mut Vec::new());

@@ -310,8 +310,7 @@ fn call(id: Option<&RequestId>, method: &str, params: Option<&Payload>) -> Bytes
 
 const OPENING: &[u8] = b"{\"jsonrpc\":\"2.0\"";
 
-/// Begins an envelope; `room` is the number of bytes that the caller will append before the closing brace. `Bytes` takes over a
-/// vector without room to spare as it is.
+/// Begins an envelope with `room` for bytes before the closing brace: `Bytes` takes a full vector as it is.
 fn open(id: Option<&RequestId>, room: usize) -> Vec<u8> {
     let id_room = id.map_or(0, |id| member_room("id") + id.as_json().len());
     let mut out = Vec::with_capacity(OPENING.len() + id_room + room + 1);
@@ -353,7 +352,6 @@ pub fn read_batch(
     Ok(split_batch(text, limits, messages_max)?.iter().map(|item| read(item, limits)).collect())
 }
 
-/// Whether a text can only be a batch.
 pub fn is_batch(text: &Bytes) -> bool {
     text.trim_ascii_start().starts_with(b"[")
 }

@@ -34,8 +34,7 @@ pub fn sse_endpoint(address: &str) -> Bytes {
     format!("event: endpoint\ndata: {address}\n\n").into()
 }
 
-/// Splits a byte stream into lines that end in LF or CRLF, without empty ones; skips a byte order mark before a line
-/// (RFC 8259, 8.1). Holds at most one line of `line_bytes_max` bytes.
+/// Splits bytes at LF or CRLF into non-empty lines up to `line_bytes_max`, without byte order marks (RFC 8259, 8.1).
 #[derive(Debug)]
 pub struct LineDecoder {
     line_bytes_max: usize,
@@ -48,8 +47,7 @@ impl LineDecoder {
         Self { line_bytes_max, partial: Vec::new(), failed: false }
     }
 
-    /// Takes bytes; returns complete lines in order, without their ends. Fails for good if one line outgrows the bound;
-    /// complete lines before it are returned first, the error with the next call.
+    /// Returns complete lines. Fails for good after an oversized line: with the next call, if lines precede it.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Bytes>, FramingError> {
         let mut lines = Vec::new();
         let mut rest = bytes;

@@ -12,14 +12,12 @@ pub const ID_BYTES_MAX: usize = 256;
 /// An id of so many bytes, such as a number, needs no memory on the heap. More would make the futures of a request larger.
 const INLINE_BYTES: usize = 16;
 
-/// A request id: a string without null characters, or a whole number. Echoed byte for byte (`1` is not `"1"`, T-62);
-/// compared as text.
+/// A request id, a string or a whole number: echoed byte for byte, compared as text (`1` is not `"1"`, T-62).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(SmallVec<[u8; INLINE_BYTES]>);
 
 impl RequestId {
-    /// Accepts a string without null characters or lone surrogates (B81), or an `i64` integer written as one (not
-    /// `1.0`).
+    /// Accepts a string without null characters or lone surrogates (B81), or an `i64` written as an integer.
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();
         if raw.len() > ID_BYTES_MAX {
@@ -65,7 +63,6 @@ impl RequestId {
         scan::decode_string(&self.0)
     }
 
-    /// A copy of the id as a payload.
     pub fn payload(&self) -> Payload {
         Payload::copied(&self.0)
     }

@@ -55,8 +55,7 @@ impl Object {
         &self.text
     }
 
-    /// Copies the object out of its message (see [`Payload::detached`]), with the positions of its own members and of those
-    /// within it.
+    /// Copies the object out of its message (see [`Payload::detached`]), with the positions of all members in it.
     pub fn detached(&self) -> Self {
         let LocatedMembers { base, place, members } = &self.located;
         let within = |member: &&Member| member.key.start >= *base && member.value.end <= base + self.text.len();
@@ -126,8 +125,7 @@ impl Object {
         self.members().map(|member| (self.key(member), self.value(member)))
     }
 
-    /// The first of `names` from which a member differs in case alone, by Unicode's folding (`paramſ` is `params`):
-    /// other parsers might take the member for that name (B85).
+    /// The first of `names` that a member has in another case (Unicode's folding): some parsers take both as one (B85).
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
         if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {

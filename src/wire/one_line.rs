@@ -9,8 +9,7 @@ pub const STATUS_BYTES_MAX: usize = 1024;
 /// Longest name that is quoted in a sentence, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// Makes an upstream's text fit for a status line: without control or bidirectional-override characters, at most
-/// [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
+/// A status line of an upstream's text: without control or bidi-override characters, cut at [`STATUS_BYTES_MAX`].
 pub fn status_text(words: &str) -> Option<Arc<str>> {
     let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
     for c in words.chars().filter(|c| !is_hidden(*c)) {
@@ -35,8 +34,7 @@ pub fn name(text: &str) -> String {
     shown
 }
 
-/// Makes a peer's text fit for a line on a terminal: blanks in place of control and bidirectional-override characters, at most
-/// `bytes_max` bytes, and a mark where it was cut.
+/// A terminal line of a peer's text: blanks for control and bidi-override characters, cut with a mark at `bytes_max`.
 pub fn shown(text: &str, bytes_max: usize) -> String {
     let mut shown = String::with_capacity(text.len().min(bytes_max) + '…'.len_utf8());
     for c in text.chars() {

@@ -9,13 +9,11 @@ use super::scan::{self, LocatedMembers, ScanError, ScanLimits};
 
 /// One complete JSON value, kept as the bytes it arrived in. Clones share them.
 ///
-/// Invariant: UTF-8, one well-formed JSON value without surrounding whitespace. Only [`crate::wire::scan`], the
-/// serialisation of our own values and the stores make one, so it is never validated again. Key order, number spelling
-/// and unknown members survive (T-14).
+/// Invariant: UTF-8, one JSON value without surrounding whitespace. Only [`crate::wire::scan`], our serialisation and
+/// the stores make one: none is validated again. Key order, number spelling and unknown members survive (T-14).
 #[derive(Clone)]
 pub struct Payload {
     text: Bytes,
-    /// Whether the text is alone in its buffer, so that keeping it keeps nothing else alive.
     is_exact: bool,
     /// The positions of an object's members, if the message's scan has noted them.
     members: Option<Arc<LocatedMembers>>,
@@ -55,8 +53,7 @@ impl Payload {
         self.members.as_deref()
     }
 
-    /// Restores a stored payload. The caller guarantees that the text is unchanged (the stores have a checksum), and
-    /// alone in its buffer but for the rest of its task. Only UTF-8 is checked again.
+    /// Restores a stored payload: checks UTF-8 alone, as stores have a checksum. Its buffer holds only its task.
     pub fn restored(text: Bytes) -> Option<Self> {
         std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true, members: None })
     }
@@ -70,8 +67,7 @@ impl Payload {
         Self { text: Bytes::from_static(text.as_bytes()), is_exact: true, members: None }
     }
 
-    /// Serialises one of our own values. Panics if it cannot be written as JSON (a map with keys that are no strings):
-    /// a bug of the caller.
+    /// Serialises one of our own values. Panics if it is no JSON (a map's keys must be strings): a bug of the caller.
     pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
         let text = serde_json::to_vec(value).expect("our own values serialise");
         Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true, members: None }

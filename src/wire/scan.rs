@@ -1,8 +1,7 @@
 //! Scans a text strictly in one pass: accepts or refuses it, and locates its members.
 //!
-//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree
-//! about the meaning. The scan refuses them all (B78 to B88, U07, U27, U28), and notes the positions of the members
-//! that the gateway reads.
+//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting in a raw value; other parsers disagree about
+//! these. The scan refuses them (B78 to B88, U07, U27, U28), and notes the positions of members that the gateway reads.
 //!
 //! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`): as a string value it passes. A key with
 //! one is refused, and a string with one does not decode here: no id, method or name has one.
@@ -37,8 +36,7 @@ pub struct ScanLimits {
 impl ScanLimits {
     pub const CLIENT: Self =
         Self { depth_max: 64, nodes_max: 200_000, members_max: 10_000, items_max: 1_000_000, number_chars_max: 64 };
-    /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere. Members are
-    /// counted, as an entry for one takes more memory than a short one's text.
+    /// Limits for kept responses of upstreams; bytes are bounded elsewhere. A member's entry can outweigh its text.
     pub const UPSTREAM: Self = Self {
         depth_max: 128,
         nodes_max: usize::MAX,
@@ -150,7 +148,6 @@ pub(in crate::wire) struct ObjectOutline {
 }
 
 impl ObjectOutline {
-    /// Fails with the flaw, if there is one.
     pub(in crate::wire) fn flawless(self) -> Result<Self, ScanError> {
         match self.flaw {
             None => Ok(self),
@@ -159,9 +156,8 @@ impl ObjectOutline {
     }
 }
 
-/// Scans a text once, in linear time; memory grows with the nesting and with the members of open objects, both within
-/// `limits`. Fails if the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the
-/// rest.
+/// Scans a text once, in linear time; memory grows with nesting and with members of open objects, both within `limits`.
+/// Fails if the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
     pass::ScanPass::new(text, limits).run()
@@ -209,7 +205,6 @@ pub(in crate::wire) fn items(text: &[u8]) -> impl Iterator<Item = Range<usize>> 
     })
 }
 
-/// The end of the value that begins at `at`.
 pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
     let mut depth = 0_usize;
     loop {

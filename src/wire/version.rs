@@ -13,7 +13,6 @@ macro_rules! versions {
         pub enum $All { $($(#[$of_one])* $One,)+ }
 
         impl $All {
-            /// Every version, oldest first.
             pub const ALL: [Self; [$(Self::$One),+].len()] = [$(Self::$One),+];
 
             pub const fn traits(self) -> &'static VersionTraits {

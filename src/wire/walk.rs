@@ -1,7 +1,6 @@
 //! Walks once through a value, for callers that read all its parts.
 //!
-//! Opening an [`super::Object`] level by level reads a byte once for each level above it; a walk reads each byte once. Validates
-//! nothing: the text has passed a scan already.
+//! Reads each byte once; nested [`super::Object`]s read it once a level. Validates nothing: the text has passed a scan.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -49,7 +48,6 @@ impl<'t> ValueWalk<'t> {
         self.at += 1;
     }
 
-    /// The next member of the entered object, or `None` at its end.
     pub fn member(&mut self) -> Option<WalkedKey<'t>> {
         let separator = self.next_separator()?;
         let bytes = self.text.as_bytes();

@@ -7,7 +7,6 @@ use crate::wire::{Payload, RequestId, ScanLimits};
 const TEXTS_MAX: usize = 1_000;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// One object that was meant as a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MalformedMessage {
     /// The id, if the object has exactly one.

@@ -21,8 +21,7 @@ const JOINED_BYTES_MAX: usize = 16 * 1024;
 pub enum PrimerPolicy {
     Pass,
     Withhold,
-    /// Withholds them, and removes ids and retry times before or between an event's data: the stream cannot be resumed
-    /// (MOD-21).
+    /// Withholds them; removes ids and retry times before or between data: the stream cannot be resumed (MOD-21).
     Unnumbered,
 }
 
@@ -72,7 +71,6 @@ pub struct EventGate {
     is_of_interest: bool,
     /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
-    /// The inspection of the event's data, where the data decides.
     look: DataInspection,
 }
 
@@ -227,8 +225,7 @@ impl EventGate {
         Ok(out)
     }
 
-    /// Judges a whole event, as [`EventGate::feed`] judges bytes. Fails if it is to be yielded whole, and is larger
-    /// than the bound.
+    /// Judges a whole event, as [`EventGate::feed`] judges bytes. Fails if it must be yielded whole and is too large.
     pub fn judge(&self, event: &StreamEvent) -> Result<EventVerdict, FramingError> {
         let data = &event.event().data;
         if data.trim_ascii().is_empty() {

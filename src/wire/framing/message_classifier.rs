@@ -80,7 +80,6 @@ impl Default for NameBytes {
     }
 }
 
-/// The envelope member with a request's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutcomeMember {
     Result,
@@ -128,8 +127,7 @@ impl MessageClassifier {
         self.has_state
     }
 
-    /// Whether readers may take it for more than a complete result: a request, a result that may hold questions, or one
-    /// of another type.
+    /// Whether readers may take it for more than a complete result: a request, or a result with questions or a type.
     pub const fn may_ask(&self) -> bool {
         self.may_ask_beyond_extensions() || self.has_type_of_extension
     }

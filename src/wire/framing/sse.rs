@@ -11,8 +11,7 @@ const ID_BYTES_MAX: usize = 1024;
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere. Holds at most one event of
-/// `event_bytes_max` bytes; data, name, id and the current line count. Tracks event boundaries even after an oversized
-/// one.
+/// `event_bytes_max` bytes; data, name, id and the current line count. Tracks event boundaries even after a large one.
 #[derive(Debug)]
 pub struct SseDecoder {
     event_bytes_max: usize,
@@ -69,9 +68,8 @@ impl SseDecoder {
         self.gave_ids
     }
 
-    /// Takes bytes; returns complete events in order. Comments are skipped. Events with empty data but an id or a retry
-    /// are returned too (they prime a stream). Fails if one event outgrows the bound; complete events before it are
-    /// returned first, the error with the next call.
+    /// Returns complete events; skips comments. Events without data but with an id or a retry prime a stream, and are
+    /// returned too. Fails if an event outgrows the bound; events before it come first, the error with the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, FramingError> {
         let mut events = Vec::new();
         let mut rest = bytes;

@@ -109,8 +109,7 @@ impl<'a> ObjectEdit<'a> {
         Some(out)
     }
 
-    /// Writes the members that the object has. A member extends from the separator before it to the one after it, so
-    /// whitespace stays and goes with its member.
+    /// Writes existing members. Each extends from separator to separator: whitespace stays and goes with its member.
     fn write_standing(&self, out: &mut EditedText<'_>) {
         let text = self.object.payload().bytes();
         let mut start = 1;

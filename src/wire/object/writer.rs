@@ -14,8 +14,7 @@ const ROOM: usize = 512;
 /// Spare capacity after a large member, so that a few bytes do not reallocate it.
 const SLACK: usize = 64;
 
-/// Writes an object member by member, in the given order. The caller names each key once. Keys of the gateway's own are
-/// written as they are, so they need no escapes; [`Self::any_member`] takes any key.
+/// Writes an object's members in order, each key once. Own keys need no escapes; [`Self::any_member`] takes any key.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObjectWriter {
@@ -84,7 +83,6 @@ impl ObjectWriter {
         self.is_empty = false;
     }
 
-    /// Makes room for this many bytes.
     pub fn reserve(&mut self, bytes: usize) {
         self.text.reserve(bytes);
     }
@@ -115,8 +113,7 @@ impl ObjectWriter {
         self
     }
 
-    /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The
-    /// caller knows that `object` has no such member: the text is not searched for it.
+    /// Appends `object` with a new member at its front, copied once or shared. The caller knows that the key is new.
     pub fn member_led_by(mut self, key: &'static str, lead: &'static str, value: &str, object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
@@ -167,7 +164,6 @@ impl ObjectWriter {
     }
 }
 
-/// Formats values at the end of a text.
 struct TextEnd<'t>(&'t mut Vec<u8>);
 
 impl fmt::Write for TextEnd<'_> {

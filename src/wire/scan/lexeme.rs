@@ -28,8 +28,7 @@ pub(super) struct Quoted {
     pub(super) lone: Option<usize>,
 }
 
-/// Reads the string with its opening quotation mark at `at`. `Syntax` at the first raw control character, unknown
-/// escape or missing end.
+/// Reads the string that opens at `at`. `Syntax` at the first raw control character, unknown escape or missing end.
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     let start = at + 1;
     let near = &text[start..text.len().min(start + NEAR)];
@@ -128,8 +127,7 @@ struct Escape {
     is_lone: bool,
 }
 
-/// Reads the escape with its backslash at `at`; a surrogate pair counts as one. The error is the offset of an invalid
-/// escape.
+/// Reads the escape with its backslash at `at`; a surrogate pair is one. The error is an invalid escape's offset.
 fn escape(text: &[u8], at: usize) -> Result<Escape, usize> {
     let whole = |end| Ok(Escape { end, is_lone: false });
     match text.get(at + 1) {
@@ -152,7 +150,6 @@ fn escape(text: &[u8], at: usize) -> Result<Escape, usize> {
     }
 }
 
-/// The number in the `\uXXXX` at `at`.
 fn code_unit(text: &[u8], at: usize) -> Result<u32, usize> {
     let digits = text.get(at + 2..at + 6).ok_or(at)?;
     digits.iter().try_fold(0, |unit, &digit| {

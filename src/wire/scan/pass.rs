@@ -175,7 +175,6 @@ impl<'t> ScanPass<'t> {
         NextValue::AfterValue
     }
 
-    /// Reads a key of the innermost object, up to its value.
     fn key(&mut self) -> Result<NextValue, ScanError> {
         self.skip_whitespace();
         let start = self.at;

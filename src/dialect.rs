@@ -1,7 +1,6 @@
 //! Translates between protocol messages and canonical values. No I/O, no clock.
 //!
-//! A dialect knows itself and the canonical task, never another dialect. Read [`face_dialect`] (clients) and
-//! [`plain`] (servers) first. [`negotiate`] chooses a peer's dialect; no later code asks for the version.
+//! A dialect knows the canonical task, but no other dialect. Read [`face_dialect`], [`plain`] and [`negotiate`] first.
 
 pub mod core_2025_11_25;
 pub mod draft_sep_1686;

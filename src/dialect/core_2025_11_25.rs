@@ -32,7 +32,6 @@ pub use list_params::{LIST_VALUES_MAX, list_filter};
 
 #[derive(Clone, Debug, Default)]
 pub struct CoreTasks {
-    /// A handle's text for the client's model.
     immediate_response: Option<Arc<str>>,
     /// Whether tasks name their parents and children (SEP-2268).
     names_tree: bool,

@@ -1,8 +1,7 @@
 //! Encodes tasks of the SEP-1686 draft for session clients.
 //!
-//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, unique in its
-//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here
-//! (D86-26). [`super::related_task`] writes the messages between requests.
+//! A call has its task's id in `_meta`, chosen by the client and unique in its session, and still gets its own response
+//! ([`ChosenId::task_id`]). A tool's own failure is `completed` (D86-26). [`super::related_task`] writes messages.
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! Encodes the extension `io.modelcontextprotocol/tasks` of 2026-07-28.
 //!
-//! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own failure is `completed` here
-//! (EXT-29): only JSON-RPC errors are `failed`.
+//! Task fields are flat; `tasks/get` inlines outcomes. Only JSON-RPC errors are `failed`, no tool's failure (EXT-29).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -31,8 +30,7 @@ impl ExtTasks {
         matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)
     }
 
-    /// The task with the outcomes of its settled subtasks, each by its index. The extension has no subtasks, so they are in
-    /// `_meta` under a key of ours.
+    /// The task with the outcomes of its settled subtasks by index, in `_meta`: the extension has no subtasks.
     pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> JsonPieces {
         if settled.is_empty() {
             return self.detailed(task);

@@ -40,7 +40,6 @@ impl TaskCommand {
     }
 }
 
-/// A reply of the engine, independent of the dialect.
 #[derive(Clone, Copy, Debug)]
 pub enum TaskReply<'a> {
     Created(&'a Task),
@@ -68,8 +67,7 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError>;
 
     /// Writes the result of a task method, or the handle of a call. A large result is shared, not copied. Fails if the
-    /// dialect replies with an error (2025-11-25: cancelling a settled task, the outcome of a failed call), or has no
-    /// such reply.
+    /// dialect replies with an error (2025-11-25: cancel of a settled task, outcome of a failed call), or has none.
     fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError>;
 
     /// As [`Self::pieces`], in one piece: a large result is copied.

@@ -1,7 +1,6 @@
 //! Encodes tasks for clients without tasks: a result that names the task, and three tools.
 //!
-//! Every response is a result of `tools/call`. The outcome of a task is its tool's result, verbatim; every other reply is text,
-//! with structured content beside it.
+//! Every response is a result of `tools/call`: a task's outcome verbatim, other replies as text and structured content.
 
 #[cfg(test)]
 mod tests;
@@ -120,7 +119,6 @@ impl FallbackTool {
     }
 }
 
-/// Adds the schema of [`status_content`].
 fn with_output_schema(definition: &Payload) -> Payload {
     let text = || json!({ "type": "string" });
     let schema = json!({

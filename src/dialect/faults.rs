@@ -1,8 +1,7 @@
 //! Gives every error its JSON-RPC code and its public text; no other file does.
 //!
-//! A refusal is a [`RequestError`] about the request, or a [`GatewayFault`] about its handling. Texts never quote a
-//! client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded
-//! and have no control characters.
+//! A refusal is a [`RequestError`] (the request) or a [`GatewayFault`] (its handling). Texts quote no client or
+//! upstream but for names of methods, headers, members and tools; clients' names are bounded and printable.
 
 use std::borrow::Cow;
 
@@ -281,8 +280,7 @@ pub fn unusable_answer() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
-/// Replaces session codes for stateless clients (T-50, MOD-30): −32002 becomes −32602, codes about the gateway's own
-/// request and −32042 become −32603.
+/// Session codes for stateless clients (T-50, MOD-30): −32002 becomes −32602; −32042 and own requests' codes −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
         rpc_error::RESOURCE_NOT_FOUND => rpc_error::INVALID_PARAMS,

@@ -38,8 +38,7 @@ fn without_elicitation_id(request: &Payload) -> Payload {
     edited().unwrap_or_else(|| request.clone())
 }
 
-/// Reads `inputResponses`; absent means none. Keys that we never issued are ignored unread (EXT-39); every other value
-/// must be an object.
+/// Reads `inputResponses`; absent means none. Skips keys that were never issued (EXT-39); other values must be objects.
 pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     let mut answers = BTreeMap::new();
     if !params.contains("inputResponses") {

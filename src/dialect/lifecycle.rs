@@ -58,8 +58,7 @@ const fn hints() -> [(&'static str, Payload); 2] {
     [("ttlMs", Payload::constant("0")), ("cacheScope", Payload::constant(r#""private""#))]
 }
 
-/// Adds the members that 2026-07-28 requires: `resultType`, the server's identity, and cache hints (MOD-11, MOD-13,
-/// MOD-14). A session server gives no hint, so its results are stale at once and private.
+/// Adds the members required by 2026-07-28 (MOD-11, MOD-13, MOD-14). Session results are stale at once, and private.
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
 }
@@ -104,8 +103,7 @@ pub enum CacheReaders {
     Caller,
 }
 
-/// Adds the members that a server of 2026-07-28 left out of a complete result: its type and cache hints (MOD-11, MOD-14). `None` if
-/// nothing changes.
+/// Adds the type and cache hints that a server of 2026-07-28 left out (MOD-11, MOD-14). `None` if nothing changes.
 pub fn with_required(method: &str, result: &Object, readers: CacheReaders) -> Option<Payload> {
     let required = [("resultType", complete())].into_iter();
     let required = required.chain(is_cacheable(method).then(hints).into_iter().flatten());

@@ -13,8 +13,7 @@ use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PR
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, method};
 
-/// Largest capabilities of a stateless request: they are in the keys of sessions and cached lists. A session's must fit in
-/// its id.
+/// Largest capabilities of a stateless request: keys of sessions and lists hold them. A session's must fit in its id.
 const CAPABILITIES_BYTES_MAX: usize = 16 * 1024;
 
 /// A stateless request's own `_meta` (MOD-19).
@@ -31,14 +30,12 @@ pub struct StatelessRequest {
     pub log_level: Option<LogLevel>,
 }
 
-/// Whether `_meta` names a version, served or not.
 pub fn names_version(params: Option<&Object>) -> bool {
     params.and_then(|params| params.get_object(META)).is_some_and(|meta| meta.get_str(PROTOCOL_VERSION).is_some())
 }
 
 impl StatelessRequest {
-    /// Checks the shape of `_meta` (MOD-03), and returns it; the error names the key. The version is checked later, after the
-    /// headers (GW-03).
+    /// Checks the shape of `_meta` (MOD-03); the error names the key. The version is checked after the headers (GW-03).
     pub fn check_shape(params: Option<&Object>) -> Result<Object, RequestError> {
         let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
@@ -99,8 +96,7 @@ impl StatelessRequest {
         takes_questions(&self.capabilities)
     }
 
-    /// Whether the client declares tasks of 2025-11-25. Here it counts as a client without tasks (EXT-62), except for
-    /// tasks that it made in sessions (T-10).
+    /// Whether the client declares 2025-11-25 tasks: here it has none (EXT-62), but for tasks made in sessions (T-10).
     pub fn declares_session_tasks(&self) -> bool {
         self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
     }
@@ -136,8 +132,7 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
-    /// Whether the stream of this request, which is no subscription, may have a notification: its own progress, requested log
-    /// messages, and notifications that the gateway does not know (MOD-22, MOD-23).
+    /// Whether its stream may carry a notification: own progress, requested logs, or an unknown one (MOD-22, MOD-23).
     pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
         match name {
             method::PROGRESS => {
@@ -212,7 +207,6 @@ fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Pa
     (!missing.is_empty()).then(|| named.fold(ObjectWriter::new(), write).finish())
 }
 
-/// Whether a capability, and this part of it, is declared.
 fn has(capabilities: &Object, capability: &str, part: Option<&str>) -> bool {
     let Some(declared) = capabilities.get_object(capability) else { return false };
     match part {

@@ -1,7 +1,6 @@
 //! Encodes calls to upstreams without tasks, their questions and the answers (GW-16, GW-19).
 //!
-//! A call is sent as a plain call and held. Members of the client's hop or of a task dialect are removed, as legacy
-//! servers fail on unknown ones (GW-30).
+//! Calls are plain and held. Members of this hop and of task dialects are removed: legacy servers reject them (GW-30).
 
 use std::sync::Arc;
 
@@ -91,8 +90,7 @@ fn error(code: i64, message: &str) -> RefusalAnswer {
     RefusalAnswer::Error(RpcError::new(code, message))
 }
 
-/// Reads a question during a call: `{method, params}` without members of the upstream's hop. Refuses a request that is no
-/// question of MCP (U30), or names a forbidden address (U32).
+/// A question as `{method, params}` without this hop's members. Refuses other requests (U30) and bad addresses (U32).
 pub fn decode_question(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
     if !matches!(question, method::ELICIT | method::SAMPLE | method::ROOTS) {
         return Err(refuse(question, QuestionRefusal::Undeclared));
@@ -117,8 +115,7 @@ fn stripped(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// Users are sent to web pages only, and to none with credentials in its URL (U32). URL parsers drop different control
-/// characters, so the displayed URL might not be the visited one.
+/// Users visit only web pages, without credentials in the URL (U32). Parsers drop control characters differently.
 fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     let url = params.get_str("url").ok_or_else(|| error(rpc_error::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
@@ -127,8 +124,7 @@ fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     if is_plain && Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
 }
 
-/// The refusal of a question that a client with these capabilities must not see (U31, U32). `declared` is limited
-/// to the client's version ([`super::session_results::client_capabilities`]).
+/// The refusal of a question that a client of these capabilities (limited to its version) must not see (U31, U32).
 pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
     match decode_question(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
@@ -148,8 +144,7 @@ pub fn encode_answer(answer: Answer) -> Answer {
     }
 }
 
-/// The elicitations in an error of the call (T-49), each as from [`decode_question`]: the call is repeated after their
-/// answers. Empty for every other error.
+/// The elicitations in a call's error (T-49), as by [`decode_question`]; none in other errors. Answers repeat the call.
 pub fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
     let elicitations = || {
         let data = Object::of(error.data.as_ref()?)?;

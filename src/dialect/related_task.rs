@@ -69,8 +69,7 @@ impl RelatedTask {
         }
     }
 
-    /// An upstream's question as a request to the client (L25-14, D86-11); `None` if it is invalid. An elicitation by
-    /// URL gets an id if it has none, as 2025-11-25 requires one (T-49).
+    /// An upstream's question as a request (L25-14, D86-11). An elicitation by URL gets the required id (T-49).
     pub fn question(&self, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
         let request = Object::of(&question.request)?;
         let name = request.get_string("method")?;

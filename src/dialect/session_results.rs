@@ -23,8 +23,7 @@ pub fn initialize_result(server: SessionServerDescription<'_>, version: Protocol
     }
 }
 
-/// Without the tasks extension, which means nothing to session clients (EXT-64). `listChanged` and `subscribe` stay:
-/// the gateway subscribes, and forwards notifications on the session's stream.
+/// Without the tasks extension (EXT-64). `listChanged` and `subscribe` stay, as the gateway subscribes for the session.
 fn session_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
     let mut edit = object.edit().remove("tasks");

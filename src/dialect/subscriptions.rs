@@ -64,8 +64,7 @@ impl SubscriptionFilter {
         params.get_object("notifications").is_some_and(|wanted| wanted.contains("taskIds"))
     }
 
-    /// Reads `params`. Unknown members belong to extensions and are ignored; the error names a missing, mistyped or
-    /// oversized one.
+    /// Reads `params`; ignores members of extensions. The error names a missing, mistyped or oversized member.
     pub fn read(params: &Object) -> Result<Self, RequestError> {
         let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
         let mut wishes = Self::default();

@@ -1,8 +1,7 @@
 //! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14.
 //!
-//! Such a client asks for a task as any other, in sessions of every version, or in `_meta` as SEP-1686 does, but
-//! without an id. It reads the id from the `_meta` of a result with `content`. A client that knows 2025-11-25 reads
-//! `task`: one handle serves both.
+//! Such a client asks for a task as others do, in every version's sessions, or in `_meta` like SEP-1686 without an id.
+//! It reads the id in `_meta` of a result with `content`, others read `task`: one handle serves both.
 
 use super::{CoreTasks, RequestedTtl, status};
 use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};

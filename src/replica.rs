@@ -2,12 +2,10 @@
 //!
 //! Pure: callers pass in the store's answers and their times ([`BootTime`]); this module reads no clock, draws no id,
 //! waits for nothing. `tests/engine/replicas.rs` runs [`commit_trust::fate`], [`ReadTrust`], [`GuardedWrite::judge`]
-//! and claims through random schedules of faults. It models the store's SQL and the engine's handling of unresolved
-//! writes itself.
+//! and claims through random faults. It models the store's SQL and the engine's handling of unresolved writes itself.
 //!
-//! Two modules carry the guarantees: [`fencing`] (writes name the row's revision and holder) and [`commit_trust`] (no
-//! fact is believed that a failover can roll back). [`membership`] only decides how soon rows are claimed: a wrong
-//! verdict loses nothing.
+//! [`fencing`] (writes name revision and holder) and [`commit_trust`] (no fact is believed that a failover can undo)
+//! give the guarantees. [`membership`] only decides when rows are claimed: a wrong verdict loses nothing.
 
 pub mod commit_trust;
 pub mod directory;
@@ -41,8 +39,7 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// The time since the machine's boot, including sleep (`CLOCK_BOOTTIME`). This clock is never set, and its values are meaningless
-/// on other machines.
+/// The time since boot, including sleep (`CLOCK_BOOTTIME`): never set, and meaningless on other machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootTime(pub Duration);
 

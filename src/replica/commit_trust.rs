@@ -1,8 +1,7 @@
 //! Classifies the end of a transaction: committed, not committed, or unknown.
 //!
-//! A server acknowledges more than it guarantees: a commit that is cancelled while it waits for a standby is
-//! acknowledged, and a failover rolls it back. Replies to clients rest on [`WriteFate::Done`] alone.
-//! [`crate::replica::read_trust`] has the rules for reads.
+//! A server acknowledges more than it guarantees: a commit cancelled while it waits for a standby is acknowledged, and
+//! a failover undoes it. Replies rest on [`WriteFate::Done`] alone. See [`crate::replica::read_trust`] for reads.
 
 /// The operator's declaration about a store, which determines the guarantees that an acknowledgement must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +30,7 @@ pub struct SqlNotice<'a> {
     pub sqlstate: &'a str,
 }
 
-/// The end of a transaction as its writer saw it. The transaction and its commit are sent together, so the server may have read
-/// the commit in every case.
+/// A transaction's end as its writer saw it. Its commit is sent with it, so the server may always have read both.
 #[derive(Clone, Copy, Debug)]
 pub enum CommitEnd<'a> {
     /// The server reported the commit, and no statement failed.
@@ -57,8 +55,7 @@ pub enum WriteFate {
     Done,
     /// Not committed, now or later.
     NotDone,
-    /// The write may be committed, now or later, and a failover may roll it back. The caller gets no result until a barrier has passed
-    /// and the rows have been read.
+    /// May be committed, now or later, or rolled back by a failover: the caller waits for a barrier and a new read.
     Unknown(UnknownCommitCause),
 }
 
@@ -82,8 +79,7 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
         CommitEnd::Acknowledged { settings, .. } if !is_promised_by(durability, settings) => {
             WriteFate::Unknown(UnknownCommitCause::Unreplicated)
         }
-        // Without a written row, a transaction waits for no disk and no standby: its reads may be rolled back. Therefore
-        // each batch writes its replica's own row.
+        // A commit without rows waits for no flush, so its reads may be undone: each batch writes its replica's row.
         CommitEnd::Acknowledged { rows_written: 0, .. } => WriteFate::Unknown(UnknownCommitCause::WroteNothing),
         CommitEnd::Acknowledged { .. } => WriteFate::Done,
         CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unknown(UnknownCommitCause::Lost),

@@ -80,8 +80,7 @@ impl ReplicaDirectory {
         }
     }
 
-    /// The only replica with requests in progress for a session. `None` if there may be several: successors change as
-    /// replicas come and go.
+    /// The only replica with requests in progress for a session; `None` if there may be several, as successors change.
     pub fn only_owner(&self, opened_by: Option<Incarnation>) -> Option<OwnerReplica> {
         let at = opened_by?;
         match self.member(at) {
@@ -118,8 +117,7 @@ impl ReplicaMember {
     }
 }
 
-/// Ranks a replica for a session; the highest living one is chosen (rendezvous hashing). Must not differ between
-/// builds, as replicas of two builds must choose the same.
+/// Ranks a replica for a session; the highest living one wins (rendezvous hashing). All builds must rank alike.
 fn rank(nonce: u128, incarnation: Incarnation) -> u64 {
     let [high, low] = [(nonce >> 64) as u64, nonce as u64];
     mixed(mixed(mixed(incarnation.0).wrapping_add(high)).wrapping_add(low))

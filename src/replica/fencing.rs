@@ -1,7 +1,6 @@
 //! Decides by revision and holder whether a row may be written or claimed.
 //!
-//! A store has the same rule as a condition of its statement. After a statement that changed nothing it asks this module for the
-//! reason. Safety rests on this rule alone, and not on whether replicas are taken for dead.
+//! Stores have this rule in their statements, and ask here why nothing changed. It holds even if a former holder lives.
 
 use crate::replica::Incarnation;
 
@@ -38,8 +37,7 @@ impl GuardedWrite {
         Self { expected_revision, writer: None }
     }
 
-    /// Any *other* holder fences a holder's write, at any revision. A row without a holder has settled, so the runner
-    /// has to read it: a conflict.
+    /// Any *other* holder fences a holder's write, at any revision. Without a holder the row has settled: a conflict.
     pub fn judge(self, found: Option<GuardedRow>) -> WriteVerdict {
         let Some(row) = found else { return WriteVerdict::Conflict };
         if let (Some(writer), Some(holder)) = (self.writer, row.holder)
@@ -54,9 +52,8 @@ impl GuardedWrite {
 
 /// Whether a replica may claim a row. `is_dead` decides for an incarnation; unknown ones are not dead.
 ///
-/// The claim is a write at the row's revision, so only one claimant succeeds. A claimant that still has an older, fenced runner
-/// for this row stops that runner first: once the row names this replica again, the runner's writes would succeed, and it
-/// might send a call again that the other replica has sent.
+/// The claim is a write at the row's revision, so only one claimant succeeds. It first stops its own older, fenced
+/// runner of this row: that runner could write again, and repeat a call that the other replica has sent.
 pub fn may_claim(row: GuardedRow, claimant: Incarnation, is_dead: impl FnOnce(Incarnation) -> bool) -> bool {
     row.holder.is_some_and(|holder| holder != claimant && is_dead(holder))
 }

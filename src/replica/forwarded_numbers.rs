@@ -1,7 +1,6 @@
 //! Detects repeated requests among those forwarded by other replicas.
 //!
-//! For each sender this keeps the highest number and a bitmap of the numbers just below it, for any order of arrival in
-//! constant space.
+//! Keeps each sender's highest number and a bitmap of the numbers below it: any order of arrival, in constant space.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,7 +25,6 @@ pub struct ForwardedNumbers {
 pub enum ForwardedNumberRefusal {
     /// The number was received before, or is too old to decide.
     Repeated,
-    /// Too many senders are known.
     TooManySenders,
 }
 
@@ -39,8 +37,7 @@ struct SenderNumbers {
 }
 
 impl ForwardedNumbers {
-    /// A request is valid for at most `good_for` before and after its sender's timestamp. Fails unless it is certainly
-    /// not a repetition.
+    /// A request is valid for `good_for` before and after its sender's timestamp. Fails unless it is certainly new.
     pub fn take(
         &mut self,
         sender: Incarnation,

@@ -14,8 +14,7 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
-/// A paused replica learns from its dead row that it was replaced; without the row, it concludes that the store has
-/// lost acknowledged writes.
+/// A paused replica learns from its dead row that it was replaced; without it, that the store lost acknowledged writes.
 pub const DEAD_ROWS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,16 +101,14 @@ pub enum HeartbeatAnswer {
     Dead {
         heartbeat: u64,
     },
-    /// The row is missing on a server that has acknowledged another write since. A replaced server may lack the row,
-    /// which proves nothing.
+    /// The row is missing on a server that acknowledged a later write; on a replaced server that proves nothing.
     Missing,
 }
 
 /// How a store shows that it has lost acknowledged writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// A heartbeat was acknowledged under a number acknowledged before, or this replica's row is dead with an earlier
-    /// heartbeat.
+    /// A heartbeat was acknowledged under a known number, or this replica's row is dead with an earlier heartbeat.
     HeartbeatWentBack {
         acknowledged: u64,
         found: u64,
@@ -305,8 +302,7 @@ impl Membership {
         self.others.values().map(|other| &other.row).filter(|row| !row.is_dead)
     }
 
-    /// Dead incarnations that have been silent for as long as calls continue without the store: any replica may claim
-    /// their rows.
+    /// Dead incarnations, silent for as long as calls continue without the store: any replica may claim their rows.
     pub fn abandoned(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
         let is_abandoned =
             move |other: &&WatchedReplica| other.row.is_dead && now.since(other.since) >= self.terms.alone_max;

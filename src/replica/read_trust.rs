@@ -1,29 +1,25 @@
 //! Determines which reads may be believed.
 //!
-//! A server shows rows that a failover rolls back: commits with a cancelled wait or a terminated session, commits in
-//! progress at a restart, and all commits after another server was promoted. A *barrier* protects against this: a write
-//! with the fate [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are flushed in order, so it proves every
-//! change that was visible on its server when it was sent.
+//! A server shows rows that a failover rolls back: commits with a cancelled wait or a terminated session, or in
+//! progress at a restart, and all after another promotion. A *barrier* protects: a write of fate
+//! [`Done`](super::WriteFate::Done). Logs are flushed in order: it proves all changes visible on its server when sent.
 //!
 //! For a client's read, any transaction of this replica that wrote a row is enough, on any connection to the same
 //! server. Resolving an unknown commit needs a barrier with three more properties:
 //! - It certainly writes: the replica's own row.
 //! - It waits for every earlier batch of its replica: all write or lock that row. A commit flushed by its standby shows
-//!   its rows only when its session is scheduled again; a barrier that overtook it would take an unresolved write for a
-//!   failed one.
+//!   its rows only once its session is scheduled; an overtaking barrier would take an unresolved write for failed.
 //! - It excludes batches that were sent before the unknown commit and arrive later.
 //!
 //! One statement of every batch does all three: it writes that row if the row has the writer's epoch, and a batch that
-//! finds another epoch is rolled back. The PostgreSQL store increments the epoch once for each connection, with a write
-//! that waits for the row. No other statement waits for this row: declaring a replica dead must not wait for its
-//! unfinished writes.
+//! finds another epoch is rolled back. The PostgreSQL store increments the epoch per connection, with a write that
+//! waits for the row. No other statement waits for it: declaring a replica dead waits for none of its writes.
 
 use std::time::Duration;
 
 use crate::replica::BootTime;
 
-/// One run of one server: its address, start and timeline, as read on the connection. A barrier on one run proves
-/// nothing about another.
+/// One run of one server (address, start and timeline, as read). A barrier on one run proves nothing about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerMark(pub u64);
 
@@ -71,8 +67,7 @@ impl ReadTrust {
         (self.proof, self.settling) = (None, None);
     }
 
-    /// Records a committed transaction. It proves the changes visible on that server, but did not wait for this
-    /// replica's batches.
+    /// Records a commit. It proves the changes visible on that server, but did not wait for this replica's batches.
     pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
         if sent >= self.distrusted {
             BarrierProof { server, sent }.replace(&mut self.proof);
@@ -86,14 +81,12 @@ impl ReadTrust {
         }
     }
 
-    /// Whether a read sent now to this server may resolve a write: a [`Self::lane_write_passed`] there since the last
-    /// unknown outcome.
+    /// Whether a read sent now may resolve a write: a [`Self::lane_write_passed`] here since the last unknown outcome.
     pub fn may_settle(&self, server: ServerMark) -> bool {
         self.settling.is_some_and(|proof| proof.server == server)
     }
 
-    /// A barrier sent after the read proves it for good. An earlier one leaves a gap: commits cancelled since, or on a
-    /// server replaced since, may be rolled back, so it counts for `age_max` only.
+    /// A barrier sent after a read proves it for good; an earlier one for `age_max`, as later commits may be undone.
     pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
         let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
         match self.proof {

@@ -8,8 +8,7 @@ use std::time::Duration;
 use crate::replica::BootTime;
 use crate::task::Timestamp;
 
-/// Maximum speed-up in millionths. Must exceed the drift between machines' clocks; half a second in a quarter of an
-/// hour goes unnoticed.
+/// Maximum speed-up in millionths: more than machines' clocks drift. Half a second in a quarter of an hour is unseen.
 pub const SLEW_PPM_MAX: u32 = 500;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

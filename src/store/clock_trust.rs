@@ -1,8 +1,7 @@
 //! Judges whether a clock can be right, for every store that outlives a process.
 //!
-//! A wrong clock at startup must not delete tasks: if it is ahead of the store's last use by more than a day and by
-//! more than any stored task lives, nothing is freed at first, and the time is not recorded, so that the next process
-//! does not rely on it. The operator discards a wrong recorded time with [`RESET`].
+//! A wrong clock at startup must not delete tasks: if it is ahead of the store's last use by more than a day and than
+//! any task lives, nothing is freed at first and the time is not recorded. [`RESET`] discards a wrong recorded time.
 
 use std::time::Duration;
 

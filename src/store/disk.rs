@@ -1,8 +1,7 @@
 //! Stores tasks in an SQLite file. An acknowledged write survives any crash.
 //!
-//! `writer` is the only thread that writes; it commits all waiting writes as one transaction with an fsync. `readers`
-//! are a few read-only connections. `resident` holds the live rows in memory, so that polls need no disk read, a cache
-//! of settled rows, and the sums. `rows` and `reads` hold the statements.
+//! `writer` is the only thread that writes: one transaction and fsync for all waiting writes. `readers` are read-only
+//! connections. `resident` holds live rows, so that polls need no disk read, a cache of settled rows, and the sums.
 
 mod batch;
 mod check;
@@ -124,8 +123,7 @@ pub enum OpenError {
     Failed { path: PathBuf, what: String },
 }
 
-/// Checks the store without changing or opening it. A store that another process has open is no error: see
-/// [`is_open_elsewhere`]. Fails as [`DiskStore::open`].
+/// Checks the store without a change. One in use is no error: see [`is_open_elsewhere`]. Fails as [`DiskStore::open`].
 pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     folder::examine(&settings.folder)?;
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {

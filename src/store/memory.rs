@@ -1,7 +1,6 @@
 //! Stores tasks in memory, in one bounded, sharded map for live and settled rows.
 //!
-//! A full store refuses writes and never evicts. No lock is held across an await, and readers hold one only to clone an
-//! `Arc`.
+//! A full store refuses writes and never evicts. No lock is held across an await; readers lock only to clone an `Arc`.
 
 mod rows;
 

@@ -1,11 +1,9 @@
-//! Stores tasks in a PostgreSQL database that several replicas share. An acknowledged write survives any crash that `durability`
-//! covers, and every replica finds it.
+//! Stores tasks in PostgreSQL for several replicas. An acknowledged write survives any crash that `durability` covers.
 //!
-//! `session` opens the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
-//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints;
-//! and four for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit with
-//! [`crate::replica::commit_trust`]; `readers` ask [`crate::replica::read_trust`] whether a read may be believed.
-//! `state` holds the shared state. `upkeep` removes the remains of long-dead incarnations.
+//! `session` opens six connections: one for the `writer`, which commits waiting writes in one transaction (a `batch` of
+//! `task_write`s); one for `control`: heartbeats and hints; four for `readers`, two of them for `lists`. `transaction`
+//! judges a commit by [`crate::replica::commit_trust`], `readers` a read by [`crate::replica::read_trust`]. `upkeep`
+//! removes the remains of long-dead incarnations.
 
 mod batch;
 mod columns;
@@ -104,10 +102,9 @@ impl PostgresStore {
     /// Opens the store as a new incarnation, and creates the schema if it is missing.
     ///
     /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat
-    /// interval of the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an
-    /// earlier program rewrites all rows and takes far longer. A failure, like dropping the future, may leave behind a
-    /// created schema, incarnations declared dead (this replica's earlier one and silent ones), and a row of this
-    /// incarnation without heartbeats.
+    /// interval of other replicas, or the lease if a silent replica has other keys. Upgrading an earlier program's
+    /// schema rewrites all rows: far longer. A failure, like dropping the future, may leave a created schema, dead
+    /// incarnations (this replica's earlier one and silent ones), and a row of this incarnation without heartbeats.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
         if !is_schema_name(&settings.access.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
@@ -177,7 +174,6 @@ impl PostgresStore {
         }))
     }
 
-    /// The clock of all tasks, shared by all replicas.
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::<SharedClock>::clone(&self.clock)
     }
@@ -205,8 +201,7 @@ impl PostgresStore {
         metrics::gauge!(metric::REPLICA_HEARTBEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the others
-    /// take over.
+    /// Announces with an immediate heartbeat that this replica leaves. It then claims no rows; the others take over.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
@@ -216,8 +211,7 @@ impl PostgresStore {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
 
-    /// Completes waiting writes, releases this replica's rows, and closes all connections. If the database is
-    /// unavailable, the other replicas wait until the lease has run out.
+    /// Completes writes, releases this replica's rows, and closes. Without the database, others wait for the lease.
     pub async fn close(&self) {
         // A heartbeat after this incarnation was declared dead would report that it is fenced.
         self.silence.cancel();

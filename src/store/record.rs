@@ -71,8 +71,7 @@ pub fn encode_in_pieces(task: &Task, piece_min: usize) -> Vec<Bytes> {
     std::iter::once(head).chain(body).collect()
 }
 
-/// Decodes a record. The task's payloads share its bytes. Never returns a task other than the encoded one, except with
-/// a probability of 1 in 2^128.
+/// Decodes a record; payloads share its bytes. Never returns another task, except with a probability of 1 in 2^128.
 pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     let version = record.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
     let version = version.ok_or(RecordError::Damaged)?;

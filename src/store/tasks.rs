@@ -106,7 +106,6 @@ pub const PAGE_BYTES_MAX: usize = 256 << 10;
 #[derive(Clone, Debug)]
 pub struct SummaryPage<P = ListPosition> {
     pub tasks: Vec<Summary>,
-    /// The cursor of the next page, if there may be one.
     pub next: Option<P>,
 }
 
@@ -138,8 +137,7 @@ pub enum StoreError {
     #[error("the store failed")]
     Io(#[from] std::io::Error),
     /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert
-    /// may exist: this replica hides it, and the store removes it as soon as possible, unless another replica has
-    /// written it.
+    /// may exist: this replica hides it, and the store removes it soon, unless another replica has written it.
     #[error("the store failed, and the result of the commit is unknown")]
     UnknownCommit(#[source] std::io::Error),
 }
@@ -167,7 +165,6 @@ pub struct Usage {
     pub bytes: usize,
 }
 
-/// The part of a list that one page shows.
 #[derive(Clone, Copy, Debug)]
 pub struct PageRange<P = ListPosition> {
     /// The position of the last row of the page before.
@@ -248,13 +245,11 @@ impl<'a> FilteredPage<'a> {
     }
 }
 
-/// A store of tasks, open in one incarnation. Every implementation passes `contract`. Tasks must be exact
-/// ([`Task::is_exact`]), so that limits in bytes are limits of memory. A row that needs a holder names it: the replica
-/// that inserted it, or claimed it since.
+/// A task store, open in one incarnation. All pass `contract`. Tasks must be exact ([`Task::is_exact`]), so that limits
+/// in bytes are limits of memory. A row that needs a holder names the replica that inserted or claimed it.
 ///
-/// A client's view of a settled task never changes, so it can be cached. A full store refuses writes and never evicts.
-/// A dropped call has either happened completely or not at all. Every method may fail with `Io`; its comment names
-/// further errors.
+/// A settled task never changes for clients, so it can be cached. A full store refuses writes and never evicts. A
+/// dropped call happens completely or not at all. Each method may fail with `Io`; comments name further errors.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// Completes waiting writes; every later call fails.
@@ -267,22 +262,18 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Inserts a task, held by this replica. Returns once the row would survive everything that this store survives.
-    /// `Exists` if the key is taken, or if [`TaskStore::load`] would find a task of the same owner and idempotency key
-    /// at this task's creation time. `Full`, `NoRoom`. `Io`, after which no later process finds the row;
-    /// `UnknownCommit`, after which one may.
+    /// Inserts a task, held by this replica. Returns once the row would survive all that this store survives. `Exists`
+    /// if the key is taken, or if [`TaskStore::load`] would find a task of the owner and idempotency key at this task's
+    /// creation time. `Full`, `NoRoom`. `Io`: no later process finds the row; `UnknownCommit`: one may.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
-    /// Returns `None` for unknown tasks, tasks of other owners, and settled tasks past their `ttl`. Returns an
-    /// unsettled task past its `ttl`, which `apply` settles first.
+    /// `None` for unknown, foreign and expired settled tasks, but not for unsettled ones, which `apply` settles.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// The size of a settled row that [`TaskStore::load`] would copy into memory, read without its contents. `None` for
-    /// a row that is unsettled, unknown, or in memory already.
+    /// The size of a settled row that [`TaskStore::load`] would copy into memory; `None` for any other row.
     async fn settled_bytes(&self, key: &TaskKey) -> Result<Option<usize>, StoreError>;
 
-    /// Finds an owner's task by idempotency key, while [`TaskStore::load`] would find it. From then on its maker no
-    /// longer treats it as unseen.
+    /// Finds an owner's task by idempotency key, as [`TaskStore::load`] would. Its maker then treats it as seen.
     async fn find_idempotent(
         &self,
         owner: &Principal,
@@ -290,30 +281,25 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Replaces a task at the expected revision. The limit in bytes applies to new tasks only: a row may grow beyond
-    /// it, in memory by at most a quarter of the limit. A row that does not grow is never refused by a limit, so a task
-    /// can always be settled with a fault.
+    /// Replaces a task at the expected revision. The limit in bytes is for new tasks: a row may grow beyond it, in
+    /// memory by a quarter. A row that does not grow is never refused, so a task can always settle with a fault.
     ///
     /// `Fenced` if the role is the holder's and another replica holds the row, at any revision. `Conflict` if another
-    /// write came first, the row is gone, or the role is the holder's and the row needs no holder any more: load it
-    /// again and decide again. `Full` if the row would exceed the maximum size, or in memory the limit of growth.
-    /// `NoRoom`, `UnknownCommit`.
+    /// write came first, the row is gone, or the holder writes to a row that needs none any more: load it and decide
+    /// again. `Full` beyond the maximum size, or in memory the limit of growth. `NoRoom`, `UnknownCommit`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
-    /// Returns a row's final state after a write with an unknown commit: no earlier write can appear or disappear after
-    /// this. `None` as in [`TaskStore::load`]. `Io` if the state cannot be known yet.
+    /// A row's final state after an unknown commit: no earlier write appears or vanishes later. `Io` if not yet known.
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Removes a settled row, or one that no client was notified of (T-27). Keeps an unsettled row that another replica
-    /// holds. Unknown keys are no error. `UnknownCommit`.
+    /// Removes a settled row, or one no client knows (T-27), unless held elsewhere. Absent: no error. `UnknownCommit`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
     /// Removes settled tasks past their `ttl`, at most `limit` and about [`SWEEP_BYTES_MAX`]; returns how many. Zero
     /// means that none can be removed now: another replica may be about to, or the clock may be wrong.
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
-    /// Removes one task if [`TaskStore::sweep`] could. Keeps a newer task under that key. A task that stays is no
-    /// error, nor is an unknown key. `UnknownCommit`.
+    /// Removes a task if [`TaskStore::sweep`] could, but no newer task under that key; else no error. `UnknownCommit`.
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError>;
 
     /// Returns at most `limit` unsettled tasks past their `ttl`.
@@ -324,39 +310,33 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// expired rows that are not yet swept. An unreadable row is left out or shown as failed, and counts for the page.
     async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError>;
 
-    /// Returns one owner's tasks that match `filter`, in its order, after `after`; at most `limit` and about
-    /// [`PAGE_BYTES_MAX`].
+    /// Returns one owner's tasks that match `filter`, in its order, after `after`; bounded as in [`TaskStore::page`].
     ///
     /// Reads at most [`FILTERED_ROWS_MAX`] of the owner's rows, so a page may be short or empty without being the last.
     /// A shared store also ends a page after a MiB of summaries, and sorts unsettled tasks by last update for each
-    /// list. With ids in the filter, takes time in proportion to their number. An unreadable row is left out, or
-    /// treated as failed.
+    /// list. Ids in the filter cost time in proportion. Unreadable rows are left out, or count as failed.
     async fn select(&self, owner: &Principal, filter: &ListFilter, range: PageRange)
     -> Result<SummaryPage, StoreError>;
 
-    /// Claims at most `limit` rows held by dead incarnations, and returns their keys. Each row is claimed by one
-    /// replica only, and once by it; a replica that was itself declared dead claims nothing. A subtask follows its
-    /// parent, even beyond the limit. If replicas with other upstreams may exist, rows of calls at none of `upstreams`
-    /// are left to them for a while (N6). An empty result means that there are none now. After `Io`, a later call
-    /// returns the rows that were claimed nevertheless, possibly with rows that this replica already held.
+    /// Claims at most `limit` rows of dead incarnations; returns their keys. One replica claims a row, once; one that
+    /// was itself declared dead claims none. A subtask follows its parent, even beyond the limit. If replicas with
+    /// other upstreams may exist, rows of calls at none of `upstreams` are left to them for a while. Empty means that
+    /// there are none now. After `Io`, a later call returns rows claimed nevertheless, maybe with rows already held.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
     /// Returns the rows that this replica holds, without unclaimed ones.
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Hints may be lost, with or without a [`StoreHint::Missed`], so callers must also poll. Without other writers the
-    /// stream yields nothing.
+    /// Hints may be lost, even without a [`StoreHint::Missed`]: callers must also poll. Empty without other writers.
     fn changes(&self) -> BoxStream<'static, StoreHint>;
 
-    /// Returns all tasks of all owners, including settled ones, for operators. Newest first, with the limits of
-    /// [`TaskStore::page`].
+    /// All owners' tasks, also settled ones, for operators. Newest first, with the limits of [`TaskStore::page`].
     async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError>;
 
     /// Returns the tasks with this operator reference: one, rarely more. They may have expired.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Returns the revision of each row, read without its contents and without proof that it is durable. `None` for a missing
-    /// row, and for all rows where only this replica writes.
+    /// The revision of each row, without proof that it is durable; `None` if missing, or if only this replica writes.
     async fn revisions(&self, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, StoreError> {
         Ok(vec![None; keys.len()])
     }

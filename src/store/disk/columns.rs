@@ -57,8 +57,7 @@ pub(super) struct RowColumns {
 pub(super) const COLUMNS: &str =
     "owner, id, revision, settled, pending, created_at, expires_at, bytes, name, record, ref, updated_at";
 const COUNT: usize = 12;
-/// The columns that an update changes, and their parameters in [`RowColumns::bind`]. SQLite rewrites every index with
-/// an updated column; two indexes have none of these.
+/// The columns that an update changes, and their parameters: SQLite rewrites only indexes with one of them.
 pub(super) const MOVING: (&str, &str) =
     ("revision, settled, pending, expires_at, bytes, record, updated_at", "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13");
 

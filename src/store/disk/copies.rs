@@ -37,22 +37,17 @@ impl CheckedStore {
     }
 }
 
-/// Reads the whole file and every record in it, and changes nothing.
-///
-/// Fails if the file is missing, of another version or another program's, or cannot be read. Damage is no failure.
+/// Reads every record and changes nothing. Fails if the file is missing, foreign or unreadable, but not if damaged.
 pub fn check(folder: &Path) -> Result<CheckedStore, OpenError> {
     let path = existing_file(folder)?;
     let conn = open(&path)?;
     contents(&conn).map_err(|error| schema::open_error(&path, error))
 }
 
-/// Copies the file as it is at one moment, and checks the copy. Tasks that are made later are not in it.
-///
-/// `to` is created (mode 0700), or has neither a store nor files of one. Nothing stands there under the store's name before it is
-/// whole and on the disk, and no existing file is written: of two copies into one folder, one is refused. `also` are further files
-/// of the folder to copy, if they exist.
-///
-/// Fails as [`check`], and if the copy cannot be written; a copy that is not whole is removed.
+/// Copies the file as of one moment, checks the copy, and copies those of the folder's files in `also` that exist.
+/// Creates `to` (mode 0700), or takes a folder without a store. No existing file is written: of two copies into one
+/// folder, one is refused. The store's name appears only once the copy is whole and on the disk. Fails as [`check`], or
+/// if the copy cannot be written; an unfinished one is removed.
 pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, OpenError> {
     let path = existing_file(folder)?;
     let source = open(&path)?;
@@ -81,7 +76,7 @@ pub fn backup(folder: &Path, to: &Path, also: &[&str]) -> Result<CheckedStore, O
 struct MadeFiles(Vec<PathBuf>);
 
 impl MadeFiles {
-    /// Creates a file for its owner alone; `remedy` is told if there is one.
+    /// Creates a file for its owner alone; an existing one is an error with this `remedy`.
     fn create(&mut self, path: &Path, remedy: &'static str) -> Result<File, OpenError> {
         let created = File::options().write(true).create_new(true).owners_alone().open(path);
         let file = created.map_err(|error| {
@@ -177,7 +172,7 @@ fn open(path: &Path) -> Result<Connection, OpenError> {
     opened().map_err(|error| schema::open_error(path, error))
 }
 
-/// What can be read of a damaged file.
+/// Checks each record, as far as a damaged file can be read.
 fn contents(conn: &Connection) -> rusqlite::Result<CheckedStore> {
     let mut found = CheckedStore::default();
     match read_all(conn, &mut found) {

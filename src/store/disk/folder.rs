@@ -105,8 +105,7 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// A lock on the folder, which the kernel releases even if the process is killed. Locks the folder itself, since a lock
-/// file can be removed, and also the file, which earlier versions lock.
+/// The kernel frees it with the process. Locks the folder, as a lock file can be removed, and the file of old versions.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it unlocks the folder")] Vec<File>);
 

@@ -33,8 +33,7 @@ pub(super) struct ReaderPool {
     idle: Mutex<Vec<Connection>>,
     points: Arc<Semaphore>,
     lists: Arc<Semaphore>,
-    /// Locked by the only direct read, so a disk that hangs holds up one thread of the runtime, and one task more at most. The
-    /// other threads take its other tasks over.
+    /// Locked by the only direct read: a disk that hangs holds up one runtime thread and at most one more task.
     direct: Mutex<DirectReads>,
 }
 

@@ -282,8 +282,7 @@ impl ResidentRows {
         }
     }
 
-    /// Restarts from the disk's state after a failure with an unknown outcome. Settled rows stay: a row that was shown
-    /// as settled is on the disk.
+    /// Restarts from the disk after a failure with an unknown outcome. Settled rows stay: a shown one is on the disk.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -319,9 +318,8 @@ impl ResidentRows {
     }
 }
 
-/// Rows with an unknown insert: their commit failed, but the log may contain them. The caller got an error, so the row
-/// is invisible, and the first transaction after the file is reopened removes it. Only a process that ends before that
-/// leaves such a row behind.
+/// Rows with an unknown insert: their commit failed, but the log may hold them. Their callers got an error, so they are
+/// invisible, and the first transaction after a reopening removes them, unless the process ends before that.
 #[derive(Debug, Default)]
 pub(super) struct UnresolvedInserts(Mutex<UnresolvedInsertsState>);
 

@@ -1,7 +1,6 @@
 //! Defines the database file: its tables, its opening, and the detection of foreign files.
 //!
-//! Task ids are stored unhashed: lists return them, and the arguments and results that an id gives access to are in the
-//! same row. File permissions protect both (0600, in a folder of 0700).
+//! Task ids are unhashed: lists return them, and payloads are beside them. File modes protect both (0600 in 0700).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -16,8 +15,7 @@ use crate::system::OwnersAlone as _;
 
 /// "tgat", which distinguishes the file from other programs' databases.
 const APPLICATION_ID: i32 = 0x7467_6174;
-/// Files of other versions are refused (B172, F68). A change of the tables, or of the format of records or summaries,
-/// requires a new version and a new file in `tests/golden/store`.
+/// Files of other versions are refused (B172, F68). A change needs a new version, and a file in `tests/golden/store`.
 pub(super) const SCHEMA: i32 = 6;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -96,8 +94,7 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
     }
 }
 
-/// Never creates the file: a missing one took its tasks along. Reads it only through the connection, since other
-/// connections exist (see [`super::examine`]).
+/// Never creates the file: a missing one took its tasks along. Reads by the connection alone (see [`super::examine`]).
 pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     let gone = |source| OpenError::Folder { path: path.to_owned(), source };
     fs::metadata(path).map_err(gone)?;

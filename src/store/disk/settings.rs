@@ -23,8 +23,7 @@ pub struct DiskSettings {
     /// Whether memory and network disks are acceptable (B171).
     pub is_ephemeral: bool,
     pub lock_wait: Duration,
-    /// The machine's time at startup, for comparison with the store's last use; `None` if the tasks' times do not
-    /// depend on that clock.
+    /// The machine's time at startup, to compare with the store's last use; `None` if tasks' times do not follow it.
     pub clock: Option<Timestamp>,
     pub(super) tuning: DiskTuning,
 }

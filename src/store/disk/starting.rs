@@ -118,8 +118,7 @@ impl DiskStore {
     }
 }
 
-/// The thread releases the lock once everything is closed. A bug that ends it keeps the lock, since the calls of this
-/// process continue.
+/// The thread releases the lock once all is closed. A bug that ends it keeps the lock, as this process's calls go on.
 fn start(
     writer: DiskWriter,
     requests: mpsc::Receiver<WriterRequest>,

@@ -51,8 +51,7 @@ impl DiskWriter {
         metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
     }
 
-    /// Writes the content of a removed log, which is open still, into the file (F57). Tries again with the next tick if a reader
-    /// prevents it.
+    /// Writes a removed log, which is still open, into the file (F57). Tries again next tick if readers hinder it.
     fn save_lost_log(&mut self) {
         let Some(conn) = &self.conn else { return };
         let saved = schema::checkpoint_now(conn);

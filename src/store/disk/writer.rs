@@ -1,7 +1,6 @@
 //! The writer's thread: commits a bounded queue of writes in batches, and owns the connection.
 //!
-//! Writes that arrive before or during a transaction join it: many writes, one fsync. A failed connection is never used
-//! again: after a failed fsync, the result of the next one is meaningless (F54).
+//! Waiting writes share a transaction. A failed connection is not reused: after a failed fsync the next is void (F54).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -102,8 +101,7 @@ type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>)
 type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
 impl DiskWriter {
-    /// Runs until a request to close or its queue is dropped. Returns the channel of the close request, once everything
-    /// is closed.
+    /// Runs until a request to close or its queue's end. Returns the request's channel, once everything is closed.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
             self.monitor.set_ended();
@@ -199,8 +197,7 @@ impl DiskWriter {
         closing
     }
 
-    /// Whether a write may have been made although its transaction failed. An inserted row that has been removed since
-    /// is certainly absent.
+    /// Whether a write may have been made although its transaction failed. A row inserted and then removed is absent.
     fn has_unknown_commit(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.unresolved.is_open(&task.key),
@@ -359,8 +356,7 @@ impl DiskWriter {
         }
     }
 
-    /// Drops the connection of a transaction that found no room. It wrote nothing, so memory need not be read again,
-    /// which takes time in proportion to all rows.
+    /// Drops a connection that found no room. It wrote nothing, so memory is not read again, a cost of all rows.
     fn drop_without_room(&mut self) {
         self.is_memory_current |= self.conn.take().is_some();
     }

@@ -45,8 +45,7 @@ pub(super) struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Adds a write if it fits; else it is for the next batch, as are later writes of its row. `room`: free bytes for
-    /// new rows.
+    /// Adds a write if it fits; else it is for the next batch, as are later ones of its row. `room`: free bytes.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         let is_taken = self.adds(write, room);
         self.keys.extend(write.key().cloned());
@@ -216,8 +215,7 @@ impl GroupedWrites<'_> {
         Ok(BatchOutcome { results, sums, folded: vec![], changed, sent: made.sent })
     }
 
-    /// Reads the rows that could not be replaced. The batch is known to be committed by now: if this read fails, the
-    /// outcome is reported as unknown, so that no caller gets a wrong one.
+    /// Reads rows that could not be replaced. The batch is committed: if this read fails, its outcome is unknown.
     async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();

@@ -83,8 +83,7 @@ impl ListedColumns {
         }
     }
 
-    /// The checksum excludes the revision and the holder, since a claim changes them without reading the summary, and
-    /// the idempotency key, which is released after the row expires.
+    /// The checksum has no revision and holder, which claims change, and no idempotency key, which expires.
     fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
         let owner = key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());

@@ -1,7 +1,6 @@
 //! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Receives hints.
 //!
-//! A heartbeat is an ordinary commit, so it also proves that the server still keeps its acknowledged writes, and that
-//! the store is the same. [`Membership`] draws the conclusions.
+//! A heartbeat is a commit, so it proves that the server kept its acknowledged writes, and is the same: [`Membership`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,9 +31,8 @@ use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
 const MEASURE_EVERY: Duration = Duration::from_secs(15);
-/// Returns the age in seconds of the oldest transaction of other processes in this database, and the number of dead row
-/// versions in `tg_task`. `$1` is the prefix of this process's connection names. Only members of `pg_read_all_stats`
-/// see transactions of other roles.
+/// Returns the age in seconds of the oldest transaction of other processes here, and the number of dead row versions in
+/// `tg_task`. `$1` is the prefix of our connections' names. Only `pg_read_all_stats` sees other roles' transactions.
 const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
     coalesce(pg_stat_get_dead_tuples(to_regclass('tg_task')), 0)::float8
     FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
@@ -204,8 +202,7 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Empties the cache of settled rows if hints do not arrive, as through some poolers: removals by other replicas
-    /// would go unnoticed. Rows with waiting clients are read every second in any case.
+    /// Empties the cache of settled rows while hints do not arrive, as through poolers: it would miss removals.
     fn keep_nothing_unnotified(&mut self, link: &ControlLink) {
         if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
             return;
@@ -311,7 +308,7 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Measures dead row versions, and transactions of other processes that keep the server from freeing them (N9).
+    /// Measures dead row versions, and transactions of other processes that keep the server from freeing them.
     async fn measure_growth(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let own = self.connector.name_of_connections();
         let row = match link.session.client.query_one(&link.growth, &[&own]).await {

@@ -4,8 +4,7 @@ use tokio_postgres::Error;
 
 use crate::cause::CauseChain;
 
-/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a
-/// missing database, a start or stop, a standby that accepts no queries.
+/// A running server refuses for now: too many connections, role or password, database, starting or stopping, standby.
 const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 
 /// Worse states stand further down.

@@ -14,7 +14,6 @@ use crate::task::{Principal, TaskKey};
 /// Below PostgreSQL's limit of 8,000 bytes.
 const TEXT_LEN_MAX: usize = 7_900;
 
-/// The channel of all replicas that share a schema.
 pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
 }

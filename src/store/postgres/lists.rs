@@ -163,8 +163,7 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// The query of an order, between two positions. No index follows a task's progress: unsettled rows are sorted by it
-/// for each list.
+/// The query of an order, between two positions. No index follows progress: each list sorts the unsettled rows.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
     let order = match direction {
         ListDirection::OldestFirst => "",

@@ -1,4 +1,4 @@
-//! Keeps a connection's notices: a warning on a commit makes its outcome unknown (rule 2).
+//! Keeps a connection's notices: a warning on a commit makes its outcome unknown.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -75,8 +75,7 @@ pub enum PostgresOpenError {
 pub enum Retry {
     /// No caller: only a change to the program's setup helps.
     Never,
-    /// Callers that already serve clients: a process that tried before, or had the store open. The fault is in inputs
-    /// that each try reads again, and may be about to change.
+    /// Callers that already serve or had the store open: the faulty inputs are read at each try, and may change soon.
     OnceListening,
     /// Every caller: a later try may succeed without changes.
     Always,

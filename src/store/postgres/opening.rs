@@ -34,16 +34,14 @@ const REGISTER: &str = "WITH made AS (
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM made)
     SELECT incarnation FROM made";
-/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a
-/// later one that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a
-/// restored one skips numbers. Nor do later rows: they may be new.
+/// The store's generation, and whether it knows incarnation `$1` by its lane, or by a later one that was removed
+/// ([`super::statements`]). The sequence proves nothing: a restored one skips numbers. Later rows may be new.
 const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the
-/// last heartbeat with a trusted time, or a slightly later write. A task with a later time was created under a wrong
-/// clock.
+/// Returns the server's time, the store's last use, and the expiry of its last task. The last use is the last heartbeat
+/// with a trusted time, or a slightly later write. A task with a later time was created under a wrong clock.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
@@ -63,15 +61,13 @@ pub(super) struct Beginning {
     pub(super) view: ReplicaView,
 }
 
-/// Checks the server, creates a missing schema, and inserts the incarnation's row once its writer is connected. The
-/// writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows behind.
-/// Fails as [`super::PostgresStore::open`].
+/// Checks the server, creates a missing schema, and inserts this incarnation's row once its writer is connected, so
+/// that failed tries leave no rows: the writer may wait for an earlier one. Fails as [`super::PostgresStore::open`].
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica,
-    // take no longer.
+    // A connection has this long for each address. Waits for a healthy database or another's heartbeat take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
     detect_pooler(connector, &session).await?;
@@ -111,8 +107,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
-/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another
-/// replica may have this one.
+/// The row of the process before this one, if it exists. A restored store may have given another replica its number.
 async fn former_row(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaRow>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
     let rows = read_replicas(session).await.map_err(unavailable)?.into_iter().map(|one| one.row);
@@ -154,9 +149,8 @@ struct SeenHeartbeat {
     at: Instant,
 }
 
-/// The other replicas that send a heartbeat within one interval; the time in a silent replica's row may be old. A
-/// replica with keys that do not fit is watched until it sends a heartbeat, which is an error (`SealKeys`), or until
-/// the lease has run out, when it is declared dead.
+/// The other replicas that send a heartbeat within one interval; silent rows may be old. A replica with keys that do
+/// not fit is watched until a heartbeat, an error (`SealKeys`), or until the lease ran out: then it is dead.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
@@ -271,12 +265,9 @@ fn unmade(failure: CommitFailure) -> PostgresOpenError {
 /// A pooler is missed if other clients take and return sessions in an order that hides it.
 const ROUNDS: usize = 3;
 
-/// Detects a pooler that lends out server sessions by the transaction: it lends a second connection the session that
-/// was returned last. `Pooled`, and as [`DatabaseConnector::connect`].
-///
-/// Every conclusion about commits relies on the setup of the session: warnings arrive, and a barrier proves the reads
-/// of the same server. With transaction pooling, each transaction may run in a session that another client has set up,
-/// even on another server.
+/// Detects a pooler that lends server sessions by the transaction: a second connection gets the last returned.
+/// Conclusions about commits rely on the session's setup: warnings arrive, and a barrier proves the same server's
+/// reads. A pooled transaction may run in another client's session, or on another server. `Pooled`, or as in `connect`.
 async fn detect_pooler(connector: &DatabaseConnector, session: &Session) -> Result<(), PostgresOpenError> {
     let beside = connector.connect("beside", None).await?;
     let probing = async {

@@ -1,7 +1,7 @@
 //! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections.
 //!
-//! A read is believed if its server has lately proved, on any of this replica's connections, that its data is durable; otherwise
-//! the proof is made before the caller gets an answer (rules 4 to 6; [`crate::replica::read_trust`]).
+//! A read is believed if its server has lately proved, on any of this replica's connections, that its data is
+//! durable; else the proof is made before the caller gets an answer ([`crate::replica::read_trust`]).
 
 use std::collections::HashMap;
 use std::io;
@@ -64,7 +64,6 @@ impl ReaderLink {
     }
 }
 
-/// The proof of durability that a read needs before it is believed.
 #[derive(Clone, Copy, Debug)]
 enum ReadProof {
     None,
@@ -120,8 +119,7 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client
-    /// with it.
+    /// Reads without a barrier: the result may be rolled back. For callers that check again, and tell no client.
     pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -131,8 +129,7 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
-    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on
-    /// this server since the write: the caller has to make one.
+    /// Reads a write's outcome for good. `None` if no barrier passed on this server since the write: make one first.
     pub(super) async fn read_settled<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -233,8 +230,7 @@ impl ReaderConnection {
     }
 }
 
-/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns;
-/// cancel by dropping.
+/// Reconnects connections in trouble even without reads, as a gateway not ready gets none. Never returns.
 pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
@@ -313,8 +309,7 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
     }
 }
 
-/// Connections for lists and for ungrouped reads. An idle one is taken first, so a slow list delays others only if all are
-/// busy.
+/// Connections for lists and ungrouped reads, idle ones first: a slow list delays others only if all are busy.
 #[derive(Debug)]
 pub(super) struct ListReaders {
     readers: Vec<Arc<ReaderConnection>>,

@@ -84,9 +84,8 @@ impl ReplicaView {
         Self { rows, heartbeats, heartbeat: 0, heartbeat_sent, standing: OwnStanding::Member, abandoned }
     }
 
-    /// Whether this replica may insert rows: not after seven eighths of the lease without an acknowledged heartbeat,
-    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues
-    /// with its existing rows until it is fenced.
+    /// Whether this replica may insert rows: not after seven eighths of the lease without an acknowledged heartbeat, as
+    /// others then declare it dead and claim its rows while its writer works. It keeps its rows until it is fenced.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
@@ -141,9 +140,8 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares an incarnation dead: only if its heartbeat is still `heartbeat` (7.3), or unconditionally without one.
-/// Outweighs the incarnation's own view. Returns whether this call declared it; `false` if it was already dead or still
-/// sends heartbeats.
+/// Declares an incarnation dead: only if its heartbeat is still `heartbeat`, or unconditionally without one. Outweighs
+/// its own view. Returns whether this call declared it; `false` if it was already dead or still sends heartbeats.
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,
@@ -168,8 +166,7 @@ pub(super) fn log_declared_dead(row: &ReplicaRow) {
     );
 }
 
-/// The latest view. Readers hold no lock: tokio's watch blocks a new reader behind a waiting writer, so nested reads could
-/// deadlock every thread.
+/// The latest view. Readers hold no lock: tokio's watch queues readers behind a writer, so nested reads could deadlock.
 #[derive(Clone, Debug)]
 pub(super) struct SharedReplicaView(watch::Sender<Arc<ReplicaView>>);
 

@@ -1,8 +1,7 @@
 //! Defines the tables, and checks the server's version and settings.
 //!
-//! `tg_task` has a row for each task, with a record in the format of the disk store. All text is `bytea`, since tasks
-//! may contain text that PostgreSQL rejects. `tg_lane` has a row for each replica's writer: see [`super::statements`].
-//! A negative time in `tg_replica` is a distrusted one: see [`super::replica_rows::row_time`].
+//! `tg_task` has a task's row with the disk store's record. Text is `bytea`: PostgreSQL rejects some. `tg_lane` is in
+//! [`super::statements`]; a negative time in `tg_replica` is distrusted ([`super::replica_rows::row_time`]).
 
 use std::time::Duration;
 
@@ -11,8 +10,7 @@ use super::open_error::PostgresOpenError;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// The schema version of this program; others are refused. A change of the tables, or of the format of records or
-/// summaries, raises it.
+/// The schema version; others are refused. A change of tables, or of the format of records or summaries, raises it.
 pub(super) const VERSION: i32 = 3;
 
 /// Oldest supported server, as `server_version_num`.
@@ -59,7 +57,7 @@ CREATE TABLE tg_usage (
     PRIMARY KEY (incarnation, owner));
 ";
 
-/// `OldServer`, `Unsafe`, `NoStandby`, `Unavailable`.
+/// Fails with `OldServer`, `Unsafe`, `NoStandby` or `Unavailable`.
 pub(super) async fn judge_server(session: &Session, durability: Durability) -> Result<(), PostgresOpenError> {
     let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'), \
                current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_standby_names')";
@@ -104,9 +102,8 @@ async fn lock(session: &Session, settings: &PostgresSettings) -> Result<bool, Po
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
     locked.map_err(|error| refused(&error))?;
-    // `CREATE SCHEMA` requires a privilege that the schema's owner may lack, and that is checked first. Reading the
-    // table itself sees commits made while this waited for the lock; a lookup by name may be answered from an older
-    // cache.
+    // `CREATE SCHEMA` requires a privilege that the owner may lack, and that is checked first. Reading the table itself
+    // sees commits made while this waited for the lock; a lookup by name may come from an older cache.
     let is_there = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
     let is_there = session.client.query_one(is_there, &[schema]).await;
     let is_there = is_there.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| refused(&error))?;

@@ -1,8 +1,7 @@
 //! Opens connections to the database, and drives them.
 //!
-//! A connection is driven by `poll_message`, so that no notice or notification is lost: a warning on a commit makes its
-//! outcome unknown (rule 2). A dropped connection never sends a cancel request, because a cancelled commit that waits
-//! for its standby looks like a successful one.
+//! `poll_message` drives a connection, so no notice or notification is lost: a warning on a commit makes its outcome
+//! unknown. Dropping sends no cancel request: a cancelled commit that waits for its standby looks made.
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -47,9 +46,8 @@ const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Counts unfinished statements of this process's earlier connections for the same duty, and returns the mark of the
-/// server's run. A new connection waits until that count is zero, so that at most one statement waits for an
-/// unavailable standby.
+/// Counts unfinished statements of earlier connections for the same duty, and returns the mark of the server's run. A
+/// new connection waits until the count is zero: at most one statement waits for an unavailable standby.
 const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
         WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'),
     concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), inet_server_addr(), current_setting('port'),
@@ -59,12 +57,10 @@ const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
 const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
     current_setting('taskgate.session', true)";
 
-/// Codes that imply a pooler: prepared statements that are missing or already exist although this connection did
-/// neither, and a refused `BEGIN`.
+/// Codes that imply a pooler: prepared statements that are unexpectedly missing or there, and a refused `BEGIN`.
 const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
 
-/// Constant for the whole process: a retried open and a new incarnation find unfinished statements of earlier
-/// connections.
+/// Constant for the process: a retried open or a new incarnation finds unfinished statements of old connections.
 static PROCESS_TOKEN: LazyLock<u32> = LazyLock::new(|| u32::from_be_bytes(crate::random::bytes()));
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
@@ -102,8 +98,7 @@ impl DatabaseConnector {
     }
 
     /// Connects to the first host that accepts writes and lets no commit wait. Reads the files with secrets again.
-    /// `Unavailable` for faults that may pass: even a wrong password may be changed soon. The others as
-    /// [`super::PostgresStore::open`].
+    /// `Unavailable` for faults that may pass, even a wrong password; others as [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
         let mut last = PostgresOpenError::Unavailable(PostgresHealth::silent());
@@ -130,8 +125,7 @@ impl DatabaseConnector {
         self.settings.access.write_max
     }
 
-    /// Sets up a session. Each step is limited like a write: a silent server, or one where an earlier statement still
-    /// runs, is skipped in favour of the other addresses.
+    /// Sets up a session. Each step is limited as a write, so a silent or busy server does not hold up the others.
     async fn reach(
         &self,
         address: &Config,
@@ -176,8 +170,7 @@ impl DatabaseConnector {
         Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
     }
 
-    /// Lets the server end sessions of a crashed gateway: one that ends within a batch holds locks. A commit that waits
-    /// for its standby is not idle.
+    /// Lets the server end sessions of a crashed gateway, which hold locks. A commit waiting for a standby is not idle.
     fn bounds(&self) -> String {
         let (idle, interval, count) = KEEPALIVE;
         format!(

@@ -36,7 +36,6 @@ pub(super) const KEY_PRINT_LEN: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
     pub name: String,
-    /// The address of its internal listener.
     pub address: String,
     pub version: String,
     pub config_digest: Vec<u8>,

@@ -1,8 +1,6 @@
-//! Caches settled rows that were read: their visible contents never change. A hint about a write or removal by another
-//! replica, or about missing hints, evicts them.
+//! Caches settled rows that were read. A hint about another replica's write or removal, or lost hints, evicts them.
 //!
-//! A row is returned while its read is trusted, and permanently once a later barrier has passed
-//! ([`crate::replica::read_trust`]).
+//! A row is returned while its read is trusted, and for good after a later barrier ([`crate::replica::read_trust`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

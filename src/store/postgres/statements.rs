@@ -1,18 +1,15 @@
 //! The writer's SQL statements.
 //!
 //! Each transaction that changes rows starts with a write to this writer's row in `tg_lane`, guarded by the number of
-//! its connection (its epoch). So every acknowledgement proves that all its reads are durable (rule 3). A transaction
-//! left running by an earlier connection either ends before the next connection gets its number, or finds the number
-//! gone and changes nothing: after that, no unresolved write can appear. Such a statement returns one row for the guard,
-//! and none if the number is gone.
+//! its connection (its epoch). So every acknowledgement proves that its reads are durable. A transaction left
+//! by an earlier connection ends before the next one gets its number, or finds the number gone and changes nothing:
+//! after that, no unresolved write can appear. The guard returns one row, or none if the number is gone.
 //!
-//! All writes of a batch are one statement on arrays of keys. It adds its changes to this replica's sums, and returns
-//! them.
+//! All writes of a batch are one statement on arrays of keys, which adds its changes to the sums and returns them.
 //!
-//! Plans are cached, possibly from a time when the tables were almost empty. So each lookup leaves the planner only the
-//! intended index: conditions for another index are written as `column + 0`, and the index of ages has a condition that
-//! only page queries name (see [`super::schema`]). Rows of `tg_usage` are looked up one by one behind `LIMIT`, and
-//! deleted by position: a join would scan all rows of an incarnation for each.
+//! Cached plans may stem from almost empty tables, so each lookup leaves the planner only the intended index: other
+//! conditions are `column + 0`, and only page queries name the condition of the index of ages ([`super::schema`]).
+//! `tg_usage` is read row by row behind `LIMIT`, and deleted by position: a join would scan an incarnation's rows.
 
 use tokio_postgres::{Error, Statement};
 
@@ -56,14 +53,13 @@ const MOVING: [(&str, &str); 7] = [
     ("idem", "bytea"),
 ];
 const STAYING: [(&str, &str); 4] = [("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// Further parameters: the expected revision, null for a new row; whether the holder writes; whether the row needs a
-/// holder afterwards.
+/// Further parameters: the expected revision (null: new row), whether the holder writes, whether the row will need one.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
-/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`,
-/// [`RULES`], [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether to delete only an insert of this
-/// incarnation without later writes, and the time by which the row must have expired, if any. Other deletes skip
-/// unsettled rows with another holder.
+/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then arrays of written rows: `id`, `owner`,
+/// [`RULES`], [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether only an insert of this
+/// incarnation without later writes, and by when it must have expired, if at all. Other deletes skip unsettled rows of
+/// another holder.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -111,8 +107,7 @@ pub(super) fn batch() -> String {
     )
 }
 
-/// Releases the idempotency keys of expired rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows' creation
-/// times; `$4`, `$5` as in [`GUARD`].
+/// Releases expired rows' idempotency keys. `$1` to `$3`: owner, key, new row's creation time; `$4`, `$5`: [`GUARD`].
 const RELEASE: &str = "
 UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
 WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires + 0 <= n.now
@@ -128,8 +123,7 @@ fn look() -> String {
     )
 }
 
-/// Deletes expired rows. `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a sweep that
-/// takes longer than a write may would be rolled back and repeated without end.
+/// Deletes at most `$4` rows expired at `$3`, up to a sweep's byte limit: a longer statement would time out endlessly.
 fn sweep() -> String {
     format!(
         "WITH {GUARD},
@@ -144,8 +138,7 @@ fn sweep() -> String {
     )
 }
 
-/// The condition on a claimable row `t`; the arrays of [`super::task_write::ClaimableRows`] start at parameter
-/// `upstreams`.
+/// The condition on a claimable row `t`; [`super::task_write::ClaimableRows`] has the arrays from `upstreams` on.
 fn is_claimable(upstreams: u8) -> String {
     format!("(t.upstream = ANY (${upstreams}) OR t.holder = ANY (${}))", upstreams + 1)
 }
@@ -159,9 +152,8 @@ pub(super) fn has_claimable() -> String {
     )
 }
 
-/// Claims up to `$5` rows, and their subtasks: a subtask follows its parent if that is claimable too. `$3`, `$4` as in
-/// [`is_claimable`]. A dead incarnation claims none. Without ORDER BY, for which
-/// each claim would read and sort all claimable rows.
+/// Claims up to `$5` rows and their subtasks: a subtask follows its parent if that is claimable too. `$3`, `$4` as in
+/// [`is_claimable`]. A dead incarnation claims none. No ORDER BY: each claim would read and sort all claimable rows.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},
@@ -199,9 +191,8 @@ fn long_dead(seconds: &str, one: &str) -> String {
     )
 }
 
-/// Closes the lanes of long-dead incarnations, which excludes their later writes for good. Skips locked lanes. Runs
-/// before [`retire`], which then sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3`
-/// the only incarnation, or null.
+/// Closes long-dead incarnations' lanes, which excludes their later writes for good. Skips locked lanes. [`retire`]
+/// then sees every earlier write. `$1`: age in seconds, `$2`: maximum count, `$3`: the only incarnation or null.
 fn close_lanes() -> String {
     let long_dead = long_dead("$1", "$3");
     format!(
@@ -210,9 +201,8 @@ fn close_lanes() -> String {
     )
 }
 
-/// Removes up to `$3` long-dead incarnations with closed lanes and without rows, after moving up to `$4` of their sums
-/// to this one. `$5` is the time in seconds, `$6` the only incarnation, or null. Keeps the newest lane: it tells
-/// removed incarnations from those that a restored database has lost ([`super::opening`]).
+/// Moves up to `$4` sums here, then removes up to `$3` long-dead incarnations with closed lanes and no rows. `$5`: age
+/// in seconds; `$6`: the only one, or null. Keeps the newest lane, by which [`super::opening`] finds a restored store.
 fn retire() -> String {
     let long_dead = long_dead("$5", "$6");
     format!(
@@ -273,8 +263,7 @@ fn drop_merged() -> String {
     )
 }
 
-/// Gives the connection its number, and thereby waits for unfinished transactions of earlier ones. A closed lane stays
-/// closed.
+/// Gives the connection its number, which waits for unfinished transactions of earlier ones. Closed lanes stay closed.
 pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
@@ -283,7 +272,6 @@ pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg
 /// Sends hints: `$1` is the channel, `$2` the texts.
 const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
 
-/// The writer's statements, prepared in one session.
 #[derive(Debug)]
 pub(super) struct WriterStatements {
     pub(super) batch: Statement,

@@ -91,7 +91,6 @@ impl SumsByOwner {
     }
 }
 
-/// The sums of this replica, and of all others.
 #[derive(Debug, Default)]
 pub(super) struct StoreSums(Mutex<(SumsByOwner, SumsByOwner)>);
 

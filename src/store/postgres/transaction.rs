@@ -1,7 +1,6 @@
 //! Runs one transaction, and determines its outcome with [`TransactionEnd::fate`] alone.
 //!
-//! Sends all statements in one round trip. The last one before the commit reads the server's commit settings, so that
-//! the answer describes the server that commits, even behind a proxy.
+//! One round trip. The last statement reads the commit settings of the server that commits, even behind a proxy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,8 +18,7 @@ use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
 use crate::replica::{BootTime, UnknownCommitCause, WriteFate};
 
-/// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same
-/// server are durable (rules 4 and 6).
+/// Writes only to the log, so it waits for no writer. Proves that earlier reads from the same server are durable.
 pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
@@ -94,14 +92,13 @@ pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }
 
-/// Runs a transaction. Each statement returns at least one row if it writes one, and none otherwise. Dropping the
-/// future leaves the outcome unknown; the session must be dropped too.
+/// Each statement returns at least one row if it writes one. Dropping leaves the outcome unknown; drop the session too.
 pub(super) async fn transact(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
 ) -> Result<MadeTransaction, CommitFailure> {
     let (offset, sent) = (session.notices.offset(), boot_time());
-    // The gateway has its own time-out (rule 1), and drops the connection after a failure.
+    // The gateway has its own time-out, and drops the connection after a failure.
     let is_answered = AtomicBool::new(false);
     let ended = tokio::time::timeout(session.settings.access.write_max, run(session, statements, &is_answered)).await;
     let timed_out = |_| TransactionEnd::TimedOut { is_answered: is_answered.load(Ordering::Relaxed) };

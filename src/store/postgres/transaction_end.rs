@@ -1,5 +1,4 @@
-//! Classifies the end of a transaction that was sent together with its commit. Pure: independent of connections and
-//! their error types.
+//! Classifies the end of a transaction sent with its commit. Pure: independent of connections and their errors.
 
 use crate::replica::commit_trust::fate;
 use crate::replica::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteFate};
@@ -72,8 +71,7 @@ impl<R, E> TransactionEnd<R, E> {
                 let refused = said(error).map(|error| CommitEnd::Refused { error });
                 fate(durability, refused.unwrap_or(CommitEnd::Lost))
             }
-            // The statements ran outside a transaction, or the server did not report its settings: the commit's result
-            // is unknown.
+            // Statements ran outside a transaction, or the server reported no settings: the commit is unknown.
             Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost),
             Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut),
         }

@@ -107,8 +107,7 @@ pub enum ReplicaForgetting {
 }
 
 impl PostgresStore {
-    /// Declares an incarnation dead, regardless of its state. Other replicas may then claim its rows, and it can no longer write them. After `Io`,
-    /// the declaration may have taken effect.
+    /// Declares an incarnation dead: others may claim its rows, and it can no longer write. After `Io` it may be.
     pub async fn declare_dead(&self, incarnation: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
@@ -123,9 +122,8 @@ impl PostgresStore {
         Ok(is_done)
     }
 
-    /// Removes all dead incarnations of a replica with their remains, unless one still holds rows. A removed
-    /// incarnation that was only paused concludes that the store has lost acknowledged writes. After `Io`, the removal
-    /// may have taken effect in part; it can be repeated.
+    /// Removes all dead incarnations of a replica with their remains, unless one holds rows. A removed one that was
+    /// only paused concludes that the store lost writes. After `Io`, it may have happened in part; it can be repeated.
     pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
         let named = self.incarnations_of(name).await?;
         let dead: Vec<Incarnation> =

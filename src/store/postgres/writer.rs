@@ -1,8 +1,7 @@
 //! The writer: a tokio task that commits all waiting writes as one transaction.
 //!
-//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished
-//! transactions of the last one, and removes rows with an unknown insert before it writes anything else. From then on
-//! every write is resolved (rules 3 to 5).
+//! A batch with an unknown commit ends its connection. The next one gets a number that excludes unfinished transactions
+//! of the last, and first removes rows with an unknown insert. From then on every write is resolved.
 
 use std::collections::VecDeque;
 use std::io;

@@ -62,7 +62,6 @@ pub fn check<'b>(columns: &[u8], bytes: &'b [u8]) -> Result<&'b [u8], RecordErro
     if version == VERSION { Ok(body) } else { Err(RecordError::OtherVersion(version)) }
 }
 
-/// Decodes a summary, if it was stored beside these columns.
 pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
     let mut body = RecordReader::new(Bytes::copy_from_slice(check(columns, bytes)?));
     let summary = take(key, &mut body).filter(|_| body.is_at_end());

@@ -121,12 +121,11 @@ impl Engine {
         &self.access
     }
 
-    /// The audit file, if there is one.
     pub fn audit(&self) -> Option<&Arc<AuditLog>> {
         self.audit.get()
     }
 
-    /// Records events from now on. Before the first request.
+    /// Records events from now on; must be called before the first request.
     pub fn set_audit(&self, audit: Arc<AuditLog>) {
         let _ = self.audit.set(audit);
     }
@@ -140,13 +139,11 @@ impl Engine {
         self.store.bytes_max()
     }
 
-    /// Unsettled tasks of one principal, with calls that may become tasks; in a shared store, all replicas' at the last
-    /// look.
+    /// Unsettled tasks of one principal, with calls that may become tasks; with other replicas' as of the last look.
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
     }
 
-    /// When this process started.
     pub const fn began(&self) -> Timestamp {
         self.began
     }
@@ -178,8 +175,7 @@ impl Engine {
         self.admission.set_tasks_max(tasks_max);
     }
 
-    /// Takes permits for a task and its subtasks: all of them, or none. In a shared store the rows of other replicas
-    /// count, as of the last look at the store. Fails with `TooManyTasks` or `Draining`.
+    /// Takes permits for a task and its subtasks, all or none; other replicas' rows count. `TooManyTasks`, `Draining`.
     fn take_permits(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.admission.take_beside(owner, number, self.unsettled_rows(owner))
     }
@@ -190,7 +186,6 @@ impl Engine {
         permit.map_err(|_| self.refuse_permits(owner, NonZeroUsize::MIN))
     }
 
-    /// The reason to refuse a call that got no permits; counts the refusal.
     fn refuse_permits(&self, owner: &Principal, number: NonZeroUsize) -> Reason {
         self.admission.refuse(owner, number, self.unsettled_rows(owner))
     }
@@ -222,9 +217,8 @@ impl Engine {
         self.leaving.is_cancelled()
     }
 
-    /// Stops accepting tasks and waits at most `patience` for calls and changes in progress; returns how many remain.
-    /// Where the store outlives the process, it does not wait for calls that a later process can resume, or that were
-    /// not sent: their state is stored, and their upstreams are not notified.
+    /// Stops accepting tasks; waits at most `patience` for calls and changes, and returns how many remain. Calls that a
+    /// later process can resume, or that were not sent, do not delay it: their rows stay; no upstream is notified.
     pub async fn drain(&self, patience: Duration) -> usize {
         self.expect_end();
         self.admission.close();

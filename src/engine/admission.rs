@@ -1,7 +1,6 @@
 //! Grants permits for unsettled tasks, counted from the permit, not from the row.
 //!
-//! A permit is held from before the upstream is called until the task settles, so a call with an `auto` plan can always
-//! become a task. The principal's limit is checked before the limit for all (GW-40).
+//! A call has a permit before it is sent: `auto` can become a task. A principal's limit is checked first (GW-40).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -58,7 +57,6 @@ impl TaskAdmission {
         self.take_many(owner, NonZeroUsize::MIN)
     }
 
-    /// Takes permits for a task and its subtasks: all of them, or none.
     pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         self.take_beside(owner, number, UnsettledRows::default())
     }
@@ -114,8 +112,7 @@ impl TaskAdmission {
         fits
     }
 
-    /// The reason to refuse a call that got no permits. Counts the refusal, and logs a principal at its own limit: a call that
-    /// runs without a permit is neither.
+    /// The reason to refuse a call without permits. Counts it and logs a principal at its limit, unlike a plain call's.
     pub(super) fn refuse(&self, owner: &Principal, number: NonZeroUsize, stored: UnsettledRows) -> Reason {
         let own_max = self.principals.of(owner).tasks_max;
         let taken = self.taken.lock();
@@ -131,7 +128,6 @@ impl TaskAdmission {
         Reason::TooManyTasks
     }
 
-    /// Sets the limit for new permits; permits above it remain valid.
     pub fn set_tasks_max(&self, tasks_max: usize) {
         self.taken.lock().tasks_max = tasks_max;
     }

@@ -87,10 +87,9 @@ struct OwnWrite {
 }
 
 impl Engine {
-    /// Applies one event and performs its effects. An outcome that exceeds the store's room settles the task with a
-    /// fault that says so: it is never lost silently (L8). Not cancel safe: a dropped call may have stored the event
-    /// without its effects, which only the next process would find. So engine tasks await it, and requests only within
-    /// [`Engine::finish`].
+    /// Applies one event and performs its effects. An outcome without room in the store settles the task with a fault
+    /// that says so: it is never lost silently. Not cancel safe: a dropped call may have stored the event without its
+    /// effects, which only the next process would find. Engine tasks await it, requests within [`Engine::finish`].
     pub(super) async fn apply(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -100,9 +99,8 @@ impl Engine {
         self.apply_all(key, role, vec![event]).await
     }
 
-    /// Applies events in one commit. `changed` refers to the last event; the others are left out where the store has no
-    /// room. A write with an unknown commit performs its effects once it is known to be committed (see
-    /// `unknown_commits`). A holder's write that is `Fenced` has stopped the task's runner.
+    /// Applies events in one commit. `changed` concerns the last; without room, others are left out. After an unknown
+    /// commit, effects follow once it is known (`unknown_commits`). A holder's `Fenced` write stopped the runner.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -291,8 +289,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Logs that a client read the state of its task (L25-61). The read of an outcome is an event of the audit; it fails
-    /// while that event must be recorded and cannot be (SEC-57).
+    /// Logs that a client read a task (L25-61). An outcome is audited: fails while that event cannot be kept (SEC-57).
     pub fn record_shown(&self, task: &Task) -> Result<(), GatewayFault> {
         let principal = LoggedPrincipal(&task.key.owner);
         if !task.is_settled() {
@@ -307,7 +304,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Records an owner's act on its task.
     pub(super) fn audit_task(&self, act: AuditAct, task: &Task) {
         if let Some(audit) = self.audit() {
             let (upstream, tool) = (Some(&*task.origin.upstream), Some(&*task.origin.tool));

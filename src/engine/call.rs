@@ -33,11 +33,9 @@ pub struct CallSpec {
     pub tool: Arc<str>,
     pub policy: ToolPolicy,
     pub plan: Plan,
-    /// The client's idempotency key: a repeated call gets the first call's task ([`Plan::Task`]) or its outcome. See
-    /// `runner::idempotent_call`.
+    /// The client's idempotency key: a repeated call gets the first call's task or outcome: `runner::idempotent_call`.
     pub idempotency: Option<Idempotency>,
-    /// The task id that the client chose, only with [`Plan::Task`] and without idempotency key. A second call with it
-    /// is refused.
+    /// The task id that the client chose, with [`Plan::Task`] and no idempotency key. A second call with it is refused.
     pub chosen: Option<ChosenId>,
     /// When the request arrived; the grace period starts here.
     pub arrived: tokio::time::Instant,
@@ -68,8 +66,7 @@ impl CallSpec {
         self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
 
-    /// The call as a later process may have to send it, given whether it was not sent yet. Omits fields that no process
-    /// can use.
+    /// The call as a later process may have to send it, given whether it was not sent yet. Omits unusable fields.
     pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
         let call = StoredCall {
             params: self.upstream.stored(self.request.params.as_ref()?),
@@ -146,7 +143,6 @@ pub enum RetryRefusal {
 
 debug_members!(RoundRetry, |retry| answers: retry.answers.len(), plan: retry.plan);
 
-/// Whether a client supports a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Askable {
     Declared,
@@ -164,8 +160,7 @@ pub enum CallEvent {
     StaysPlain,
     /// The call became a task, or repeats one that did; the task may have settled since. Last event.
     Created(Arc<Task>),
-    /// The upstream's questions; this hidden task holds the call until the client repeats its request. Rounds count
-    /// from 1. Last event.
+    /// The upstream's questions; a hidden task holds the call until it is repeated. Rounds count from 1. Last event.
     InputRequired {
         task: Arc<Task>,
         round: u32,

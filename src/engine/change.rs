@@ -1,8 +1,7 @@
 //! Performs the changes that clients and operators request.
 //!
-//! If a client disconnects, its request's future is dropped at an arbitrary await: the store may commit the write, but
-//! the effects would be lost. So each change runs in a spawned task ([`Engine::finish`]), and the request only waits
-//! for it. Code that a request awaits calls `apply` in no other way.
+//! If a client disconnects, its request's future is dropped at any await: the store may commit a write without its
+//! effects. So each change runs in a spawned task ([`Engine::finish`]), and the request calls `apply` in no other way.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -32,7 +31,6 @@ use crate::task::{
 const CHANGES_MAX: usize = 1_024;
 
 tokio::task_local! {
-    /// Set within a change.
     static IN_CHANGE: ();
 }
 
@@ -63,8 +61,7 @@ pub(super) enum HeldRow {
 }
 
 impl Engine {
-    /// Returns a task's state, for its owner. `Unknown` alike for ids that are unknown, foreign, expired or hidden, and
-    /// for tasks of tools that the caller may not use, or beyond its audience. Cancel safe.
+    /// An owner's task. `Unknown` alike if missing, foreign, expired, hidden or of a tool out of reach. Cancel safe.
     pub async fn get(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<Arc<Task>, TaskError> {
         self.check_access(caller, self.load_visible(&caller.task(id)).await?)
     }
@@ -134,8 +131,7 @@ impl Engine {
         }
     }
 
-    /// Lists one owner's tasks by creation time, at most `limit`, after the cursor of an earlier page. Hidden tasks are
-    /// left out, so a page may hold fewer. Cancel safe.
+    /// One owner's tasks by creation time, at most `limit`, after the cursor; hidden ones are left out. Cancel safe.
     pub async fn list(
         self: &Arc<Self>,
         caller: &Caller,
@@ -147,8 +143,7 @@ impl Engine {
         Ok(TaskPage { tasks: self.load_listed(caller, page.tasks, now).await?, next: page.next })
     }
 
-    /// Like [`Engine::list`], for tasks that match `filter`, in its order. A page reads a bounded number of tasks, so
-    /// it may be short or empty without being the last. Cancel safe.
+    /// As [`Engine::list`], for tasks that match `filter`, in its order; a page may be short or empty. Cancel safe.
     pub async fn list_filtered(
         self: &Arc<Self>,
         caller: &Caller,
@@ -287,8 +282,7 @@ impl Engine {
         self.changes.tracker.spawn(cancel.in_current_span());
     }
 
-    /// Cancels a held call for a client that cancels its request; the upstream is notified in the background. A dropped
-    /// call did all of it, or nothing.
+    /// Cancels a held call; the upstream is notified in the background. A dropped call did all of it, or nothing.
     pub async fn cancel_held(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.apply_cancel(&key).await.map(|_| ()) }).await
@@ -328,8 +322,7 @@ impl Engine {
     }
 
     /// Applies a change for a client or an operator. While the store has no room, it is retried for a limited time; it
-    /// is refused while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome
-    /// (L6).
+    /// is refused while half of all permits for changes wait like this. A waiting cancel precedes the task's outcome.
     async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
         let mut waiting = None;
@@ -416,8 +409,7 @@ impl Engine {
         Ok(self.store.holders(keys).await?)
     }
 
-    /// The tasks with this reference that have a handle, or are parts of such tasks: none or one, rarely more. Cancel
-    /// safe.
+    /// The tasks with this reference that have a handle, or are parts of such tasks: one at most, usually. Cancel safe.
     pub async fn named_by(self: &Arc<Self>, reference: ShortReference) -> Result<Vec<Arc<Task>>, TaskError> {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {

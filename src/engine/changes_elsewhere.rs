@@ -1,7 +1,6 @@
 //! Follows other replicas' writes to tasks that run here or have subscribers here.
 //!
-//! A hint names a changed row, and may be lost; so each second the revisions of all these rows are read, too. The replica that made a
-//! change performs its effects; only local effects of the row's state are performed here.
+//! Hints of changed rows may be lost: each second their revisions are read, too. Only local effects are performed here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Decides how calls that an earlier process left unsettled continue or end (GW-39).
 //!
 //! Runs in the background; until a row is handled its task remains as stored, and a row that the store fails to change
-//! is retried. `verdict` judges one row, and is pure; a runner carries the verdict out, or this module where there is
-//! nothing to run.
+//! is retried. `verdict` judges one row, and is pure; a runner carries it out, or this module if nothing is to run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
@@ -71,8 +70,7 @@ impl CallTargets {
     }
 }
 
-/// Claims the rows that ended processes left at the configured upstreams, and handles each. Returns once none is left;
-/// in a shared store it runs until `stop` or a drain.
+/// Handles rows of ended processes at these upstreams: until none is left, or if shared until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let (notices, waiting) = mpsc::channel(NOTICES_MAX);
@@ -309,11 +307,9 @@ struct ClaimedRow<'a> {
     looks: usize,
 }
 
-/// The next step of a claimed row.
 struct RowWork {
     task: Arc<Task>,
     step: RowStep,
-    /// The upstream that the step notifies of a cancel.
     notifies: Option<CallTarget>,
 }
 
@@ -351,14 +347,12 @@ impl RowWork {
 impl<'a> ClaimedRow<'a> {
     /// `None` if the row has a runner.
     fn of(engine: &'a Arc<Engine>, found: RecoveryCandidate) -> Option<Self> {
-        // Claimed before it is read: answers and cancels from here on are queued in `commands`. A runner of this process
-        // registered its call before the row existed.
+        // Claimed before it is read: later commands queue in `commands`. A runner here registers before its row exists.
         let claim = engine.live.claim(&found.key);
         engine.retried.lock().remove(&found.key);
         Some(Self { engine, found, commands: Some(claim?), looks: 0 })
     }
 
-    /// Reads the row, and decides its next step.
     async fn judge(&mut self, origins: &CallTargets) -> Result<RowWork, RowEnd> {
         let (engine, found) = (self.engine, &mut self.found);
         if self.looks == LOOKS_MAX {
@@ -517,7 +511,6 @@ async fn parent_of(engine: &Engine, task: &Task, now: Timestamp) -> Result<Paren
     })
 }
 
-/// Whether a decision includes that the upstream is notified.
 fn notifies(verdict: &RecoveryDecision, task: &Task) -> bool {
     match verdict {
         RecoveryDecision::Notify => true,
@@ -620,10 +613,9 @@ impl CallTarget {
     }
 }
 
-/// Resumes rows of this process that have no runner, until `stop` or a drain. Invariant: a row that this process holds has a
-/// runner, or its parent has one, or recovery retries it; else the task would be at work until its `ttl`, or its server would
-/// not be notified of a cancel. A row counts only if two consecutive looks find it, since one may fall between a runner's last
-/// write and its end.
+/// Resumes rows of this process without a runner, until `stop` or a drain. Invariant: a row that this process holds has
+/// a runner, or its parent has one, or recovery retries it; else the task would work until its `ttl`, or its server
+/// miss a cancel. Only rows of two consecutive looks count, as one may fall between a runner's last write and its end.
 pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let looking = async {

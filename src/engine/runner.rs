@@ -1,10 +1,9 @@
 //! Runs one upstream call: turns exchange events into task events or client events.
 //!
-//! Order (GW-32): `always` and `required` insert the row, send the handle, then send the call; if the server has a free
-//! permit, the row is inserted as `Working`, which means that the call may have been sent. `auto` sends the call, and inserts at the end of the grace period. A
-//! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream
-//! call cancelled (T-27). `row` inserts the row and writes the outcome, `questions` and `rounds` handle the upstream's
-//! questions.
+//! Order (GW-32): `always` and `required` insert the row, send the handle, then the call; with a free permit as
+//! `Working`: the call may have been sent. `auto` sends the call, and inserts at the end of the grace period. A handle
+//! is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream call
+//! cancelled (T-27). `row` inserts rows and writes outcomes, `questions` and `rounds` handle questions.
 
 mod answers;
 mod bug_recipient;
@@ -55,9 +54,8 @@ use crate::waits::at;
 use crate::wire::{Object, Payload};
 
 impl Engine {
-    /// Runs one call, as its [`crate::task::Plan`] says. Dropping the stream before a handle was created cancels the
-    /// call at the upstream; after that only a cancel of the task does. A task of an anonymous principal is kept for a
-    /// shorter time than its policy says.
+    /// Runs one call, as its [`crate::task::Plan`] says. Dropping the stream before there is a handle cancels the call
+    /// at the upstream; later only a cancel of the task does. An anonymous principal's task is kept for a shorter time.
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
         spec.context.share = Some(self.share_of(&spec));
@@ -76,7 +74,6 @@ impl Engine {
         Ok(stream)
     }
 
-    /// Records the call of a tool at its end, if there is an audit.
     fn audited(&self, spec: &CallSpec) -> Option<Box<AuditedCall>> {
         let audit = self.audit().filter(|_| spec.permits.is_some())?;
         let arguments = || arguments_of(spec.request.params.as_ref().and_then(Object::of).as_ref());
@@ -330,8 +327,7 @@ impl Runner {
         }
     }
 
-    /// Holds a call without a task (GW-33): events that waited may be sent, and its permit is awaited as for any plain
-    /// call.
+    /// Holds a call without a task (GW-33): events that waited may be sent; its permit is awaited as for a plain call.
     async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
         let reason = reason.key();
         tracing::warn!(reason, "the call could not become a task and is held");

@@ -78,9 +78,8 @@ impl LargeResult<'_> {
 }
 
 impl Engine {
-    /// Puts a task's large result into the one buffer that all responses share. Without room, releases the result until
-    /// there is room, and reads it again. Fails with `TooMuchUnread` or `AnswersFull` after 20 s, with
-    /// `StoreFailed` if it cannot be read again. Cancel safe.
+    /// Puts a task's large result into the one buffer of all responses. Without room, drops it until there is room, and
+    /// rereads it. Fails with `TooMuchUnread` or `AnswersFull` after 20 s, `StoreFailed` if unreadable. Cancel safe.
     pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Some(large) = large_result(&task) else { return Ok(task) };
         let own = || self.limits().answers_to(&task.key.owner).hold_now(large.result.bytes().clone());

@@ -14,8 +14,7 @@ pub struct SubtaskTree {
 }
 
 impl Engine {
-    /// The subtasks below a task with this `tree`, at most `limit`, nearest first, including subtasks that their owner
-    /// does not see. Cancel safe.
+    /// The subtasks below a task with this `tree`, at most `limit`, nearest first, also unseen ones. Cancel safe.
     pub async fn subtasks_of(
         self: &Arc<Self>,
         owner: &Principal,
@@ -70,8 +69,7 @@ impl Engine {
         }
     }
 
-    /// The settled direct subtasks, each with its index among all of them; one that would exceed `bytes_max` is left
-    /// out. Includes subtasks that their owner does not see. Cancel safe.
+    /// The settled direct subtasks with their index, also unseen ones, but none beyond `bytes_max`. Cancel safe.
     pub async fn settled_subtasks(
         self: &Arc<Self>,
         owner: &Principal,

@@ -45,8 +45,7 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     }
 }
 
-/// Overdue tasks that could not be settled. Lists of overdue tasks begin with the oldest, so these tasks would fill each list.
-/// They are tried again once all other tasks were tried.
+/// Overdue tasks that could not be settled. They are tried again after all others: else they would fill each list.
 #[derive(Debug, Default)]
 struct StuckTasks(BTreeSet<TaskKey>);
 
@@ -63,7 +62,6 @@ impl StuckTasks {
         overdue
     }
 
-    /// After `tried` tasks were tried.
     fn tried(&mut self, tried: usize) {
         if tried < BATCH || self.0.len() + BATCH > STUCK_MAX {
             self.0.clear();
@@ -71,8 +69,7 @@ impl StuckTasks {
     }
 }
 
-/// Settles overdue tasks as faults and removes expired ones, side by side; a task that cannot be settled delays no
-/// other. If the store fails, completed changes remain.
+/// Settles overdue tasks and removes expired ones, side by side; a stuck one delays no other. Completed changes remain.
 pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
     sweep_beside(engine, &mut StuckTasks::default()).await
 }

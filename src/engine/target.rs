@@ -19,8 +19,7 @@ pub struct ServiceSettings {
     pub queue_deadline: Duration,
     /// Silence that is allowed for methods other than `tools/call`.
     pub timeouts: Timeouts,
-    /// Allowed silence of `tools/call`: unlimited by default, since a server that answers in JSON is silent until its
-    /// tool ends.
+    /// Silence that `tools/call` may have: unlimited by default, as a server that answers in JSON is silent to its end.
     pub call_timeouts: Timeouts,
     /// The largest response, in bytes, that is parsed or edited for methods other than `tools/call`.
     pub result_bytes_max: usize,
@@ -49,8 +48,7 @@ pub struct CallMaker {
 }
 
 impl CallTarget {
-    /// A request by the gateway, which stays plain: no task, no rounds, no progress and no log messages. `tool` names
-    /// the tool and policy of a `tools/call`; other methods need no permit.
+    /// A plain request by the gateway: no task, rounds, progress or logs. `tool`: name and policy for `tools/call`.
     pub fn plain_call(
         self,
         maker: CallMaker,

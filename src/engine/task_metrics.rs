@@ -15,7 +15,6 @@ pub(super) struct TaskMetrics {
     upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>,
 }
 
-/// How the grace period of a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GraceEnd {
     /// The call ended first.
@@ -74,7 +73,6 @@ impl TaskMetrics {
         }
     }
 
-    /// Unsettled tasks that clients have handles of.
     pub(super) fn unsettled(&self, upstream: &str) -> u64 {
         let known = self.upstreams.read().get(upstream).map(|metrics| metrics.in_flight.value());
         known.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()

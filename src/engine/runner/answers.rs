@@ -31,8 +31,7 @@ impl Runner {
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.dialog.questions_mut().close(&ask);
-            // The subtask's row accepts an answer only once. It is stored there before this row marks it as delivered:
-            // none is lost.
+            // The subtask's row accepts an answer once, and stores it before this row marks it delivered: none is lost.
             let child = self.child_with_question(&ask);
             if let Some((key, question)) = &child {
                 match self.answer_child(key, question, plain::encode_answer(answer.clone())).await {
@@ -92,8 +91,7 @@ impl Runner {
         self.write(key, vec![event]).await.map(|_| ())
     }
 
-    /// Marks in the row that this runner delivers an answer: from this commit on it may have arrived, so no runner
-    /// delivers it again (F15).
+    /// Marks in the row that an answer is delivered: it may arrive from now on, so no runner delivers it again (F15).
     async fn mark_delivered(
         &mut self,
         key: &TaskKey,
@@ -129,8 +127,7 @@ impl Runner {
         self.hand_over(answers, Some(task)).await
     }
 
-    /// Handles an answer that the upstream did not accept although its client regards it as given. Ends the call as
-    /// lost, unless an earlier event of the upstream ends it.
+    /// An accepted answer did not reach the upstream: ends the call as lost, unless an earlier event ends it.
     async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = fault.reason.key(), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {

@@ -68,7 +68,6 @@ impl UpstreamCall {
         Self::new(CallExchanges::One(exchange), CallState::Queued { until: None })
     }
 
-    /// A split call before its elements begin.
     pub(super) fn split(plan: SplitPlan) -> Self {
         let exchanges = CallExchanges::Split(Box::new(SplitExchange::new(plan)));
         Self::new(exchanges, CallState::Queued { until: None })
@@ -114,8 +113,7 @@ impl UpstreamCall {
         event
     }
 
-    /// Takes a free permit for a call that has not requested one yet, else a queue position. The elements of a split
-    /// call queue separately. Fails with `QueueFull`.
+    /// Takes a free permit once, else a queue position; split calls' elements queue separately. Fails with `QueueFull`.
     pub(super) fn enter_queue(&mut self, owner: &Principal) -> Result<(), GatewayFault> {
         match &mut self.exchanges {
             CallExchanges::One(exchange) => {
@@ -146,7 +144,6 @@ impl UpstreamCall {
         if let CallState::Queued { until } = self.state { until } else { None }
     }
 
-    /// Limits the wait for a permit.
     pub(super) const fn queue_until(&mut self, end: Instant) {
         if let CallState::Queued { until } = &mut self.state {
             *until = Some(end);
@@ -178,7 +175,6 @@ impl UpstreamCall {
         self.state = CallState::InExchange(SentCall { since, deadline: since + runtime, repeats: 0 });
     }
 
-    /// Queues a call again after its exchange was lost.
     pub(super) fn requeue(&mut self, exchange: ExchangeStage) {
         self.exchanges = CallExchanges::One(exchange);
         self.state = CallState::Queued { until: None };
@@ -308,7 +304,6 @@ impl UpstreamCall {
         }
     }
 
-    /// Lists the call among those in progress at its upstream.
     pub(super) fn list(&mut self, entry: Option<CallInProgress>) {
         self.in_progress = entry;
     }

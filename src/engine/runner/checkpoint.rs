@@ -1,8 +1,7 @@
 //! Stores the position from which an exchange can be resumed (GW-41).
 //!
-//! It is stored with every other write of the row, else within a second of an event of the call. Positions that the
-//! transport learns without an event, such as the id of an empty priming event, are checked at growing intervals. If
-//! the newest position is lost, more events are replayed.
+//! It is stored with every other write of the row, else within a second of an event. Positions learnt without an event,
+//! such as an empty priming event's id, are checked at growing intervals. A lost position only causes replays.
 
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
@@ -20,7 +19,6 @@ impl Runner {
         self.engine.store.reach().outlives_process()
     }
 
-    /// The call's data for the row.
     pub(super) fn stored_call(&self) -> Option<StoredCall> {
         let call = self.spec.stored(self.call.is_queued()).filter(|_| self.is_kept())?;
         // The rows of its elements have the params.
@@ -51,7 +49,6 @@ impl Runner {
         Ok(applied)
     }
 
-    /// Stores the exchange's position if it changed.
     async fn keep_position(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(position)) = (self.recorder.key(), self.new_position()) else { return Ok(()) };
         self.write(
@@ -64,8 +61,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Removes the position before another exchange replaces this one: no process may resume the old one. If that
-    /// fails, nothing may be sent.
+    /// Removes the position before a new exchange: no process may resume the old one. If it fails, send nothing.
     pub(super) async fn forget_position(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.recorder.key() else { return Ok(()) };
         self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }]).await?;
@@ -73,8 +69,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Stores a changed position. If that fails, the next check has the usual interval: an older one only causes a
-    /// longer replay.
+    /// Stores a changed position. If that fails, the next check has the usual interval: an old one only replays more.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.recorder.checked();
         self.record_steady().await;

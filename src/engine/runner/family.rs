@@ -34,7 +34,6 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// The elements of a split call that an earlier process left.
     pub(super) fn of_earlier(elements: ElementRows, engine: &Arc<Engine>) -> Self {
         let children = Box::new(Children::new(Arc::clone(engine)));
         Self { children: Some(children), elements: Some(Box::new(elements)), ..Self::default() }
@@ -90,7 +89,6 @@ impl Family {
         }
     }
 
-    /// Takes over the elements in progress, once their parent has a handle. `permit` covers the parent and its elements.
     pub(super) fn adopt_elements(
         &mut self,
         engine: &Arc<Engine>,
@@ -101,7 +99,6 @@ impl Family {
         self.elements.as_mut().map_or_else(Vec::new, |elements| elements.adopt(split, children, permit))
     }
 
-    /// Begins elements up to the limit of parallel ones.
     pub(super) fn begin_elements(&mut self, plan: &SplitPlan) {
         if let (Some(elements), Some(children)) = (&mut self.elements, &mut self.children) {
             elements.begin_more(plan, children);
@@ -155,7 +152,6 @@ impl Family {
         Arc::clone(self.size.get_or_insert_with(tree))
     }
 
-    /// Whether the commit of a subtask's row, or of its parent's entry, is unknown.
     pub(super) fn is_unresolved(&self, id: TaskId) -> bool {
         self.unresolved.contains(&id)
     }

@@ -2,9 +2,8 @@
 //! the upstream is called, and the store accepts only one of two concurrent inserts.
 //!
 //! A client that accepts a handle gets the first call's handle. Any other client waits for the outcome: its call has a
-//! task's row, too, so it outlives the client and the process. While the client is connected, progress and questions go
-//! to it. A repetition waits until the row has the outcome, in any replica; if a question is open, the repetition's
-//! client receives it, too.
+//! row, too, so it outlives the client and the process. While the client is connected, progress and questions go to it.
+//! A repetition waits until the row has the outcome, in any replica; its client receives open questions, too.
 //!
 //! A task id that the client chose is a name, too (D86-06): the row's key derives from it, and repetitions are refused.
 
@@ -127,7 +126,6 @@ impl Runner {
         self.spec.is_held_by_key() && self.recorder.has_handle()
     }
 
-    /// Returns the task of a held call after its grace period.
     pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         let task = self.engine.load_any(key).await.map_err(|error| error.reason())?;
         // Otherwise the task's command for this runner is already queued.
@@ -259,8 +257,7 @@ impl Runner {
             let now = self.engine.clock.now();
             let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),
-                // Expired, and not removed yet: no client can read it. If another replica has since created a new row,
-                // that one remains.
+                // Expired, not removed yet: no client can read it. A row made by another replica since then remains.
                 Ok(None) => self.engine.store.sweep_one(key, now).await.map(|()| true),
                 Err(error) => Err(error),
             };

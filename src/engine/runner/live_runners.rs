@@ -11,8 +11,7 @@ use crate::engine::call::{CallStreamSender, RetryRefusal, RoundRetry};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
-/// Limit of queued answer sets per runner. Each has at least one answer, and fewer questions than this are open while a
-/// runner is busy.
+/// Limit of queued answer sets per runner. Each has an answer, and fewer questions are open while a runner is busy.
 const DELIVERIES_MAX: usize = 64;
 
 const RETRIES_MAX: usize = 8;

@@ -282,7 +282,6 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Removes a question from the task and refuses it at the upstream.
     pub(super) async fn refuse_open(&mut self, open: OpenQuestion) -> RunnerFlow {
         self.withdraw(WithdrawnQuestion { ask: open.ask, refused: Some(open.method) }, None).await
     }

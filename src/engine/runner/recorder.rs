@@ -15,8 +15,7 @@ use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// A call that is up for this long did not cause the earlier crashes: it is longer than the window in which a stream is
-/// resumed (U24).
+/// A call up for this long did not cause the earlier crashes: longer than the window to resume a stream (U24).
 const STEADY_AFTER: Duration = Duration::from_secs(35);
 /// How soon after an event of the call its position is stored.
 const SOON: Duration = Duration::from_secs(1);
@@ -96,7 +95,6 @@ impl Recorder {
         self.row.as_ref().filter(|row| row.shown.outlives_client()).map(|row| &row.key)
     }
 
-    /// Whether the client has the handle, or is about to receive it.
     pub(super) fn has_handle(&self) -> bool {
         self.handle().is_some()
     }
@@ -220,7 +218,6 @@ impl Recorder {
         self.unstored.as_ref().is_some_and(|wait| wait.has(step))
     }
 
-    /// Whether a step waits for the store, or is tried now.
     pub(super) const fn waits_for_store(&self) -> bool {
         self.unstored.is_some()
     }
@@ -229,7 +226,6 @@ impl Recorder {
         self.unstored.as_ref().map(|wait| wait.due())
     }
 
-    /// The steps to try now.
     pub(super) fn begin_try(&mut self) -> Vec<UnstoredStep> {
         self.unstored.as_mut().map_or_else(Vec::new, |wait| wait.begin_try())
     }
@@ -416,7 +412,6 @@ impl UnstoredSteps {
         Self { steps: Vec::new(), tried: Vec::new(), pauses, due }
     }
 
-    /// Adds a step; whether it is new.
     fn add(&mut self, step: UnstoredStep) -> bool {
         if self.steps.contains(&step) {
             return false;

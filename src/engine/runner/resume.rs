@@ -1,9 +1,8 @@
 //! Resumes a call that an earlier process left: its runner starts from the row (GW-39).
 //!
-//! `crashes` is incremented in the commit before the upstream can receive the call, and reset with the first event from
-//! the upstream, or once the call was up longer than any resumption takes; a process that ends before it resumed the
-//! call leaves no trace on it. `attempt` is incremented in the commit right before the call is resent, so a process
-//! that sent nothing uses no attempt (F23).
+//! `crashes` is incremented in the commit before the upstream can receive the call, and reset with its first event, or
+//! once the call was up longer than any resumption takes; a process that ends before it resumed the call leaves no
+//! trace. `attempt` is incremented in the commit before a resend, so a process that sent nothing uses none (F23).
 
 use std::sync::Arc;
 
@@ -67,7 +66,6 @@ pub(super) struct AdoptedCall {
 }
 
 impl AdoptedCall {
-    /// A call without subtasks.
     pub(super) fn of(call: UpstreamCall, permit: Option<TaskPermit>) -> Self {
         Self { call, family: Family::default(), permit }
     }
@@ -212,7 +210,6 @@ impl Runner {
         }
     }
 
-    /// Records an orderly end of this process, which is no crash.
     pub(super) async fn record_orderly_end(&mut self) {
         if self.recorder.is_resumption_counted() {
             self.record_alive().await;

@@ -83,7 +83,7 @@ impl Runner {
             None => self.engine.mint_key(&self.spec.owner),
         };
         // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent
-        // before this commit, nor after a cancel: its command is received first (L6).
+        // before this commit, nor after a cancel: its command is received first.
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
@@ -220,8 +220,7 @@ impl Runner {
         }
     }
 
-    /// Records that the upstream of a cancelled call was notified, or cannot be. Without this, a later process notifies
-    /// it again.
+    /// Records that a cancelled call's upstream was notified, or cannot be: else a later process notifies it again.
     pub(super) async fn mark_notified(&mut self) {
         if let Some(key) = self.recorder.key()
             && let Err(error) = self.write(&key, vec![Event::Notified]).await
@@ -325,9 +324,8 @@ impl Runner {
 }
 
 impl Runner {
-    /// Sends a call that has its permit, once its row says so (GW-37). The call keeps its permit while the store
-    /// confirms the mark: other tasks that wait for a permit could not begin either, but plain calls may wait longer.
-    /// `certain` is the confirmed task on a retry.
+    /// Sends a call that has its permit, once its row says so (GW-37). It keeps the permit while the store confirms the
+    /// mark: waiting tasks could not begin either, though plain calls could. `certain` is the confirmed task.
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else {
             self.call_sent();
@@ -340,7 +338,7 @@ impl Runner {
                 failpoint::hit("intent-durable");
                 RunnerFlow::Continue
             }
-            // It settled while it waited: nothing is sent after an acknowledged cancel (L6).
+            // It settled while it waited: nothing is sent after an acknowledged cancel.
             Ok(false) => {
                 Box::pin(self.mark_notified()).await;
                 RunnerFlow::Stop
@@ -371,8 +369,7 @@ impl Runner {
 }
 
 impl Runner {
-    /// Inserts rows for the elements of a split call; returns their ids in order. Empty for a call that is not split,
-    /// is over, or has rows for its elements. Never fails with `UnknownCommit`.
+    /// Inserts rows for a split call's elements; returns their ids in order, if any. Never fails with `UnknownCommit`.
     pub(super) async fn insert_elements(
         &mut self,
         parent: &TaskKey,
@@ -426,7 +423,6 @@ pub(super) fn not_stored(error: StoreError) -> GatewayFault {
     GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
-/// The end of a call whose outcome is stored, for a client that waits for it.
 pub(super) async fn outcome_for_client(engine: &Arc<Engine>, task: Arc<Task>) -> CallEnd {
     match engine.share_outcome(task).await {
         Ok(task) => end_of(&task),
@@ -434,8 +430,7 @@ pub(super) async fn outcome_for_client(engine: &Arc<Engine>, task: Arc<Task>) ->
     }
 }
 
-/// The end of a call for a client that waits for it, if its row cannot be read: it may have run (GW-38). A missing row
-/// has expired.
+/// The end for a waiting client if its call's row cannot be read: it may have run (GW-38). A missing row has expired.
 pub(super) fn end_without_row(error: &TaskError) -> CallEnd {
     tracing::warn!(error = %CauseChain(error), "the outcome of a call could not be read");
     let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };

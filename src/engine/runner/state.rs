@@ -47,11 +47,9 @@ impl Runner {
     }
 }
 
-/// The writes of a runner. A fenced one drops the exchange at once, without a cancel, since another replica holds the
-/// task: so later steps send nothing to the server. After the step the runner ends.
+/// A fenced runner drops the exchange without a cancel, as another replica holds the task, and ends after the step.
 impl Runner {
-    /// Applies events to a row in one commit, as its holder. After `Fenced`, for any row, this incarnation has ended:
-    /// the runner sends nothing more to the server. Not cancel safe: see [`crate::engine::Engine::apply`].
+    /// Applies events to a row in one commit, as its holder. After `Fenced`, it sends nothing more. Not cancel safe.
     pub(super) async fn write(&mut self, key: &TaskKey, events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let written = self.engine.apply_all(key, WriteRole::Holder, events).await;
         self.heed_fence(written)
@@ -70,7 +68,6 @@ impl Runner {
         written
     }
 
-    /// Drops the exchange without a cancel, because another replica holds the task.
     pub(super) fn stop_as_fenced(&mut self) {
         if self.recorder.fence() {
             self.finish_exchanges();

@@ -1,10 +1,9 @@
 //! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
 //!
-//! The data of a waiting step stays with its owner; this module holds the time of the next try. That is a timer and
-//! never a command: commands come before all other events, and a call that retried by commands would outlive its
-//! deadline. Between tries the runner receives its usual events. Each try begins with the confirmed state of the row,
-//! so that every step knows whether its last write was committed. A runner with an ended call retries in a loop, which
-//! only shutdown interrupts.
+//! A waiting step's data stays with its owner; this module holds the time of the next try: a timer, never a command,
+//! since commands precede all other events, and a call that retried by commands would outlive its deadline. Between
+//! tries the runner receives its usual events. Each try begins with the row's confirmed state, so that every step knows
+//! whether its last write was committed. A runner with an ended call retries in a loop, which only shutdown interrupts.
 
 use std::sync::Arc;
 
@@ -19,7 +18,6 @@ use crate::task::reference::LoggedTask;
 use crate::task::{Event, Outcome, Phase, Task, TaskKey};
 
 impl Runner {
-    /// Retries a step that the store refused, until it succeeds.
     pub(super) fn wait_for_store(&mut self, step: UnstoredStep, error: &TaskError) -> RunnerFlow {
         if self.recorder.postpone(step) {
             tracing::warn!(?step, error = %CauseChain(error), "a call waits for the store");
@@ -80,7 +78,7 @@ impl Runner {
 }
 
 impl Engine {
-    /// Stores a task's outcome, retrying while the store fails, until the calls end. A dropped outcome is lost (L8).
+    /// Stores a task's outcome, retrying while the store fails, until the calls end. A dropped outcome is lost.
     pub(super) async fn store_outcome(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -114,7 +112,6 @@ impl Engine {
     }
 }
 
-/// Whether a task settled with this event.
 fn says(task: &Task, event: &Event) -> bool {
     let Phase::Settled(outcome) = &task.phase else { return false };
     match (outcome, event) {

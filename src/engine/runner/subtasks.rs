@@ -41,7 +41,6 @@ struct TreeTop {
     depth: u32,
 }
 
-/// A subtask without a stored row.
 struct NewSubtask {
     task: Arc<Task>,
     commands: RunnerCommands,
@@ -165,8 +164,7 @@ impl Runner {
                 // Its parent may list it.
                 self.family.add_unresolved(task.key.id);
             } else {
-                // Invisible without its parent: a later process or its `ttl` removes it. The store keeps a row that
-                // another replica holds.
+                // Invisible without its parent: a later process or its `ttl` removes it. Other replicas' rows stay.
                 if !self.recorder.is_fenced() {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
@@ -328,7 +326,6 @@ impl Runner {
         spec
     }
 
-    /// Resumes the subtasks of a task that an earlier process left.
     pub(super) fn resume_subtasks(&mut self, task: &Task) {
         let open_questions: Vec<(usize, Payload)> = match &task.phase {
             Phase::AwaitingInput(open) => open.values().filter_map(|question| question_named(&question.ask)).collect(),

@@ -12,8 +12,7 @@ use crate::upstream::{ResumeToken, UpstreamTaskMode};
 /// Limit of times that one call is sent, in all processes together.
 pub(super) const ATTEMPTS_MAX: Attempt = Attempt(3);
 
-/// A call that this many processes resumed, each of which ended before the upstream gave a sign, is not resumed again:
-/// it was in flight at three crashes in a row.
+/// A call is not resumed again after this many processes that resumed it ended without a sign of the upstream.
 const CRASHES_MAX: u8 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +35,7 @@ pub(in crate::engine) enum RecoveryDecision {
     Run(RecoveryAction),
 }
 
-/// Judges a row without a runner. `policy` is the present policy of its tool; `None` if its upstream is not configured
-/// any more. `why_lost` is the reason that clients receive for a call that cannot continue.
+/// Judges a row without a runner. `policy` is its tool's, if its upstream is configured; `why_lost` is for lost calls.
 pub(in crate::engine) fn verdict(
     task: &Task,
     policy: Option<&ToolPolicy>,
@@ -53,8 +51,7 @@ pub(in crate::engine) fn verdict(
         return RecoveryDecision::Expire;
     }
     let is_queued = matches!(task.phase, Phase::Queued);
-    // Each subtask is judged separately. A split call is never resent as a whole; a resent call with children had
-    // subtasks of its server.
+    // Subtasks are judged separately. A split call is never resent whole; a resent call's children are the server's.
     let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
     let unknown = lost(why_lost, if is_queued { Executed::No } else { Executed::Unknown });
     // No client holds a valid reference to a hidden task.
@@ -114,8 +111,7 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier process");
 }
 
-/// Whether a resumed or resent call may be a task of the upstream, and for how long: a resumed call may be, regardless
-/// of its request.
+/// Whether a resumed or resent call may be the upstream's task, and for how long; a resumed call always may.
 pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
     if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
         return UpstreamTaskMode::Never;

@@ -18,15 +18,13 @@ use crate::wire::Payload;
 const BEGUN_MAX: Duration = Duration::from_secs(5);
 
 pub(in crate::engine::runner) enum StageEvent {
-    /// The call has its permit and is about to be sent.
     PermitTaken,
     /// The call was not sent, and will not be.
     NotBegun(Outcome),
     Exchange(ExchangeEvent),
 }
 
-/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: each step's future is kept until it
-/// completes.
+/// One call's exchange with the upstream. [`ExchangeStage::next`] is cancel safe: a step's future is kept to its end.
 pub(in crate::engine::runner) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
@@ -113,8 +111,7 @@ impl ExchangeStage {
         matches!(self.step, StepFuture::Unqueued { .. } | StepFuture::Waiting(_))
     }
 
-    /// Takes a free permit for a call that has not requested one yet, else a queue position; whether it took the
-    /// permit. Fails with `QueueFull`.
+    /// Takes a free permit once, else a queue position; whether it took the permit. Fails with `QueueFull`.
     pub(in crate::engine::runner) fn enter_queue(&mut self) -> Result<bool, GatewayFault> {
         let StepFuture::Unqueued { permits, owner } = &self.step else { return Ok(false) };
         match permits.as_ref().map(|permits| permits.enter(owner)).transpose()? {

@@ -1,9 +1,8 @@
 //! Runs a call with a list argument as many calls, one for each element.
 //!
-//! To the runner, a split call is one call, with one deadline and one task. The calls of its elements wait for permits
-//! as all calls do, in the order of the list, and up to the rule's number run in parallel. Until the call is a task,
-//! their exchanges are here. From then on each element is a child task with its own runner (see `family`), which a
-//! later process judges separately, and this module only combines their outcomes.
+//! To the runner, a split call is one call with one deadline and task. Its elements wait for permits as calls do, in
+//! order; up to the rule's number run in parallel. Until it is a task, their exchanges are here; then each element is a
+//! child task with its own runner (`family`), judged separately later, and this module combines outcomes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -441,7 +440,6 @@ impl ElementOutcome {
         if let Self::InRow(row) = self { row.bytes } else { 0 }
     }
 
-    /// The outcome, if this process holds it.
     const fn held(&self) -> Option<&Outcome> {
         if let Self::Held(outcome) = self { Some(outcome) } else { None }
     }

@@ -44,7 +44,6 @@ pub(super) struct Children {
     engine: Arc<Engine>,
     keys: BTreeMap<usize, TaskKey>,
     changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
-    /// A child whose row has changed and is to be read.
     unread: Option<WatchedChild>,
     /// When it is read again after a failure of the store.
     retry: Option<(Instant, RetryDelays)>,

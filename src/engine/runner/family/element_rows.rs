@@ -21,8 +21,7 @@ const AT_ONCE: usize = 64;
 /// Begins or resumes a subtask's call. The spec has params where this process knows them.
 pub(in crate::engine::runner) type BeginChild = fn(&Arc<Engine>, CallSpec, TaskKey, TaskPermit);
 
-/// The children of a split call's task. Their rows are written before their parent's row, which lists them: until then
-/// no client can find them, and a later process removes them (SUB-05).
+/// A split call's children. Their rows precede their parent's, which lists them; unlisted ones are removed (SUB-05).
 pub(in crate::engine::runner) struct ElementRows {
     engine: Arc<Engine>,
     parent: TaskKey,
@@ -69,7 +68,6 @@ impl ElementRows {
         Ok(Self { engine, parent, keys, fresh, logs, next: 0, at_work: 0, permits: Vec::new(), begin })
     }
 
-    /// Inserts the rows, until the store refuses one.
     pub(super) async fn store(&self) -> Result<(), StoreError> {
         for some in self.fresh.chunks(AT_ONCE) {
             try_join_all(some.iter().map(|(task, _)| self.engine.insert_row(task))).await?;

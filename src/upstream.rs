@@ -1,7 +1,6 @@
 //! Sends requests to MCP servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
-//! Read [`exchange`] first, the interface for the layers above; then [`transport`] (how requests reach a server),
-//! [`http`] (their contents) and [`era`] (the choice of the protocol era). Verbatim forwarding uses [`raw_channel`].
+//! Read [`exchange`] first, then [`transport`], [`http`] and [`era`]. [`raw_channel`] forwards messages verbatim.
 
 pub mod answer_body;
 pub(crate) mod body;

@@ -151,7 +151,6 @@ impl AnswerReporter {
     }
 }
 
-/// Searches for the member that each MCP message has, piece by piece.
 #[derive(Debug, Default)]
 struct MessageSearch {
     matched: usize,

@@ -1,7 +1,6 @@
 //! Circuit breaker: refuses new requests to a failing upstream, and probes for its recovery.
 //!
-//! Sees only the heads of responses. Requests that belong to work in progress (resumed streams, answers, cancels, polls) neither
-//! ask it nor count.
+//! Sees only heads of responses. Requests of work in progress (resumed streams, answers, cancels, polls) do not count.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +35,7 @@ pub(crate) enum AnswerHealth {
 }
 
 impl AnswerHealth {
-    /// Failing servers and proxies say so by status. A 500 with JSON is more likely a healthy server's error about one
-    /// request.
+    /// Failing servers and proxies say so by status. A 500 with JSON is more likely an error of a healthy server.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS

@@ -64,7 +64,6 @@ impl ClientCredential {
         }))
     }
 
-    /// A token that is exchanged for the server's, if the client sent one.
     pub(super) fn exchanged(token: Option<SubjectToken>) -> Self {
         Self(token.map_or(CredentialState::Absent, CredentialState::Exchanged))
     }

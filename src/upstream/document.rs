@@ -37,8 +37,7 @@ pub enum DocumentError {
     Unreachable(&'static str),
 }
 
-/// The HTTP clients for one issuer, kept for all requests to it: connections are pooled, and the system's trusted roots are
-/// read once for each client.
+/// The HTTP clients for one issuer, kept for pooled connections and one read of the system's trusted roots each.
 #[derive(Debug)]
 pub(crate) struct IssuerConnections {
     /// For metrics and the log.

@@ -2,12 +2,10 @@
 //!
 //! An upstream of both eras is used in the client's era. Session clients send `initialize` without a probe: every
 //! server with sessions answers it, and some hang on `server/discover`. For stateless clients the first one sends
-//! `server/discover`, once for all waiting clients, within a time limit. The verdict is kept until the upstream
-//! contradicts it (UPC-22). A stateless client that can be asked is served in sessions if the server has them
-//! ([`question_era`]).
+//! `server/discover`, once for all, within a time limit. The verdict is kept until the upstream contradicts it
+//! (UPC-22). Stateless clients that can be asked are served in sessions, if there are any ([`question_era`]).
 //!
-//! [`EraUpstream`] owns both halves of one upstream and chooses for stateless clients; session clients use the session
-//! half itself.
+//! [`EraUpstream`] owns both halves and chooses for stateless clients; session clients use the session half itself.
 
 pub mod question_era;
 
@@ -245,7 +243,6 @@ impl EraUpstream {
         if route == QuestionRoute::Sessions { Era::Session } else { Era::Stateless }
     }
 
-    /// Opens this client's session, if the server has sessions.
     async fn try_session(&self, context: &CallContext) {
         let credential = context.forwarded.credential();
         let context = CallContext { forwarded: ForwardedHeaders::bearing(&credential), ..context.clone() };

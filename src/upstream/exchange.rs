@@ -28,13 +28,11 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// The server's facts from its handshake; cached, fetched again on contradiction. Fails if no handshake succeeds.
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError>;
 
-    /// Sends one request. Returns once the upstream session is open and the request is being sent; the response comes
-    /// as events. Fails only if nothing was sent: the fault's `executed` is `No`. Dropping the future abandons the
-    /// request: usually it is not sent, but it may have been.
+    /// Sends one request. Returns once the session is open and the request is being sent; the response comes as events.
+    /// Fails only if nothing was sent (`Executed::No`). A dropped future usually sends nothing, but it may have.
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
-    /// Resumes an exchange that another process began. Fails if the token is not this upstream's. If the upstream has
-    /// forgotten the exchange, its first event may be `Lost` instead.
+    /// Resumes another process's exchange. Fails for a foreign token; a forgotten exchange may be `Lost` at first.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
     /// The params of a `tools/call` in a form that a later process can send under changed settings.
@@ -47,8 +45,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         Some(params.clone())
     }
 
-    /// Notifications that belong to no call (list changes, resource updates), for this client's pooled session.
-    /// Bounded; a slow receiver misses some. Fails if no session can be opened.
+    /// Notifications of no call, for this client's pooled session; slow receivers miss some. Fails without a session.
     async fn notifications(&self, context: &CallContext)
     -> Result<broadcast::Receiver<ServerNotification>, BeginError>;
 
@@ -86,8 +83,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Ends idle sessions, if each holds one of few permits.
     fn end_idle(&self) {}
 
-    /// Ends the server's processes and sessions, and their calls as if the server had ended; later requests start it
-    /// anew. Bounded in time.
+    /// Ends the server's processes, sessions and calls as if the server had ended; later requests start it. Bounded.
     async fn restart(&self) {}
 
     /// Ends sessions and streams; bounded in time.
@@ -136,9 +132,8 @@ pub trait Exchange: Send {
     /// Cancels the request at the upstream; bounded in time, best effort. Returns once the upstream was notified, or cannot be.
     async fn cancel(&mut self, reason: &str);
 
-    /// Asks the upstream to cancel its own task, and continues: the task's outcome comes as an event. Without such a
-    /// task, sends nothing. After dropping the future it is unknown whether the request was sent. After an error the
-    /// exchange continues.
+    /// Asks the upstream to cancel its own task, and continues: the outcome comes as an event. Without such a task,
+    /// sends nothing. A dropped future may have sent the request. After an error the exchange continues.
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         Ok(())
     }
@@ -268,7 +263,6 @@ impl ServerFacts {
         object.get_object(name).map(|identity| identity.payload().detached())
     }
 
-    /// The instructions, if they are a text.
     pub(crate) fn instructions_in(result: &Object) -> Option<Payload> {
         result.get("instructions").filter(|text| text.as_str().starts_with('"')).map(|text| text.detached())
     }
@@ -380,7 +374,6 @@ impl BeginError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeToken(pub Payload);
 
-/// The two kinds of MCP: with and without sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Era {
     /// `initialize` and a session, up to 2025-11-25.

@@ -75,7 +75,6 @@ impl ForwardingRules {
         self.subjects.is_some() || self.has(&AUTHORIZATION)
     }
 
-    /// Whether clients' tokens are exchanged for credentials at the server.
     pub const fn exchanges_tokens(&self) -> bool {
         self.subjects.is_some()
     }

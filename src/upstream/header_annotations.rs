@@ -1,7 +1,6 @@
 //! Mirrors a tool's annotated arguments in headers (`x-mcp-header`, UPC-15).
 //!
-//! The input schema's annotations are read once per tool list; clients' headers are checked against them, the gateway's
-//! generated.
+//! Annotations are read once per tool list; clients' headers are checked against them, the gateway's generated.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

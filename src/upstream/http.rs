@@ -129,8 +129,7 @@ pub struct SessionUpstream {
 }
 
 impl SessionUpstream {
-    /// Sends no request yet. Must be called within a tokio runtime. Fails if the address, the system's trusted roots or
-    /// the configured files are unusable.
+    /// Sends nothing yet. Needs a tokio runtime. Fails if the address, trusted roots or a configured file is unusable.
     pub fn new(settings: HttpUpstreamSettings, scope: TaskScope) -> Result<Self, ClientError> {
         Self::within(settings, scope, &SharedLimits::default())
     }
@@ -186,8 +185,7 @@ impl SessionUpstream {
         Arc::clone(&self.link.health)
     }
 
-    /// A program with MCP over standard input and output, not started yet; `processes` may be shared. Must be called within a tokio
-    /// runtime.
+    /// A program with MCP over standard I/O, not started yet; `processes` may be shared. Needs a tokio runtime.
     pub fn stdio_within(settings: StdioUpstreamSettings, scope: TaskScope, processes: CallPermits) -> Self {
         Self::of_program(settings, scope, processes, None)
     }
@@ -260,8 +258,7 @@ impl SessionUpstream {
         Ok(())
     }
 
-    /// A token to follow a server's task in this client's session, from a handle that another program received. Fails
-    /// if no handshake succeeds.
+    /// A token to follow a server's task in this client's session, from another's handle. Fails without a handshake.
     pub async fn task_token(&self, task: &str, context: &CallContext) -> Result<ResumeToken, BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let at = CallPosition::Task { id: Arc::from(task), tasks: session.tasks, above: Arc::default() };

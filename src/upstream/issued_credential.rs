@@ -1,8 +1,7 @@
 //! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all callers.
 //!
-//! Three sources: client credentials (RFC 6749, 4.4), an exchange of the client's own token (RFC 8693), and a program. An exchange may
-//! have two steps: for an identity assertion (ID-JAG), and from it to a token of another company's authorization server (RFC 7523).
-//! `issued_token` reads their answers.
+//! Three sources: client credentials (RFC 6749, 4.4), exchange of the client's token (RFC 8693), and a program. An
+//! exchange may have two steps: an identity assertion (ID-JAG), then another company's token (RFC 7523).
 
 use std::path::Path;
 use std::process::Stdio;
@@ -34,8 +33,7 @@ use crate::wire::one_line;
 
 /// How long before its end a token is renewed; at half its validity if that is less.
 const RENEWED_BEFORE: Duration = Duration::from_secs(60);
-/// How long a call waits for a renewal while the old token is valid: an authorization server that hangs must not delay
-/// each call by its time limit.
+/// How long a call waits for a renewal while the old token is valid: a hanging authorization server costs no more.
 const RENEWAL_WAIT_MAX: Duration = Duration::from_secs(1);
 /// For this time after a failure every call gets the same failure, so that not each call asks the authorization server.
 const FAILED_FOR: Duration = Duration::from_secs(1);
@@ -52,7 +50,6 @@ const ID_JAG: &str = "urn:ietf:params:oauth:token-type:id-jag";
 const EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 
-/// Where the credentials for one server come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IssuedCredentialSettings {
     ClientCredentials(TokenRequestSettings),
@@ -108,13 +105,11 @@ impl IssuedCredentialSettings {
         find_program(words.first()?, Path::new(""), None).err()
     }
 
-    /// The clients' tokens, if they are exchanged.
     pub fn subjects(&self) -> Option<&SubjectTokens> {
         if let Self::Exchange(exchange) = self { Some(&exchange.subjects) } else { None }
     }
 }
 
-/// The credentials of one server.
 #[derive(Debug)]
 pub(crate) struct IssuedCredentials(Arc<IssuerState>);
 

@@ -1,9 +1,8 @@
 //! Limits the calls at an upstream: grants permits, and queues calls in fair order.
 //!
 //! A call holds a [`CallPermit`] until the permit is dropped. Calls wait in a lane for each principal, and lanes are
-//! served in turn, so that one principal's many calls do not delay the others'. With several principals, each has at
-//! most its share of permits and queue: a running call may last for hours, and is never ended for another. Replicas
-//! with shared limits divide the permits.
+//! served in turn, so that no principal's calls delay others'. With several principals, each has at most its share of
+//! permits and queue: a running call may last for hours, and is never ended for another. Replicas may divide permits.
 
 mod calls_in_progress;
 mod state;
@@ -165,8 +164,7 @@ impl CallPermits {
         self.enter(owner)?.permit(wait_max).await
     }
 
-    /// Takes a permit for a call of `owner` if one is free, else a position in the queue, or fails with `QueueFull`.
-    /// Never waits.
+    /// Takes a permit for a call of `owner` if one is free, else a queue position. Never waits. Fails with `QueueFull`.
     pub fn enter(&self, owner: &Principal) -> Result<PermitTurn, GatewayFault> {
         match self.queue(owner, true) {
             PermitRequest::Taken(turn) => Ok(turn),
@@ -174,8 +172,7 @@ impl CallPermits {
         }
     }
 
-    /// Waits without limit for a permit for a call of `owner` that an earlier process admitted: it is never refused.
-    /// The caller bounds the number of such calls. Cancel safe. `Internal` is a bug.
+    /// As [`Self::acquire`], for an earlier process's call: not refused, so callers bound it. Cancel safe. `Internal`.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
             PermitRequest::Taken(turn) => turn.permit(None).await,
@@ -255,8 +252,7 @@ pub enum PermitTurn {
 }
 
 impl PermitTurn {
-    /// Waits for the permit, at most `wait_max`, then fails with `QueueDeadline`; `None` waits without limit. Cancel
-    /// safe.
+    /// Waits for the permit at most `wait_max`, then fails with `QueueDeadline`; `None` has no limit. Cancel safe.
     pub async fn permit(self, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         let (guard, mut place) = match self {
             Self::Called(permit) => return Ok(permit),

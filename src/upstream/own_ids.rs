@@ -1,8 +1,7 @@
 //! Names the gateway's own requests, to servers and to clients: `"tg:<prefix>:<rest>"`.
 //!
 //! The prefix is random in each process: a gateway behind or in front of another recognises only its own requests. Ids
-//! to recognise after a restart do not depend on it: a call's row holds its whole id, and the rest of a question's id
-//! is sealed.
+//! to recognise after a restart do not use it: a call's row holds its whole id; the rest of a question's id is sealed.
 
 use std::sync::LazyLock;
 
@@ -15,8 +14,7 @@ const MARK: &str = "tg:";
 
 static PREFIX: LazyLock<String> = LazyLock::new(|| format!("{MARK}{:016x}:", u64::from_be_bytes(random::bytes())));
 
-/// Also used as the progress token: it cannot be guessed, so a message with it was meant for this call. Panics if the
-/// operating system gives no random bytes.
+/// Also the progress token: unguessable, so a message with it was meant for this call. Panics without random bytes.
 pub(crate) fn mint() -> RequestId {
     of(Uuid::from_bytes(random::bytes()).simple().encode_lower(&mut Uuid::encode_buffer()))
 }

@@ -1,7 +1,6 @@
 //! Defines raw access to a server, for clients with their own session or none.
 //!
-//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes: it knows a session's headers,
-//! not the messages.
+//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes, and knows only session headers.
 
 use std::io;
 use std::pin::Pin;
@@ -92,8 +91,7 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     }
 
     /// Sends one request and waits for the response's head, without a time limit. Dropping the future drops the request
-    /// without notifying the upstream. The fault says whether the request may have arrived. A refusing status is a
-    /// response.
+    /// unnoticed upstream. The fault says whether it may have arrived. A refusing status is a response.
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
 
     /// The upstream's health, for reporting a request that ends without a response.

@@ -1,5 +1,4 @@
-//! Maps random keys to values, bounded: in a full map the principal with most entries loses its least recently used one.
-//! A map may also have a bound in bytes: above it, the principal with most bytes loses such entries.
+//! A bounded map with random keys: when full, the principal with most entries or bytes loses its least recently used.
 //!
 //! For lookups by every request: a lookup is one short lock and almost no hashing.
 
@@ -47,12 +46,10 @@ pub(crate) struct RecentMap<V> {
 struct RecentShard<V> {
     entries: HashMap<u128, RecentEntry<V>, BuildHasherDefault<RandomKeyHasher>>,
     usage: HashMap<u64, OwnerUsage, BuildHasherDefault<RandomKeyHasher>>,
-    /// The sum of all entries' bytes.
     bytes: usize,
     uses: u64,
 }
 
-/// One owner's entries in a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct OwnerUsage {
     entries: usize,
@@ -67,7 +64,6 @@ struct RecentEntry<V> {
     last_use: u64,
 }
 
-/// A value to insert, with the principal that it counts for.
 #[derive(Debug)]
 pub(crate) struct OwnedValue<V> {
     pub(crate) owner: Principal,
@@ -109,7 +105,6 @@ impl<V: RecentValue> RecentMap<V> {
         Self::with_shards(entries_max, usize::MAX, 1)
     }
 
-    /// All values' bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().bytes).sum()
@@ -216,8 +211,7 @@ impl<V: RecentValue> RecentShard<V> {
         self.evict(|shard| shard.entries.len() >= entries_max, |usage| usage.entries)
     }
 
-    /// Removes values of the owner with the largest `share` while the shard is full: several after a time in which more
-    /// were in use than there is room for. Linear in the size of one shard for each.
+    /// Removes values of the owner with the largest `share` while the shard is full. Linear in the shard for each.
     fn evict(&mut self, is_full: impl Fn(&Self) -> bool, share: impl Fn(&OwnerUsage) -> usize) -> Vec<V> {
         let mut evicted = Vec::new();
         while is_full(self) {

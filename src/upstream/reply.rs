@@ -152,7 +152,6 @@ pub(crate) enum ErrorAddressee<'a> {
 pub(crate) enum JudgedResponse<B = RawBody> {
     /// A success, still to be read; or a result under a refusing status.
     Fine(RawResponse<B>),
-    /// The session is unknown; the message was not processed. Only for requests in a session.
     SessionLost,
     /// The upstream refuses, with a JSON-RPC error if it sent one for the addressee.
     Refused {
@@ -247,8 +246,7 @@ fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     }
 }
 
-/// The response to the request `id`, from a JSON body or an event stream; skips messages before it. Fails if it does
-/// not come, is no JSON-RPC response, or is larger than allowed.
+/// The response to the request `id`; skips messages before it. Fails if it is missing, no JSON-RPC, or too large.
 pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -345,8 +343,7 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 
-/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far. `ResultTooLarge` at the limit,
-/// without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when it breaks.
+/// Not cancel safe. `ResultTooLarge` at the limit (U12); `UpstreamTimeout` if silent; `UpstreamClosed` if it breaks.
 pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
     limits: &ReadLimits,

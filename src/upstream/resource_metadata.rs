@@ -83,8 +83,7 @@ impl ResourceMetadata {
         }
     }
 
-    /// The metadata, verbatim: an object with its resource, and valid authorization servers if any. Cancel safe. Fails
-    /// if the server's own origin has no usable metadata.
+    /// The metadata, verbatim. Cancel safe. Fails if the server's own origin has no usable metadata.
     pub async fn get(&self) -> Result<Payload, MetadataError> {
         let mut known = self.known.lock().await;
         let announced = self.announced.lock().clone();

@@ -82,8 +82,7 @@ impl UpstreamLink {
         metric::count_dropped(&self.name, reason);
     }
 
-    /// Runs a request in its own tokio task, so that it ends even if the call is not polled because its client reads slowly.
-    /// Dropping the future drops the request; a panic of the request is the caller's.
+    /// In its own task, since a slow client's call is not polled. Dropping the future drops it; panics are passed on.
     pub(crate) async fn in_own_task<T: Send + 'static>(
         &self,
         request: impl Future<Output = T> + Send + 'static,
@@ -168,8 +167,7 @@ impl UpstreamSession {
         })
     }
 
-    /// A session that another process opened. It has no own stream and is never ended from here: other calls may still
-    /// be resumed in it. For tasks see [`pool::SessionPool::adopt`].
+    /// Another process's session, without own stream and never ended here: see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -239,8 +237,7 @@ impl UpstreamSession {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
-    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown
-    /// form, sends the upstream a `ping`; if it refuses that too, the session is over.
+    /// Judges a response's head. After two refusals of unknown form, a `ping` that is refused too ends the session.
     pub(crate) async fn open(
         &self,
         response: Response<AnswerBody>,
@@ -261,7 +258,6 @@ impl UpstreamSession {
         if self.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) }
     }
 
-    /// Records that the upstream responded to a request.
     pub(crate) fn took(&self) {
         self.refusals.forget();
     }

@@ -16,8 +16,7 @@ pub(crate) const SHARE_MAX: usize = RUNNING_MAX / 4;
 
 type Running<T> = Shared<BoxFuture<'static, Option<T>>>;
 
-/// The lookups in progress, by their question. `C` identifies the client that begins one: its principal, or its address
-/// where the lookup has to find the principal.
+/// The lookups in progress, by question. `C` is the client that begins one: its principal, or address if it is sought.
 pub(crate) struct SharedLookups<K, T, C = ()>(Arc<Mutex<LookupTable<K, T, C>>>);
 
 struct LookupTable<K, T, C> {
@@ -49,9 +48,8 @@ where
     T: Clone + Send + Sync + 'static,
     C: Clone + Eq + Hash + Send + 'static,
 {
-    /// Returns the value of `known`; without one, the outcome of the one lookup for this key, which records the outcome for
-    /// `known` before it ends. `None` if the process stops, or too many lookups are in progress, of all clients or of this
-    /// one. Cancel safe: the lookup continues.
+    /// Returns `known`, or the outcome of the one lookup for this key, which records it for `known` before it ends.
+    /// `None` if the process stops, or too many lookups run, in all or of this client. Cancel safe: the lookup goes on.
     pub(crate) async fn get<F: Future<Output = T> + Send + 'static>(
         &self,
         key: K,

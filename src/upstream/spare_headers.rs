@@ -1,7 +1,6 @@
 //! Keeps the cleared header maps of finished heads for the heads that follow.
 //!
-//! A forwarded request has four heads, and a map takes two allocations. hyper keeps the map of a connection's last head in the same
-//! way, and hands it out with the next one.
+//! A forwarded request has four heads, and a map takes two allocations. hyper keeps a connection's last map likewise.
 
 use std::cell::RefCell;
 

@@ -48,7 +48,6 @@ struct SubjectTokenParts {
 }
 
 impl SubjectToken {
-    /// The token of a request, if its caller came with one.
     pub fn of(headers: &HeaderMap, caller: &Caller) -> Option<Self> {
         // An API key has no issuer.
         let claims = caller.claims.as_ref().filter(|claims| claims.issuer.is_some())?;
@@ -113,8 +112,7 @@ impl Hash for SubjectToken {
 
 debug_members!(SubjectToken);
 
-/// The newest token of each client with calls at one server. Clones share the tokens. All values are equal, as a settings type
-/// contains them.
+/// The newest token of each client with calls at a server. Clones share them; all are equal, as settings hold them.
 #[derive(Clone, Debug)]
 pub struct SubjectTokens(Cache<Digest, SubjectToken>);
 
@@ -142,7 +140,6 @@ impl SubjectTokens {
         }
     }
 
-    /// The newest token of a call's client.
     pub(super) fn newest(&self, of_call: &SubjectToken) -> SubjectToken {
         match self.0.get(&of_call.0.holder) {
             Some(known) if known.0.until >= of_call.0.until => known,

@@ -1,9 +1,8 @@
 //! Supervises a program that is an upstream, in its own process between gateway and program.
 //!
-//! Starts the program in its own process group and with limits, passes the standard streams through, and stops the
-//! whole group when its standard input has no writer left: the gateway has closed it, or has ended. So no program
-//! outlives the gateway. Orphans of the program's children become this process's children: they are reaped as they end,
-//! and killed with the program. No runtime, no logging.
+//! Starts the program in its own process group with limits, passes standard streams through, and stops the group once
+//! its input has no writer: no program outlives the gateway. Orphans of its children become this process's: reaped as
+//! they end, killed with the program. No runtime, no logging.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

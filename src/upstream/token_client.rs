@@ -69,8 +69,7 @@ impl TokenClientSettings {
         Arc::new(IssuerConnections::new(Arc::from(format!("issuer {}", self.url.host_str().unwrap_or("-")))))
     }
 
-    /// The client, with its password from its file if it is in one. Fails if other users than the owner may read the
-    /// file, or its content is no password.
+    /// The client, with its password. Fails if other users than the owner may read the file, or it holds no password.
     pub fn read(&self) -> Result<TokenClient, CredentialError> {
         self.over(&self.connections())
     }

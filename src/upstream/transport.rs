@@ -1,8 +1,7 @@
 //! Takes a request to a server and returns the head of its response.
 //!
 //! The layers above use streamable HTTP: POST for a message, GET for a stream, DELETE for a session's end. A
-//! `TransportAdapter` gives a server with another transport the same interface, so that sessions, exchanges and the
-//! pipe need not differ.
+//! `TransportAdapter` gives other transports that interface: sessions, exchanges and pipe need not differ.
 
 pub mod adapter;
 pub mod credential;
@@ -27,14 +26,12 @@ use sse::SseDetected;
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Transport {
     Http(HttpClient),
-    /// The transport is yet to be detected.
     Either(Box<TransportDetection>),
     Adapted(Box<TransportAdapter>),
 }
 
 impl Transport {
-    /// Returns with the response's head; has no time limit. Dropping the future drops the request. A refusing status is
-    /// a response; a fault says whether the request may have arrived.
+    /// Returns with the response's head; no time limit. Dropping drops the request. Refusing statuses are responses.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -81,8 +78,7 @@ impl Transport {
 
 /// Detects which of the two HTTP transports a server has.
 ///
-/// As specified: after `initialize` was refused with 400, 404 or 405, a GET requests an event stream that begins with
-/// an `endpoint` event. The result is kept until it proves wrong, since servers are replaced.
+/// After a 400, 404 or 405 to `initialize`, a GET asks for a stream with `endpoint` first. Kept until it proves wrong.
 #[derive(Debug)]
 pub(crate) struct TransportDetection {
     name: Arc<str>,

@@ -1,8 +1,7 @@
 //! Keeps an upstream's health: whether its last response was good, and if not, why.
 //!
 //! Every transport reports here, and so does the owner of a request without a response. Operators read it in the log, a
-//! counter, and the operators' pages. It never holds a credential: addresses are shown without user info, path and
-//! query.
+//! counter and their pages. It holds no credential: addresses are shown without user info, path and query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -161,8 +160,7 @@ impl UpstreamHealth {
         &self.name
     }
 
-    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently.
-    /// Faults that are not the upstream's are ignored.
+    /// Records a transport's failure: counts it, and logs it unless logged recently. Skips faults of others.
     pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
             self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,7 @@
 //! Chooses the protocol version that is requested from an upstream.
 //!
-//! Every server with a handshake answers `initialize`, so no `server/discover` precedes it, which some servers take a
-//! minute to refuse. A server without a handshake refuses `initialize` with its versions, and that error is forwarded
-//! ([`BeginError::Refused`]).
+//! Every server with a handshake answers `initialize`, so no `server/discover` precedes it: some take a minute. A
+//! server without one refuses `initialize` with its versions; that error is forwarded ([`BeginError::Refused`]).
 
 use parking_lot::Mutex;
 
@@ -41,8 +40,7 @@ impl VersionChoice {
         *self.agreed.lock() = Some(version);
     }
 
-    /// The version to request after a refusal; `None` if none is left. A refusal that contradicts an earlier agreement
-    /// starts again from the newest version; otherwise an older one follows.
+    /// After a refusal: the newest again if it contradicts an earlier agreement, else an older version, if any is left.
     pub(crate) fn after_refusal(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
         if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;

@@ -2,9 +2,8 @@
 //!
 //! Servers of today's SDKs serve both eras, and their tools ask during a call (`elicitation/create`), which works in
 //! sessions only: at 2026-07-28 such a call fails. So clients that can be asked are served in sessions, unless the
-//! server is known to ask at 2026-07-28: it declares the tasks extension there, or has answered an
-//! `InputRequiredResult`. `server/discover` does not list session versions, so only a handshake shows whether a server
-//! has sessions (UPC-28).
+//! server is known to ask at 2026-07-28: it declares the tasks extension, or has answered an `InputRequiredResult`.
+//! `server/discover` lists no session versions: only a handshake shows sessions (UPC-28).
 
 use std::time::Duration;
 
@@ -36,7 +35,6 @@ enum SessionOffer {
     No,
 }
 
-/// The route for a client that can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionRoute {
     /// In sessions: only there may a call ask.

@@ -1,8 +1,7 @@
 //! Drives one call over HTTP: the POST, its response, and the streams that resume it.
 //!
-//! Read `response_reader` for one response, and `task_follower` for a call that became the upstream's task. The
-//! exchange's owner polls one future. All events but the last go through the call's queue, which the session's own
-//! stream feeds too.
+//! Read `response_reader` for one response, `task_follower` for a call that became the upstream's task. The exchange's
+//! owner polls one future. All events but the last go through the call's queue, which the session's stream feeds.
 //!
 //! Also sends the gateway's own requests beside a call, in its session. Other messages on their streams go to the call.
 
@@ -53,7 +52,6 @@ pub(super) enum CallStart {
     Task,
 }
 
-/// The source of a call's session, and of a replacement.
 #[derive(Debug)]
 pub(super) enum SessionSource {
     Pool { pool: Arc<SessionPool>, key: SessionKey },
@@ -340,8 +338,7 @@ enum SideRequestError {
 from_variant!(SideRequestError::Gateway(GatewayFault));
 
 impl HttpCall {
-    /// Sends a request that is safe to repeat. If the upstream lost the session, moves the call to another and repeats
-    /// the request there. A fault concerns this request, not the call.
+    /// Sends a repeatable request, again in a new session if this is lost. Faults are the request's, not the call's.
     pub(super) async fn aside(
         &self,
         method: &str,

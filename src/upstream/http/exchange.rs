@@ -27,8 +27,7 @@ use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
-/// How long a cancel waits until the upstream knows the call, which the cancel's connection may overtake. A server that
-/// responds in JSON gives no sign before its tool ends.
+/// How long a cancel waits until the upstream knows its call: it may overtake it. JSON servers give no sign before.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// How long a cancel waits for a task handle; servers send handles at once.
 const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);
@@ -276,7 +275,6 @@ pub(super) struct DrivenCall {
 
 enum DrivenCallState {
     Running(CallFuture),
-    /// The last event, after the events in the queue.
     Ended(ExchangeEvent),
 }
 

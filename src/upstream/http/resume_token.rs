@@ -148,8 +148,7 @@ impl StreamPlaces {
         }
     }
 
-    /// Call it for each event that the owner receives. A later process that resumes at the returned position gets all
-    /// others.
+    /// Call it for each event that the owner receives. A later process that resumes at this position gets all others.
     pub(super) fn heard(&mut self, heard: u64) -> &SseResumePoint {
         let count = self.ahead.iter().take_while(|(told, _)| *told <= heard).count();
         if let Some((_, place)) = self.ahead.drain(..count).next_back() {

@@ -1,8 +1,7 @@
 //! Implements requests to servers of 2026-07-28, without sessions.
 //!
-//! Read `stateless_sender` for one request and its response, and `stateless_call` for a call with questions or a task
-//! of the upstream ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads their messages). `StatelessExchange` owns it;
-//! `listen` subscribes to notifications.
+//! Read `stateless_sender` for one request, and `stateless_call` for a call with questions or the upstream's task
+//! ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks)). `StatelessExchange` owns it; `listen` subscribes.
 
 mod input_requests;
 mod listen;
@@ -118,8 +117,7 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     })
 }
 
-/// Probes anonymously and without capabilities, as a stateless server allows any client. Only a server that
-/// authenticates clients itself receives a client's credential.
+/// Probes anonymously: a stateless server allows any client. Only servers that authenticate clients get a credential.
 #[async_trait]
 impl EraDiscovery for StatelessUpstream {
     async fn discover(&self, credential: &ClientCredential) -> EraAnswer {

@@ -176,8 +176,7 @@ impl TaskFollower<'_> {
         self.get().await
     }
 
-    /// Polls in its own tokio task. The poll may bring events of the call, which wait for its client: then it continues
-    /// without its permit.
+    /// Polls in its own tokio task. The poll may bring events that wait for the client: it then gives its permit up.
     async fn get(&self) -> TaskPollResult {
         let link = Arc::clone(&self.http_call.session().link);
         let (link_of_poll, http_call, params) = (Arc::clone(&link), Arc::clone(self.http_call), self.params.clone());
@@ -200,8 +199,7 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// The polled status; `None` if unknown for now. An error if further polls are pointless: the upstream forgot the
-    /// task, say.
+    /// The polled status; `None` if unknown for now. An error if polling is pointless, as when the upstream forgot it.
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
@@ -297,8 +295,7 @@ impl TaskFollower<'_> {
         if is_final { Err(fault) } else { Ok(None) }
     }
 
-    /// The outcome of an ended task (T-03); `None` if it must be fetched again. Waits for an open stream first: some
-    /// upstreams return an outcome only once.
+    /// The outcome of an ended task (T-03); `None`: fetch again. An open stream comes first: some return it only once.
     async fn fetch(&mut self, held: HeldResult<'_>) -> Result<Option<ExchangeEvent>, GatewayFault> {
         if let Some(held) = held
             && let Ok(Ok(Ok(result))) = timeout(HELD_MAX, held).await
@@ -362,8 +359,7 @@ impl PollSchedule {
         self.last = now;
     }
 
-    /// The next poll: after the interval and up to a tenth of it, by `dice` (UPC-01). Sooner if the upstream may soon
-    /// forget the task, and once just before the call's deadline.
+    /// The next poll: after the interval and some jitter by `dice` (UPC-01); sooner before expiry or the deadline.
     fn next(&self, dice: u8) -> Instant {
         let base = match self.failures {
             0 => self.interval,

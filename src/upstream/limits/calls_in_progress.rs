@@ -1,7 +1,6 @@
 //! Counts an upstream's calls in progress, by their fate if the gateway ends now.
 //!
-//! A call counts until its runner ends, with or without a permit. Held calls are also listed for operators: no store
-//! has them.
+//! A call counts until its runner ends, with or without a permit. Operators see held calls listed: no store has them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

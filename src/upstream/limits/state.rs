@@ -133,8 +133,7 @@ impl CallPermitsState {
         std::iter::from_fn(|| self.call_next()).collect()
     }
 
-    /// The next call to serve; its principal goes to the end of the queue. Principals with a full share keep their
-    /// turns: at most one of several has one, unless the limit was lowered.
+    /// The next call to serve; its principal goes to the end. A principal with a full share keeps its turn.
     fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
         if self.held.all() >= self.max() {
             return None;

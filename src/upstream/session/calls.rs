@@ -167,8 +167,7 @@ impl SessionCall {
         self.questions.lock().end(ask)
     }
 
-    /// The questions that the call's owner sees as open, sorted. A later process receives the others, and withdrawals,
-    /// again on the call's own stream; messages on other streams are not repeated.
+    /// Questions that the owner sees as open, sorted: later processes get the others again on the call's own stream.
     pub(crate) fn shown(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
         let shown = questions.asked.iter().filter(|(_, question)| question.is_shown);

@@ -41,7 +41,6 @@ struct GetStreamReader {
     link: Arc<UpstreamLink>,
     credentials: SessionHeaders,
     session: Weak<UpstreamSession>,
-    /// The principal that an incomplete event counts for.
     owner: Principal,
     point: SseResumePoint,
     /// Whether there was a stream: only then may a refusal be about the session.

@@ -1,8 +1,7 @@
 //! Manages clients' own sessions at one server: opens, renews, lends and ends them.
 //!
-//! Such a session belongs to one client and is never pooled. Each request carries all that is needed to renew it
-//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `lease` for calls that outlive the
-//! client's session, `stream` for the reader of the GET stream.
+//! It belongs to one client and is never pooled. Requests carry all that renews it ([`OwnSession`]); the state here is
+//! bounded, and may be lost. Read `lease` (calls that outlive the client's session) and `stream` (its GET).
 
 mod lease;
 mod memory;
@@ -129,10 +128,9 @@ impl OwnSessions {
         Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
     }
 
-    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent
-    /// once more if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive
-    /// refusals of another form, sends the server a `ping`; if it refuses that too, the session [is
-    /// over](Self::is_over).
+    /// Sends a message in the current session. A session that the server has lost is renewed, and the message sent once
+    /// more if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive refusals of
+    /// another form, sends a `ping`; if that is refused too, the session [is over](Self::is_over).
     pub(crate) async fn deliver(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -195,8 +193,7 @@ impl OwnSessions {
         tokio::time::timeout(PING_MAX, asking).await.unwrap_or(PingVerdict::Unknown)
     }
 
-    /// Replies to the server in a client's session, without asking the client. In the background, best effort; under a flood it
-    /// is dropped and counted.
+    /// Replies to the server in a client's session without asking it, in the background; drops and counts a flood.
     pub(crate) fn reply(self: &Arc<Self>, session: &OwnSession, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
         let (channel, stop) = (Arc::clone(&self.channel), self.scope.stop.clone());
@@ -262,8 +259,7 @@ impl OwnSessions {
         if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
     }
 
-    /// The upstream session that replaces a lost one: one handshake for all waiting requests. The client keeps its id
-    /// and is not notified. After an error nothing was sent in it.
+    /// Replaces a lost session: one handshake for all waiters; the client's id stays. After an error nothing was sent.
     pub(crate) async fn renew(
         self: &Arc<Self>,
         session: &OwnSession,

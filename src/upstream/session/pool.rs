@@ -85,8 +85,7 @@ impl SessionPool {
     }
 
     /// The session of a key, opened if there is none, for the request with the headers `asking`. Cancel safe: a
-    /// handshake continues without its waiters, who all get its error. `QueueFull` if the pool is full and all its
-    /// sessions are in use.
+    /// handshake continues without waiters, who all get its error. `QueueFull` if all sessions of a full pool are used.
     pub(crate) async fn session(
         &self,
         key: &SessionKey,
@@ -113,8 +112,7 @@ impl SessionPool {
         self.session(key, asking).await
     }
 
-    /// The session of existing tasks: the pool's, or one that another process opened, with its own stream, since some
-    /// upstreams send a task's questions only there. Never ended from here.
+    /// Existing tasks' session: the pool's, or another process's, with a stream for questions. Never ended from here.
     pub(crate) fn adopt(
         &self,
         key: &SessionKey,

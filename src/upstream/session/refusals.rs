@@ -12,7 +12,6 @@ use crate::task::GatewayFault;
 use crate::upstream::own_ids;
 use crate::wire::{RequestId, envelope, method};
 
-/// Consecutive refusals before a `ping`.
 const REFUSALS_MAX: u8 = 2;
 /// The count of a session after a refused `ping`.
 const OVER: u8 = u8::MAX;

@@ -1,7 +1,6 @@
 //! Subscribes to resources in one session: one request for all listeners.
 //!
-//! The subscription ends with its last listener. The upstream's state follows the count of listeners; one request at a
-//! time for each resource keeps them in order.
+//! Ends with the last listener. The upstream's state follows their count; one request at a time for each resource.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -81,8 +80,7 @@ impl Drop for PendingSubscription {
 }
 
 impl UpstreamSession {
-    /// Subscribes within [`SUBSCRIBE_MAX`]; late or refused resources are not held. Cancel safe: pending ones are
-    /// cancelled.
+    /// Subscribes within [`SUBSCRIBE_MAX`]; late or refused resources are not held. Cancel safe: cancels pending ones.
     pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> SubscriptionLease {
         let until = Instant::now() + SUBSCRIBE_MAX;
         let mut held = SubscriptionLease { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };

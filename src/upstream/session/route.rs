@@ -1,8 +1,7 @@
 //! Routes an upstream's messages to their calls, and handles messages without a call.
 //!
 //! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by
-//! task or token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to
-//! another call.
+//! task or token, else to the only running one, else to none (T-20): no client may see another call's question.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +46,6 @@ pub(crate) enum CallMatch {
 }
 
 impl UpstreamSession {
-    /// Handles a notification that came on the stream of `call`.
     pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
             NotificationSubject::Progress(token, progress) if call.id.is_payload(&token) => {
@@ -305,8 +303,7 @@ pub(crate) fn news_params(params: Option<Payload>) -> Option<Payload> {
 /// The interval of progress: twice within the timeout of SDKs.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(20);
 
-/// Sends an upstream progress while its question waits for a human (T-47): servers time out after a minute or so, and
-/// progress under the question's token resets their timer.
+/// Sends an upstream progress while its question waits for a human (T-47): else servers time out after a minute or so.
 struct QuestionKeepAlive {
     ask: Payload,
     token: Payload,

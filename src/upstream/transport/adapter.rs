@@ -1,8 +1,7 @@
 //! Adapts servers with another transport to streamable HTTP.
 //!
-//! A `MessageTransport` connects to such a server: one connection carries messages both ways, and is one session of the
-//! server. Read `connection` for its course, `call_table` for the call of a message, `stateless` for servers without
-//! sessions, and `dedicated_process` for calls with their own connection.
+//! A `MessageTransport` connects to such a server; one connection carries messages both ways, and is one session. Read
+//! `connection`, `call_table` (a message's call), `stateless` (no sessions), and `dedicated_process` (one call each).
 
 mod call_table;
 mod connection;
@@ -49,8 +48,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 #[async_trait]
 pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
-    /// Opens a connection, with these headers if it has headers. Bounded in time; after a fault nothing was sent, and
-    /// dropping the future leaves nothing behind.
+    /// Opens a connection, with these headers if it has any. Bounded in time. A fault or a drop leaves nothing behind.
     async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
 
     /// Longest pause before a repeatedly failing server is tried again.
@@ -66,14 +64,11 @@ pub(crate) struct ConnectionEnds {
 
 #[async_trait]
 pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
-    /// Sends the message of a POST, whole or (if the future is dropped early) not at all. `handed_over` is set before
-    /// its first byte can reach the server. Returns once the server has accepted it, if the transport shows that; the
-    /// response may come earlier. A server may refuse a request with its response in place of accepting it: returns that.
-    ///
-    /// `over` is cancelled once a request has its response, or is not awaited any more; other messages have none.
-    ///
-    /// A fault concerns this message: the receiver reports the connection's end, unless the fault has status 404, which
-    /// means that the server lost the session.
+    /// Sends the message of a POST, whole or (if dropped early) not at all; `handed_over` is set before its first byte
+    /// can reach the server. Returns once the server has accepted it, if the transport shows that; the response may
+    /// come earlier, or be returned in place of the acceptance. `over` is cancelled once a request has its response, or
+    /// is not awaited any more. A fault concerns this message, unless its status is 404: the server lost the session.
+    /// The receiver reports the connection's end.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -87,8 +82,7 @@ pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
 
 #[async_trait]
 pub(crate) trait MessageReceiver: Send {
-    /// The next text: a message or a batch. Reads as `room` allows. Cancel safe. Fails once the connection is over,
-    /// with the fault for its calls.
+    /// The next message or batch, as `room` allows. Cancel safe. Fails once the connection is over, with a fault.
     async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault>;
 }
 
@@ -255,12 +249,9 @@ impl TransportAdapter {
     }
 
     /// Responds as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
-    /// notification or an answer with 202, to GET with the session's own stream, to DELETE by ending the session, and
-    /// for an unknown session with 404. Dropping the future, or the response's body, sends the server nothing. A
-    /// request of 2026-07-28 gets the response of a server of that version; there dropping cancels the request.
-    ///
-    /// `handed_over` is set before a message's first byte can reach the server. A fault says whether the server may
-    /// have run the request.
+    /// notification or answer with 202, to GET with the session's stream, to DELETE by ending it, for an unknown
+    /// session with 404. Dropping future or body sends nothing. A request of 2026-07-28 is answered so, too; dropping
+    /// cancels it. `handed_over` is set before a byte can reach the server. A fault says whether it may have run.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -302,10 +293,8 @@ impl TransportAdapter {
     }
 }
 
-/// Charges a connection's incoming message to its principal's answer budget, from the first byte on.
-///
-/// If the budget is exhausted, the connection is not read for up to a minute. Then the message is read and dropped, so
-/// that the connection's other calls continue.
+/// Charges a connection's incoming message to its principal's answer budget, from the first byte on. Without budget the
+/// connection is not read for up to a minute; then the message is dropped, and other calls continue.
 pub(crate) struct MessageRoom {
     /// The present share of the connection's principal.
     current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
@@ -346,8 +335,7 @@ impl MessageRoom {
         more.await
     }
 
-    /// The next message, holding its bytes; or the message and why the budget refused them. Fails as
-    /// [`MessageReceiver::next`].
+    /// The next message with its bytes, or with the budget's reason to refuse. Fails as [`MessageReceiver::next`].
     async fn next(
         &mut self,
         receiver: &mut dyn MessageReceiver,

@@ -36,7 +36,6 @@ pub(crate) trait CredentialIssuer: fmt::Debug + Send + Sync {
     /// The value of `Authorization` for a client's requests. Bounded in time; cancel safe. A fault says that nothing was sent.
     async fn header(&self, client: &ClientCredential) -> Result<HeaderValue, GatewayFault>;
 
-    /// The cause of its last failure.
     fn last_cause(&self) -> Option<String>;
 
     /// Another value after the server refused this one; `None` if there is none.
@@ -70,8 +69,7 @@ impl Credential {
         if let CredentialSource::File(path) = &self.source { Some(path) } else { None }
     }
 
-    /// The header, from its file if it is in one. Fails if other users than the owner may read the file, or its content
-    /// is invalid (B168).
+    /// The header, from its file if it is in one. Fails if others than the owner may read it, or it is invalid (B168).
     pub fn read(&self) -> Result<(HeaderName, HeaderValue), CredentialError> {
         let value = match &self.source {
             CredentialSource::Known(value) => value.clone(),

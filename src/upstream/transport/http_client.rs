@@ -40,8 +40,7 @@ pub(crate) use pool::PooledBody;
 use pool::{ConnectionPool, SendError, StreamWait};
 use session_cookies::SessionCookies;
 
-/// Largest header block of a response (U13). It has at most hyper's default of 100 fields: with another limit, hyper
-/// fills its table of fields before it reads them.
+/// Largest header block of a response (U13), in hyper's default of 100 fields: other limits fill its table first.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Counted beside name and value: colon, blank, line end.
 const FIELD_OVERHEAD: usize = 4;
@@ -150,8 +149,7 @@ impl HttpClient {
         &self.health
     }
 
-    /// A response with a body that updates the health: by a break, or by an MCP message. A stream that answers no
-    /// request may end at any time.
+    /// A response whose body updates the health, by a break or an MCP message. A stream without a request may just end.
     pub(crate) fn answer_of(&self, outgoing: &OutgoingRequest, response: Response<PooledBody>) -> Response<AnswerBody> {
         let (is_answer, is_success) = (outgoing.method() == Method::POST, response.status().is_success());
         let reporter = is_answer.then(|| AnswerReporter::new(&self.health, is_success));
@@ -178,10 +176,8 @@ impl HttpClient {
     }
 
     /// Returns with the response's head, without a time limit; records a missing response. Fails at once if the
-    /// upstream is failing and the request is new.
-    ///
-    /// A request that certainly never left is sent again, at most twice, within the connect limit and the retry budget.
-    /// Dropping the future drops the request.
+    /// upstream is failing and the request is new. A request that certainly never left is sent again, at most twice,
+    /// within the connect limit and the retry budget. Dropping the future drops the request.
     pub(crate) async fn try_send(
         &self,
         outgoing: &OutgoingRequest,
@@ -375,10 +371,8 @@ fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
     GatewayFault::new(reason, Executed::No)
 }
 
-/// After the request may have arrived.
-///
-/// With TLS 1.3 a client may send before the upstream has checked its certificate. An upstream that refuses it has read
-/// nothing else (RFC 8446, 4.4.2.4), so nothing was run.
+/// After the request may have arrived. With TLS 1.3 a client may send before its certificate is checked: an upstream
+/// that refuses the certificate has run nothing (RFC 8446, 4.4.2.4).
 fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     if causes(failure).any(refuses_us) {
         return GatewayFault::new(Reason::UpstreamTls, Executed::No);
@@ -388,8 +382,7 @@ fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     GatewayFault::new(reason, Executed::Unknown)
 }
 
-/// Whether the upstream refused the client's certificate, or its absence. Recognised by its text, as HTTP/2 keeps
-/// nothing else of the socket's error.
+/// Whether the upstream refused the client's certificate, by the text: HTTP/2 keeps nothing else of a socket's error.
 fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
     let words = cause.to_string();
     REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)

@@ -1,9 +1,8 @@
 //! Implements HTTP+SSE, the transport of 2024-11-05: an event stream and POSTs beside it.
 //!
 //! The GET's event stream is the session, and ends with it: nothing can be resumed. Its first event names the address
-//! for POSTs, which must be of the configured origin, so that a server cannot send credentials elsewhere (U41). The
-//! server's messages come over the stream; a POST's response says whether the message was accepted, and a refusal may have the
-//! response to its request.
+//! for POSTs, which must be of the configured origin: a server cannot send credentials elsewhere (U41). Messages come
+//! over the stream; a POST's response says whether the message was accepted, and a refusal may hold the response.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -42,8 +41,7 @@ const LATE_MAX: Duration = Duration::from_secs(1);
 /// An unreachable server is tried again as soon as over streamable HTTP.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, reset when opening one fails.
-/// Shared with the other transport to the server.
+/// Whether a server last spoke HTTP+SSE: set by a first event, reset when opening fails. Both transports share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SseDetected(Arc<AtomicBool>);
 
@@ -197,8 +195,7 @@ impl MessageSender for SsePosts {
             handed_over: Arc::clone(handed_over),
             over: over.cloned(),
         };
-        // In its own task: the caller may have the response from the stream and be gone, but a server may abort a
-        // POST's work when its connection closes.
+        // In its own task: the caller may be gone with the response, but closing may abort a POST's work.
         self.scope.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
         let closed = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
@@ -241,8 +238,7 @@ impl SsePost {
         }
     }
 
-    /// Judges a refusal. A body that names the request is its response under any status, as over streamable HTTP (U04).
-    /// After any other refusal the request may have run (U01).
+    /// A body that names the request is its response under any status (U04). Other refused requests may have run (U01).
     async fn judged(&self, response: Response<PooledBody>) -> Result<Option<Bytes>, GatewayFault> {
         let fault = reply::status_fault(&response);
         let message = self.outgoing.message().and_then(|text| text.read(ScanLimits::UPSTREAM).ok());
@@ -260,8 +256,7 @@ impl SsePost {
         }
     }
 
-    /// Returns once the POST can be dropped: the caller has left, and no byte was sent, or its request is over for
-    /// [`LATE_MAX`]. A POST without a response holds a connection.
+    /// Returns once the POST can be dropped: abandoned unsent, or [`LATE_MAX`] after its request's end.
     async fn unwanted(&self, judge: &mut oneshot::Sender<Result<Option<Bytes>, GatewayFault>>) {
         judge.closed().await;
         if !self.handed_over.initialized() {

@@ -48,7 +48,6 @@ const READ_BYTES: usize = 64 * 1024;
 const STATUS_MAX: Duration = Duration::from_secs(3);
 /// How long the output may continue once the status is known: orphans may hold it open.
 const OUTPUT_MAX: Duration = Duration::from_millis(500);
-/// How long a supervisor may take to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
 const PATH: &str = "PATH";
 
@@ -151,8 +150,7 @@ impl StdioTransport {
     }
 }
 
-/// The value without a final line break. Fails if other users than the owner may read the file, or it is no text, or
-/// larger than 64 KiB (B168).
+/// The value without a final line break. Fails if others may read the file, or it is no text, or over 64 KiB (B168).
 pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
     let held = secret_file::read(file, "value", SECRET_BYTES_MAX)?;
     let text = String::from_utf8(held).ok().filter(|text| !text.contains('\0')).ok_or(VariableFileError::Content)?;
@@ -243,8 +241,7 @@ struct QueuedMessage {
 }
 
 impl ServerProcess {
-    /// The fault for calls after the end of input or output, with the exit status once known. Bounded in time from the
-    /// first call; cancel safe.
+    /// The fault after the end of input or output, with the exit status once known. Bounded in time; cancel safe.
     async fn ended(&self) -> GatewayFault {
         let until = *self.given_up.get_or_init(|| Instant::now() + STATUS_MAX);
         let end = tokio::time::timeout_at(until, self.end.wait()).await;
@@ -395,7 +392,6 @@ impl MessageReceiver for StdoutReceiver {
     }
 }
 
-/// Why a program would not be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     #[error("{}: is no folder to run in", .folder.display())]
@@ -412,8 +408,7 @@ pub enum ProgramError {
 
 impl StdioUpstreamSettings {
     /// Finds the program as a start would: from its working folder if it is a path, else in `PATH`, which `env` may
-    /// set. Fails if a start would fail because the program or its folder is missing. A start may fail for other
-    /// reasons.
+    /// set. Fails if the program or its folder is missing. A start may fail for other reasons.
     pub fn find_program(&self) -> Result<PathBuf, ProgramError> {
         if let Some(why) = &self.unusable {
             return Err(ProgramError::Unusable { why: Arc::clone(why) });

@@ -129,7 +129,6 @@ impl HttpCall {
         Ok(answer)
     }
 
-    /// Returns the outcome if the message is the response.
     async fn take(&self, message: Message, id: &RequestId) -> Option<RpcResult> {
         let session = self.session();
         match message {

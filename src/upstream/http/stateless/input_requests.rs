@@ -60,8 +60,7 @@ impl InputRequests {
         self.earlier.extend(names.filter_map(|name| name.strip_prefix(OF_TASK).map(str::to_owned)));
     }
 
-    /// Records the present questions; returns events for new (UPC-11) and withdrawn ones. Fails if an entry is no
-    /// question, or there are too many.
+    /// Records present questions; returns events for new (UPC-11) and withdrawn ones. Fails for invalid or too many.
     pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
         let mut events = self.withdraw_all_but(Some(requests));
         for (key, entry) in requests.entries() {

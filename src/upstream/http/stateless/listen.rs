@@ -1,9 +1,8 @@
 //! Subscribes to a stateless server's notifications: one `subscriptions/listen` for clients with equal access.
 //!
-//! It requests the union of their filters. As a subscription cannot change (MOD-24), a larger filter needs another
-//! stream; the old one is read until shortly after the acknowledgement of the new one, since a duplicate notification
-//! is harmless and a missed one is not. A lost stream ends the [`ListenSource`]: its listeners subscribe again, and
-//! know that anything may have changed.
+//! It requests the union of their filters. A subscription cannot change (MOD-24), so a larger filter needs another
+//! stream; the old one is read until just after the new one's acknowledgement, as duplicates are harmless and gaps are
+//! not. A lost stream ends the [`ListenSource`]: its listeners subscribe again, as anything may have changed.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -109,8 +108,7 @@ impl ListenSources {
         self.tool_changes.subscribe()
     }
 
-    /// Subscribes for one client; `line` sends for all clients of this key. Fails without a stream within
-    /// [`SUBSCRIBE_MAX`], or if too many are open.
+    /// Subscribes one client; `line` sends for its key. Fails without a stream in [`SUBSCRIBE_MAX`], or with too many.
     pub(super) async fn listen(
         &self,
         key: SessionKey,

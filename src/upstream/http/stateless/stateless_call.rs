@@ -48,7 +48,6 @@ pub(super) struct StatelessCall {
     pub(super) events: ExchangeEventSender,
     pub(super) answers: mpsc::Receiver<Box<GivenAnswer>>,
     pub(super) questions: InputRequests,
-    /// Whether a client answered in this round.
     pub(super) has_heard_client: bool,
     pub(super) task: UpstreamTaskCell,
     /// Whether the upstream has yet to accept answers.
@@ -107,8 +106,7 @@ impl StatelessCall {
         }
     }
 
-    /// Sends a round's questions to the owner and waits for all answers: after a partial retry the upstream would ask
-    /// again (UPC-14).
+    /// Sends a round's questions and waits for all answers: after a partial retry the upstream asks again (UPC-14).
     async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
         self.has_heard_client = false;
@@ -226,8 +224,7 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
     asked(line, &draft).await.map(drop)
 }
 
-/// Sends a request about a task in its own tokio task: it ends, and releases its permit, even if the call is not polled
-/// because its client reads slowly. Dropping the future drops the request.
+/// In its own tokio task: it ends and frees its permit even if a slow client's call is not polled. Dropping drops it.
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let (sender, draft) = (line.clone(), draft.clone());
     let asking = async move {
@@ -401,8 +398,7 @@ impl TaskPoller {
         }
     }
 
-    /// `None` if the failure may pass. An error if the upstream does not know the task or rejects the client's
-    /// credential: the outcome is lost.
+    /// `None` if it may pass. An error if the task is unknown or the credential rejected: the outcome is lost.
     async fn ask(
         &mut self,
         course: &StatelessCall,

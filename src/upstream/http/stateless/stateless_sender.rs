@@ -111,7 +111,6 @@ impl From<RequestFailure> for ExchangeEvent {
     }
 }
 
-/// A request without id and metadata.
 #[derive(Clone, Debug)]
 pub(super) struct DraftRequest {
     method: Arc<str>,
@@ -218,8 +217,7 @@ impl StatelessSender {
         self.call(draft, hear, &HandedOver::default()).await
     }
 
-    /// As [`Self::answer`]; `handed_over` is set once a connection has taken the request. After a header mismatch the
-    /// tool list is read again and the refused call sent once more (UPC-16).
+    /// As [`Self::answer`]; sets `handed_over`. A header mismatch rereads the tool list and resends the call (UPC-16).
     pub(super) async fn call(
         &self,
         draft: &DraftRequest,

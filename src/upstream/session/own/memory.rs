@@ -1,5 +1,4 @@
-//! Remembers a client session's renewed upstream session and its preferences, which the next one gets again. All of it
-//! is bounded and may be lost.
+//! Remembers a client session's renewed upstream session and its preferences for the next one. Bounded; may be lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,8 +28,7 @@ const SUBSCRIPTION_BYTES: usize = 48;
 /// A handshake that all waiting requests share.
 type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
 
-/// By the session's nonce. An evicted session loses its log level and subscriptions, and needs a new handshake if its
-/// upstream session had been renewed. A session stays while calls run in it.
+/// By nonce. An evicted session loses its preferences, and needs a new handshake if it was renewed. Calls keep theirs.
 #[derive(Debug)]
 pub(super) struct SessionMemories(RecentMap<Arc<SessionMemory>>);
 

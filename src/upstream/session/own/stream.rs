@@ -1,7 +1,6 @@
 //! Reads a client session's GET stream, either for the client or for the session's calls.
 //!
-//! Many servers have one such stream per session, so client and gateway take turns. Messages about a server's task go
-//! to the call that made it: no client learns the id of a server's task (T-67).
+//! Servers may allow one stream: client and gateway take turns. A server's task is shown only to its call (T-67).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +40,6 @@ const TURN_PAUSE: Duration = Duration::from_millis(50);
 const TURN_TRIES_MIN: usize = 5;
 /// How long a released stream may be the cause of a server's refusal of another one.
 const RELEASED_FOR: Duration = Duration::from_secs(10);
-/// The most sessions with recently released streams.
 const RELEASED_MAX: usize = 1_024;
 
 #[derive(Debug)]
@@ -84,7 +82,6 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.gateway = None);
     }
 
-    /// Records that a stream, or a request for one, was released.
     fn release(&self, session: &OwnSession) {
         self.released.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
@@ -179,8 +176,7 @@ pub(crate) enum StreamRefusal {
 }
 
 impl OwnSessions {
-    /// The client's stream at the server, without messages about the server's tasks. A briefly unavailable server is
-    /// waited for: some clients abandon their stream for good when it is refused twice.
+    /// The client's stream, without messages of tasks. Waits out a short outage: some clients give up at two refusals.
     pub(crate) async fn stream_for_client(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -260,8 +256,7 @@ impl OwnSessions {
         self.readers.runs(nonce, running);
     }
 
-    /// Returns once the gateway's stream is open or known to be unavailable, at the latest after [`OPEN_MAX`]; at once if the
-    /// gateway opens none. Some servers drop earlier messages.
+    /// Waits at most [`OPEN_MAX`] for the gateway's stream, if it opens one: some servers drop earlier messages.
     pub(super) async fn stream_settled(&self, session: &OwnSession) {
         if let Some(settled) = self.readers.settled(session.opened.nonce) {
             let _ = tokio::time::timeout(OPEN_MAX, settled.cancelled()).await;

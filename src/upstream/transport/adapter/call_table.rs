@@ -1,7 +1,6 @@
 //! Finds the call of a connection's message, and fills bounded queues without waiting.
 //!
-//! A slow reader delays no other call: its progress is dropped and its question refused. Room for the response is
-//! reserved when the call begins.
+//! A slow reader delays no other call: its progress is dropped, its question refused. The response has reserved room.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,8 +20,7 @@ use crate::upstream::answer_body::{AnswerMessages, BodyBreakError};
 use crate::upstream::outgoing::StreamPurpose;
 use crate::wire::{MessageText, Notification, Object, Payload, Request, RequestId, meta, method};
 
-/// Messages for the reader of one stream, and their bytes, without the response. A single message may be as large as
-/// the connection allows.
+/// Messages for the reader of one stream, and their bytes, without the response. One may be as large as allowed.
 const QUEUE_MAX: usize = 256;
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 const CALLS_MAX: usize = 4_096;
@@ -202,7 +200,6 @@ impl CallTable {
         true
     }
 
-    /// Breaks the only request off, if it is the only one.
     pub(super) fn break_off_only(&mut self, fault: GatewayFault) -> bool {
         let mut all = self.calls.keys();
         let (Some(only), None) = (all.next().cloned(), all.next()) else { return false };
@@ -250,8 +247,7 @@ impl CallTable {
         self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
     }
 
-    /// Delivers to the call that the notification names, else to the only possible one, else to the unsolicited stream
-    /// (T-20).
+    /// Delivers to the call that the notification names, else the only possible, else the unsolicited stream (T-20).
     pub(super) fn note(&mut self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
@@ -391,15 +387,13 @@ impl CallTable {
     }
 }
 
-/// For a connection that stateless clients share: requests have ids of the adapter, so clients' ids and tokens never
-/// collide. A message that names no request is dropped.
+/// For stateless clients' shared connection: ids and tokens are the adapter's. Messages without a request are dropped.
 impl CallTable {
     pub(super) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()
     }
 
-    /// Delivers to the request that the notification names. Log messages name none: they go to the only request that
-    /// wants them, else to none (MOD-23).
+    /// Delivers to the named request. Log messages name none: they go to the only request that wants them (MOD-23).
     pub(super) fn note_named(
         &mut self,
         notification: &Notification,
@@ -409,8 +403,7 @@ impl CallTable {
         call.queue.put(&counted(text))
     }
 
-    /// Ends the subscription that the server cancels, so that its listeners open another one (U83). Other requests go on
-    /// until their response.
+    /// Ends a subscription that the server cancels, so that listeners open another (U83). Other requests go on.
     pub(super) fn end_cancelled_subscription(&mut self, notification: &Notification) -> bool {
         let Some(id) = notification.cancelled() else { return false };
         self.outer(&id).is_some_and(|outer| outer.is_subscription) && self.cancel(&id)

@@ -28,7 +28,6 @@ use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, Str
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, Request, RequestId, ScanLimits};
 
-/// Concurrent replies of the adapter itself.
 const REPLIES_MAX: usize = 32;
 /// An unused session is ended after this: its client left without notice.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
@@ -310,7 +309,6 @@ impl AdapterConnection {
         SessionHeaders::default().post(text).under_way().forwarding(forwarded)
     }
 
-    /// Sends a notification or an answer.
     pub(super) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         self.send_any(outgoing, handed_over, None).await
     }

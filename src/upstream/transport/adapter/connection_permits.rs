@@ -20,8 +20,7 @@ use crate::upstream::limits::{CallPermit, CallPermitSettings, CallPermits};
 
 /// An unused connection is evicted after this even for a principal with as many.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
-/// How long a call with its own connection waits for a permit, and a principal without a connection for its first; and
-/// how often eviction is tried meanwhile.
+/// How long a dedicated connection, or a principal's first, waits for a permit; and how often eviction is tried.
 const PLACE_WAIT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -57,8 +56,7 @@ enum EvictionReason {
 }
 
 impl TransportAdapter {
-    /// A permit for one more connection of `owner`. Fails with `QueueFull` if it does not wait, else with
-    /// `QueueDeadline`.
+    /// A permit for one more connection of `owner`. Fails with `QueueFull` if it does not wait, else `QueueDeadline`.
     pub(super) async fn place(&self, owner: &Principal, patience: PermitWait) -> Result<CallPermit, GatewayFault> {
         let places = &self.shared.places;
         if let Some(place) = places.try_acquire(owner).or_else(|| self.make_room(owner)) {

@@ -1,7 +1,6 @@
 //! Runs calls on their own connections (`process_per_call`), one for each call.
 //!
-//! Such a connection repeats the session's `initialize`, so that the call runs as in that session. Its messages go to
-//! the call; the ids of its questions lead back to it.
+//! It repeats the session's `initialize`. Its messages go to the call, and the ids of its questions lead back to it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -58,7 +57,6 @@ impl DedicatedProcessRules {
     }
 }
 
-/// A call that waits for its dedicated connection.
 struct OpeningCall<'a> {
     session: &'a AdapterConnection,
     id: RequestId,

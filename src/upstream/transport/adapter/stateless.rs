@@ -1,8 +1,7 @@
 //! Serves stateless clients from a server of 2026-07-28 behind the adapter.
 //!
-//! A connection there has no handshake and carries any request. A principal's requests share one connection, on which
-//! no message is ambiguous, as questions are results. Principals share none: a server may keep state in its process. An
-//! abandoned request is cancelled by its id.
+//! A connection has no handshake and carries any request. A principal's requests share one: no message is ambiguous, as
+//! questions are results. Principals share none: a server may keep state. Abandoned requests are cancelled by id.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -30,8 +29,7 @@ pub(super) struct StatelessConnections {
 }
 
 impl StatelessConnections {
-    /// The principal's connection. The spare one is taken unless `has_share`, as then the principal has all its
-    /// connections.
+    /// The principal's connection. The spare one is taken unless `has_share`: then the principal has all of its own.
     fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
         if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));

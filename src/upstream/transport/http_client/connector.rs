@@ -1,7 +1,6 @@
 //! Connects to one server: name, TCP, a proxy's tunnel, and TLS; chooses the proxy.
 //!
-//! Requests to an `https` server go through a tunnel (CONNECT) that shows the proxy the host alone; requests to an
-//! `http` server show it their whole address.
+//! Requests to `https` use a tunnel (CONNECT) that shows the proxy the host alone; `http` shows it the whole address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -109,8 +108,7 @@ impl ProxySettings {
         if let Self::At { credentials_file, .. } = self { credentials_file.as_deref() } else { None }
     }
 
-    /// Reads the credentials file, if there is one. Fails if it holds no credentials, or other users than its owner may
-    /// read it.
+    /// Reads the credentials file, if there is one. Fails if it holds none, or other users than its owner may read it.
     pub fn check(&self) -> Result<(), ProxyError> {
         match self {
             Self::At { credentials_file: Some(file), .. } => read_credentials(file.clone()).map(drop),
@@ -248,8 +246,7 @@ fn is_this_machine(to: &Url) -> bool {
     }
 }
 
-/// Whether `NO_PROXY` names an address: by `*`, a host, a parent domain, an IP address, a network; each may have a
-/// port.
+/// Whether `NO_PROXY` names an address by `*`, a host, a parent domain, an IP address, a network, maybe with a port.
 fn is_excepted(no: &str, to: &Url) -> bool {
     let Some(host) = to.host() else { return false };
     let port = to.port_or_known_default();

@@ -1,7 +1,6 @@
 //! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
 //!
-//! A request waits both for a new connection and for a returned one, and takes the first. A new connection that is no
-//! longer needed is kept.
+//! A request waits for a new connection and for a returned one, and takes the first; a new one not needed is kept.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -28,11 +27,9 @@ use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim responses to one request (U13).
 const INTERIM_MAX: usize = 16;
-/// Largest read: fewer reads and wake-ups for large responses. A connection begins with 8 KiB and grows as needed.
-/// hyper bounds heads by the same number, so heads are checked again.
+/// Largest read. A connection begins with 8 KiB and grows. hyper bounds heads by it too, so heads are checked again.
 const READ_BYTES_MAX: usize = 256 * 1024;
-/// Node closes idle connections after five seconds, and it is unknowable whether a call that meets such a close has
-/// run.
+/// Node closes idle connections after five seconds, and it is unknowable whether a call that meets a close has run.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(4);
 
 /// Boxed: a connection has a queue with room for 32 requests, although few are used.
@@ -64,8 +61,7 @@ struct Shared {
     kept: Mutex<Kept>,
     /// Signals a returned connection.
     came: Notify,
-    /// Whether the upstream last negotiated HTTP/2. Then the holder of `turn` opens its next connection for all waiting
-    /// requests.
+    /// Whether the upstream last negotiated HTTP/2: the holder of `turn` opens the next connection for all waiting.
     is_http2: AtomicBool,
     turn: tokio::sync::Mutex<()>,
 }
@@ -320,7 +316,6 @@ impl ConnectionPool {
 }
 
 impl Http1State {
-    /// Counts the request's interim responses.
     fn counting(self: &Arc<Self>, mut request: Request<RequestBody>) -> Request<RequestBody> {
         self.interim.store(0, Ordering::Relaxed);
         let state = Arc::clone(self);
@@ -370,8 +365,7 @@ impl Shared {
         }
     }
 
-    /// Makes a connection in its own tokio task, which ends if the request is dropped. So a request that is not polled does not
-    /// keep the turn.
+    /// Makes a connection in its own tokio task, which ends with its request: an unpolled request keeps no turn.
     fn making(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
         let ((mut waiting, made), shared) = (oneshot::channel(), Arc::clone(self));
         TokioExecutor::new().execute(async move {

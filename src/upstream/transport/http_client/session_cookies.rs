@@ -1,8 +1,7 @@
 //! Keeps a server's cookies for each gateway session, and sends them only there (RFC 6265).
 //!
-//! A load balancer names a session's node by a cookie that only the gateway receives: clients' cookies are not
-//! forwarded (B75). Cookies are kept in memory by session id, so no session or principal shares them, and by the HTTP
-//! client of one origin, so none is sent to another.
+//! A load balancer names a session's node by a cookie for the gateway alone: clients' cookies are not forwarded (B75).
+//! Cookies are kept in memory by session id and origin, so that no session, principal or other server shares them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,8 +41,7 @@ struct SessionCookie {
 debug_members!(SessionCookie, |cookie| name: cookie.name);
 
 impl SessionCookie {
-    /// Reads a `Set-Cookie` field of a response from `from`; `None` for an invalid one. An expired cookie removes the
-    /// one of its name.
+    /// Reads a `Set-Cookie` field; `None` for an invalid one. An expired cookie removes the one of its name.
     fn read(text: &str, from: &Uri) -> Option<Self> {
         let mut parts = text.split(';');
         let (name, value) = parts.next()?.split_once('=')?;

@@ -22,8 +22,7 @@ const READ_BYTES: usize = 8 * 1024;
 /// Lines of standard error that are kept.
 const LAST_MAX: usize = 20;
 
-/// The last lines of standard error. They may hold a call's arguments, so they go to the person who runs the program, and
-/// into a log or a task only if the configuration says so.
+/// The last lines of standard error: they may hold arguments, so the log and tasks get them only by configuration.
 #[derive(Debug, Default)]
 pub struct LastLines(Mutex<VecDeque<String>>);
 
@@ -136,7 +135,6 @@ impl ProgramOutputLog {
     }
 }
 
-/// Without control characters, and of limited length.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

@@ -43,8 +43,7 @@ impl AdapterConnection {
         }
     }
 
-    /// Handles a message that the budget refused. A kept outcome still reaches its owner; any other message is
-    /// dropped, and ends the calls that it answers.
+    /// Handles a message that the budget refused: a kept outcome reaches its owner; others end the calls they answer.
     pub(super) fn take_unaffordable(self: &Arc<Self>, text: Bytes, fault: GatewayFault) {
         let is_kept = |seen: &MalformedMessage| {
             seen.is_answer && seen.id.as_ref().is_some_and(|id| self.table.lock().is_kept(id))
@@ -80,8 +79,7 @@ impl AdapterConnection {
         }
     }
 
-    /// Handles a response without a request. A malformed id may still show the call; without an id the response may be
-    /// about a notification, and ends nothing.
+    /// Handles a response without a request. A malformed id may still show the call; without an id it ends nothing.
     fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
         let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
         if !meant.is_some_and(|id| self.table.lock().break_off(&id, MALFORMED)) {
@@ -89,9 +87,8 @@ impl AdapterConnection {
         }
     }
 
-    /// Ends the recognisable calls of an unreadable or refused text, as nothing else will come for them. A response
-    /// without a recognisable id belongs to the only call, if there is one. Other text, such as a log line, ends
-    /// nothing.
+    /// Ends the recognisable calls of an unreadable or refused text: nothing else will come. A response without a
+    /// recognisable id belongs to the only call, if there is one. Other text, such as a log line, ends nothing.
     pub(super) fn take_for_lost(&self, text: &[u8], fault: GatewayFault) {
         let (mut is_ended, mut is_call) = (false, false);
         for seen in envelope::glimpse(text) {

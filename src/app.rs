@@ -100,7 +100,6 @@ pub struct Gateway {
     tokens: Option<FreshKeys>,
     /// Kept even while no tokens are accepted: no proof is used twice.
     proofs: Arc<SeenProofs>,
-    /// Removed upstreams that still have calls.
     retired: RetiredUpstreams,
     /// Removed upstreams that still serve their tasks.
     gone: Vec<ClosingUpstream>,
@@ -115,7 +114,6 @@ pub struct Gateway {
     drain_max: Duration,
 }
 
-/// The parts of a gateway before its store is open.
 struct StartParts {
     config: Config,
     callers: Authenticator,
@@ -126,8 +124,7 @@ struct StartParts {
 }
 
 impl Gateway {
-    /// Starts everything that a configuration names; sends nothing to an upstream yet. Fails with [`FileMistakes`] if a
-    /// file that the configuration names cannot be used.
+    /// Starts all that a configuration names; sends nothing to an upstream yet. [`FileMistakes`] if a file is unusable.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         Self::start_on(config, metrics, Sockets::default()).await
     }
@@ -508,8 +505,7 @@ fn know_issuers(audit: &AuditLog, config: &Config) {
 }
 
 impl Gateway {
-    /// Continues the audit in a new file if the present one was renamed, and records the outcome of a reload, if a configuration
-    /// was read.
+    /// Follows a rename of the audit file, and records the outcome of a reload if a configuration was read.
     fn audit_reload(&self, is_applied: Option<bool>) {
         let Some(audit) = self.parts.engine.audit() else { return };
         audit.reopen();

@@ -40,7 +40,6 @@ pub struct DevSettings {
 #[derive(Debug)]
 pub(super) struct Development {
     changes: FileChanges,
-    /// Ends a restart in progress.
     restarting: Option<DropGuard>,
     /// When the present start ended, well or not.
     ready: Arc<Mutex<Option<Instant>>>,

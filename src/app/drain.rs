@@ -39,9 +39,8 @@ impl Gateway {
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }
 
-    /// Drains in phases: not ready, no new tasks, waits for calls in progress, ends the remaining calls and the
-    /// streams, closes upstream sessions. `notice` is how long load balancers have to notice the drain; `None` if
-    /// another process continues with the sockets. Dropping the future ends everything at once.
+    /// Drains in phases: not ready, no new tasks, waits for calls, ends the rest and the streams, closes sessions.
+    /// `notice` is the time for load balancers, `None` if another process keeps the sockets. Dropping ends all.
     pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {
@@ -127,7 +126,6 @@ enum GatewayEnd {
     IncarnationOver,
 }
 
-/// Logs which calls a drain waits for, and how many would be lost.
 fn log_drain(calls: &CallSurvey, drain_max: Duration) {
     if calls.is_empty() {
         return tracing::info!("draining; a second signal ends at once");

@@ -190,8 +190,7 @@ fn check_anchor(anchor: &AuditAnchor) -> Result<(), FileError> {
     }
 }
 
-/// The faults of the files for a shared database. A gateway that has been serving waits for their repair, so only a
-/// reading of the configuration refuses them.
+/// Faults of files for a shared database. Only reading the configuration refuses them; a serving gateway waits.
 fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
     let now = SystemClock.now();
@@ -302,7 +301,7 @@ fn read_keys(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiKeyFile
     (keys, wrong)
 }
 
-/// B168, B169.
+/// Fails if others may read the file (B168), or its key is too weak (B169).
 fn read_key(path: &Path) -> Result<ApiKey, ApiKeyFileError> {
     let held = secret_file::read(path, "key", FILE_BYTES_MAX);
     let held = held.map_err(|source| ApiKeyFileError::File { path: path.to_owned(), source })?;

@@ -65,8 +65,7 @@ impl ServedConfig {
     }
 }
 
-/// Runs the gateway until a signal ends it. Mistakes in the configuration and in the files that it names are printed
-/// and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
+/// Runs until a signal. Prints mistakes and ends with [`EXIT_CONFIG`], or [`EXIT_UNAVAILABLE`] if a program is missing.
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let _log = telemetry::install_logs(served.log_filter())?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
@@ -223,8 +222,7 @@ async fn end(gateway: Gateway, notice: Option<Duration>, signals: &mut Signals, 
     }
 }
 
-/// Prints why the gateway cannot start, if a file is at fault. `option`: the command-line option for the store's
-/// folder.
+/// Prints why no gateway starts, if a file is at fault. `option`: the command-line option for the store's folder.
 pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
     let (mut text, code) = match error.downcast::<StoreRefusal>() {
         Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
@@ -492,8 +490,7 @@ impl Successor {
         Self { config, started, addresses, sockets: Arc::new(sockets), former }
     }
 
-    /// Changes its configuration as [`Gateway::reload`] does, or nothing if that fails. The files that only a start
-    /// reads are replaced, too: the earlier files may be gone ([`Config::take_moved_files`]).
+    /// Reloads as [`Gateway::reload`], or not at all. Replaces start-only files, too ([`Config::take_moved_files`]).
     fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let mut started = self.started.clone();
@@ -505,8 +502,7 @@ impl Successor {
         Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
     }
 
-    /// Starts the gateway with the current configuration. Every failure is retried but a permanent refusal by the store
-    /// or the rules for sockets: all of it worked before, and files may be being rewritten just now.
+    /// Starts the gateway. Retries every failure but permanent refusals by store or sockets: all of it worked before.
     fn begin(&self, metrics: &PrometheusHandle) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
         let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
         let (started, current, former) = (self.started.clone(), config.clone(), self.former);

@@ -1,8 +1,7 @@
 //! Replaces the configuration while calls run.
 //!
-//! First all new parts are opened; then one step replaces the routes, so that each request is served by the old or the
-//! new configuration (F24); then removed upstreams are closed once their last call has ended (F66). Unchanged upstreams
-//! keep their sessions.
+//! First all new parts are opened; then one step replaces the routes: each request is served by the old or the new
+//! configuration (F24); then removed upstreams are closed after their last call (F66). Unchanged ones keep sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -399,7 +398,6 @@ pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
     endpoint: Arc<CombinedEndpoint>,
     older: SseServed,
-    /// Ends the clients' own streams.
     _leaving: DropGuard,
 }
 

@@ -1,7 +1,6 @@
 //! Triggers a reload on SIGHUP, and when a file of the configuration changes.
 //!
-//! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one
-//! reload, and files with unchanged contents none.
+//! Watches folders: a file is often replaced by another. Several changes cause one reload, unchanged contents none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,11 +51,9 @@ pub(super) struct ReloadTrigger {
     wait: ReloadWait,
 }
 
-/// The contents of the files at their last reading.
 #[derive(Debug, PartialEq)]
 enum SeenFiles {
-    /// Configuration and fingerprint are both compared: the files may have changed between the two readings, and
-    /// certificates are in the fingerprint alone.
+    /// Both are compared: files may change between the two readings, and only the fingerprint has the certificates.
     Usable(Box<Config>, Fingerprint),
     /// The mistakes may be in files that the configuration names.
     Mistaken(String, Fingerprint),
@@ -153,8 +150,7 @@ impl ReloadTrigger {
         self.wait.next().await
     }
 
-    /// Reloads the configuration, or keeps the current one and logs why. Returns whether it was applied; `None` if there is
-    /// nothing new to read.
+    /// Reloads, or keeps the configuration and logs why. Returns whether it was applied; `None` without anything new.
     pub(super) fn carry_out(
         &mut self,
         why: ReloadCause,

@@ -1,7 +1,6 @@
 //! Stores the replica's last incarnation in its folder, and locks out a second process.
 //!
-//! The holder of the lock knows that the earlier process has ended, and takes over its tasks at once. The file shows
-//! whether the database is another one than before, or older than the last heartbeat in the file.
+//! The lock proves that the earlier process ended: its tasks are taken over. The file reveals another database.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -48,8 +47,7 @@ pub(super) struct ReplicaFile {
 }
 
 impl ReplicaFile {
-    /// Locks the file of the replica `name`, which is created if missing, and reads its earlier incarnation. Fails if
-    /// another process has locked it, or its content is foreign.
+    /// Locks replica `name`'s file, made if missing, and reads its earlier incarnation. Fails if locked or foreign.
     pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorIncarnation>), ReplicaFileError> {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
@@ -74,8 +72,7 @@ impl ReplicaFile {
         Ok((Self { path, file, is_loss: false, is_behind: false }, prior))
     }
 
-    /// Writes the current incarnation and its last acknowledged heartbeat. If the write is lost, the next process knows
-    /// an earlier incarnation or none, and the lease decides; or it knows an earlier heartbeat.
+    /// Writes the incarnation and its last heartbeat. If the write is lost, the lease decides, or an earlier heartbeat.
     pub(super) fn remember(&mut self, prior: PriorIncarnation) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());

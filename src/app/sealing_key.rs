@@ -1,5 +1,4 @@
-//! Creates the sealing key's file at the first start, and reads it later. Several gateways may share the folder and
-//! start concurrently; all get the same key. [`SealingKeys`] defines the file's format.
+//! Creates the sealing key's file once, and reads it later: concurrent gateways get the same key. See [`SealingKeys`].
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};

@@ -26,8 +26,7 @@ use crate::tls::TlsFileError;
 
 /// The interval of attempts after a transient failure, such as an unavailable database.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has
-/// seen the others' heartbeats by then.
+/// After this the first attempt has failed: a silent host takes longer, and others' heartbeats would have been seen.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_UNAVAILABLE: &str = "store unavailable";
@@ -98,19 +97,16 @@ pub(super) struct SharedStoreOpening {
     /// `None` if the folder is not writable.
     file: Option<ReplicaFile>,
     readiness: Readiness,
-    /// The earlier incarnation of this process.
     former: Option<PriorIncarnation>,
     /// When the name was first found taken.
     taken: Option<Instant>,
     reasons: RetryReasons,
-    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the
-    /// listeners serve.
+    /// Cancelled once the first attempt fails or takes long, and at once in a successor: then the listeners serve.
     late: CancellationToken,
 }
 
 impl SharedStoreOpening {
-    /// Locks the replica's file; fails if another process runs as this replica. `prints`: the sealing keys'
-    /// fingerprints.
+    /// Locks the replica's file; fails if another process runs as it. `prints`: the sealing keys' fingerprints.
     pub(super) fn new(
         config: &Config,
         database: &DatabaseSettings,

@@ -1,8 +1,6 @@
 //! Holds listening sockets that exist before the gateway.
 //!
-//! A service manager's sockets listen before the process starts and after it has ended, so that a restart refuses no
-//! connection. A successor in this process takes over its predecessor's: once closed, their ports could be taken by
-//! another process.
+//! A service manager's sockets outlive processes: no restart refuses a connection. A successor keeps them.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -45,8 +43,7 @@ pub enum SocketError {
 }
 
 impl Sockets {
-    /// Takes the sockets of `LISTEN_FDS`: by name, or without names the client listener's first; fails if there are
-    /// others. Call once, before anything else reads the environment.
+    /// Takes the `LISTEN_FDS` sockets, by name, or the client listener's first; fails for others. Call first and once.
     pub fn from_environment() -> Result<Self, SocketError> {
         let names = std::env::var(NAMES).unwrap_or_default();
         let mut handed = ListenFd::from_env();
@@ -96,13 +93,11 @@ impl Sockets {
     }
 }
 
-/// Whether the configuration allows the admin listener at this address.
 pub(super) fn check_admin_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
     let is_open = !at.ip().to_canonical().is_loopback() && config.admin.tokens.is_empty();
     if is_open { Err(SocketError::AdminOpen(at)) } else { Ok(()) }
 }
 
-/// Whether the configuration allows the client listener at this address.
 pub(super) fn check_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
     if at.ip().to_canonical().is_loopback() {
         return Ok(());

@@ -66,8 +66,7 @@ async fn keep_remembering(
     }
 }
 
-/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel
-/// safe.
+/// Waits until other replicas have read this one's row: else they take its sessions' owner for dead. Cancel safe.
 pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
     let beside = |shared: &SharedIncarnation| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {
@@ -128,8 +127,7 @@ pub(super) enum StoreOpening {
     Waiting(Box<SharedStoreOpening>),
 }
 
-/// Opens the store, or prepares to; [`wait`] opens a database. While it takes no new tasks, the gateway is not ready.
-/// `prints` are the sealing keys' fingerprints.
+/// Opens the store, or prepares to; [`wait`] opens a database. Not ready without tasks. `prints`: of sealing keys.
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
@@ -277,7 +275,6 @@ impl StoreRefusal {
         matches!(self, Self::Shared(SharedStoreError::File(ReplicaFileError::File { .. })))
     }
 
-    /// The configuration key of the failed resource.
     pub(super) const fn key(&self) -> &'static str {
         match self {
             Self::Disk(_) => "store.path",

@@ -42,10 +42,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(3);
 const REST_MAX: Duration = Duration::from_millis(500);
 const PAGE: usize = 100;
 
-/// Serves the host at standard input and output until it closes or a signal arrives. Uses the configuration's first
-/// endpoint, or else its first upstream. `store_option` is the command-line option for the store. A fault of a file or
-/// a store is printed and ends with the exit code of [`super::serve`]; a missing program ends with
-/// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
+/// Serves the host at standard input and output until it closes or a signal arrives: the first endpoint, else the first
+/// upstream. `store_option` is the command-line option for the store. A fault of a file or a store is printed and ends
+/// with the exit code of [`super::serve`]; a missing program with [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     let _log = telemetry::install_logs(telemetry::INFORMATION)?;
     let read = PreparedConfig::new(loaded);
@@ -202,7 +201,6 @@ fn log_lost_calls(calls: &CallSurvey) {
     }
 }
 
-/// Cancels the tasks that no client can request any more.
 async fn cancel_tasks(engine: &Arc<Engine>) {
     let mut after = None;
     loop {

@@ -1,7 +1,6 @@
 //! Watches the files of a program under development.
 //!
-//! Watches each folder by itself and not a whole tree, since a tree may hold folders of tens of thousands of files that
-//! no author edits. Changes within 200 ms count as one.
+//! Watches each folder by itself: a tree may hold tens of thousands of unedited files. Changes within 200 ms are one.
 
 use std::collections::BTreeSet;
 use std::fmt;

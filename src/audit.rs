@@ -1,7 +1,6 @@
 //! Records actors and their acts in the audit file: JSON lines, each with the digest of the line before.
 //!
-//! Requests append to a bounded queue; one thread owns the file (`writer`). Read `record` first: the events, the form of a
-//! line and the chain. Arguments, results and credentials are in no event.
+//! Requests fill a bounded queue; one thread writes (`writer`). Read `record` first. Events hold no payload or secret.
 
 mod anchor;
 mod file;
@@ -58,9 +57,7 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Locks the file, and starts the thread that continues its chain. Each line names `replica`, if several gateways share
-    /// a store.
-    /// Fails with `Locked` if another process writes the file.
+    /// Locks the file and continues its chain; lines name `replica` if a store is shared. `Locked` by another process.
     pub async fn open(settings: AuditSettings, replica: Option<&str>) -> Result<Arc<Self>, AuditOpenError> {
         let end = Instant::now() + LOCK_MAX;
         let sink = loop {
@@ -88,7 +85,7 @@ impl AuditLog {
         self.queue.push(self.rendered(event));
     }
 
-    /// Counts a refused request that has no record of its own: there were too many. A later line has the number.
+    /// Counts a refused request without a record: there were too many. A later line has the number.
     pub fn count_unnamed(&self) {
         self.queue.count_unnamed();
     }

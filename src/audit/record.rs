@@ -12,7 +12,6 @@ use crate::task::reference::ShortReference;
 use crate::task::{Principal, TaskKey, Timestamp};
 use crate::wire::one_line::is_invisible;
 
-/// The longest line.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 /// A longer text is cut, and ends with digits of its digest.
 const TEXT_BYTES_MAX: usize = 256;
@@ -135,8 +134,7 @@ impl<'a> AuditEvent<'a> {
     }
 }
 
-/// Writes a JSON string in which no character moves, hides or reorders others. A long one is cut, with digits of its digest, so
-/// that two long names remain two.
+/// Writes a JSON string in which no character moves, hides or reorders others. A long one is cut, with its digest.
 fn put_text(out: &mut String, text: &str) {
     // Nearly every text: it is copied as it is.
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
@@ -178,7 +176,6 @@ pub(super) fn digest_of(line: &[u8]) -> LineDigest {
     bytes
 }
 
-/// A digest as [`hex`] writes it.
 pub(super) fn digest_in(text: &str) -> Option<LineDigest> {
     let mut digest = LineDigest::default();
     if text.len() != 2 * digest.len() || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {

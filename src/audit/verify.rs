@@ -8,7 +8,6 @@ use std::io::{self, BufRead, Read as _};
 use super::record::{ChainEnd, LINE_BYTES_MAX, LineLinks, digest_in, digest_of};
 use crate::task::digest::hex;
 
-/// The most lines of an anchor file.
 const ANCHORS_MAX: usize = 1_000_000;
 const ANCHOR_LINE_BYTES_MAX: u64 = 128;
 const DIGEST_DIGITS: usize = 64;
@@ -45,8 +44,7 @@ pub enum AuditFault {
     NotAnAnchor { line: u64 },
 }
 
-/// Digests that were written elsewhere, of each chain: the anchors of a later chain follow those of an earlier one, and begin
-/// again at line 1.
+/// Digests of each chain from elsewhere: a later chain's anchors follow an earlier one's, and begin again at line 1.
 #[derive(Debug, Default)]
 pub struct Anchors {
     by_seq: HashMap<u64, Vec<Anchor>>,
@@ -104,7 +102,6 @@ pub struct UnseenChains {
     pub longest: u64,
 }
 
-/// Verifies the files of one chain, in their order.
 #[derive(Debug, Default)]
 pub struct ChainVerifier {
     anchors: Anchors,

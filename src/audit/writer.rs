@@ -1,7 +1,6 @@
 //! Writes the records to the audit file, in one thread, which is the only writer of that file.
 //!
-//! Lines reach the kernel as they come. With `required`, a batch is on the disk before its calls are sent; else the file is
-//! synced each second. A failed write is repeated each second, with the same lines.
+//! Lines reach the kernel as they come, the disk each second or, if `required`, before a call. Failures are repeated.
 
 use std::io;
 use std::sync::Arc;

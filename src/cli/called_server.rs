@@ -89,8 +89,7 @@ impl CalledServer {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
 
-    /// The server's facts in 2026-07-28; `None` for a server with sessions only, as any error response or silence shows
-    /// (UPC-22).
+    /// The facts in 2026-07-28; `None` for a server with sessions only: any error response, or silence (UPC-22).
     pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
         match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
             Ok(Ok(facts)) => Ok(Some(facts)),
@@ -114,8 +113,7 @@ impl CalledServer {
         self.sessions.close().await;
     }
 
-    /// Looks a tool up, once; `None` if the server does not list it: it may still have the tool, and checks the call
-    /// itself.
+    /// Looks a tool up, once; `None` if the server does not list it: it may have it, and checks the call itself.
     pub(super) async fn tool(&self, mode: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
         if let Some((in_session, tool)) = self.tool.get()
             && *in_session == mode.in_session

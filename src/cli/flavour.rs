@@ -13,8 +13,7 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::upstream::ServerFacts;
 use crate::wire::{Object, Payload, meta};
 
-/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. Errors go to
-/// `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves any other running.
+/// The first interrupt cancels the call, a second one leaves at once. Dropping cancels only plain calls of 2026-07-28.
 pub async fn run(
     server: &ServerAddress,
     call: &CallCommand,

@@ -56,8 +56,7 @@ pub struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// The shell command that continues with a task of this server. Omits the query, which may be a secret, and a flavour that
-    /// was not chosen.
+    /// The command that continues with a server's task; without the query, a possible secret, or an unchosen flavour.
     pub(super) fn task_command(&self, order: &str, id: &str, flavour: Option<Flavour>) -> String {
         let flavour = match flavour {
             Some(Flavour::Extension) => " --flavour extension",

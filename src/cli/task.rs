@@ -253,8 +253,7 @@ async fn get(server: &CalledServer, mode: CallMode, id: &str) -> Result<TaskAnsw
     Ok(answer.map_or_else(TaskAnswer::Refused, TaskAnswer::Task))
 }
 
-/// The extension only acknowledges a cancel, and the other flavour has one error for two causes, so the task's status is read
-/// afterwards.
+/// The extension only acknowledges a cancel, and the core has one error for two causes: the status is read afterwards.
 async fn cancel(server: &CalledServer, mode: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
     let refused = match server.ask(mode, method::TASKS_CANCEL, core::params_of(id)).await? {
         Ok(answer) if mode.in_session => return Ok(TaskAnswer::Task(answer)),

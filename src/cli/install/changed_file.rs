@@ -77,8 +77,7 @@ impl ReadFile {
         Self::read(&self.copy_path()).ok().map(|copy| copy.text)
     }
 
-    /// Replaces the file at once: a reader sees the old text or the new one. Mode and owner stay. Fails if the file was
-    /// changed since it was read, another run changes it, or it cannot be written. It is unchanged then.
+    /// Replaces the file at once, with mode and owner. Fails if it was changed meanwhile, is locked or not writable.
     pub(super) fn replace(&self, text: &str, copy: CopyChange) -> Result<(), String> {
         let new = NewFile::create(&self.beside(NEW))?;
         let at = |error: io::Error| format!("{}: {error}; nothing was changed", self.path.display());

@@ -1,7 +1,6 @@
 //! Wraps and unwraps servers in the text of a host's file, without I/O.
 //!
-//! All text around the moved words stays byte for byte, and the words keep their spelling, so unwrapping gives the first
-//! text back.
+//! All text around the moved words stays byte for byte, and the words keep their spelling: unwrapping restores it.
 
 use std::ops::Range;
 
@@ -75,8 +74,7 @@ fn splice(range: &Range<usize>, text: impl Into<String>) -> Splice {
     Splice { range: range.clone(), text: text.into() }
 }
 
-/// Makes each named server start as `own` and `wrap`; all servers without names. Fails if the text is not valid, or a
-/// named server is missing or cannot be wrapped.
+/// Makes each named server, or all, start as `own` and `wrap`. Fails on invalid text, or a missing or unfit server.
 pub(super) fn wrap(
     text: &str,
     shape: &HostShape,
@@ -102,9 +100,8 @@ pub(super) fn wrap(
     })
 }
 
-/// Makes each named server start as before; all wrapped servers without names. `original` is the file before `wrap`, if
-/// known: it tells how the server was spelled. Fails if the text is not valid, or a named server is missing or cannot
-/// be unwrapped.
+/// Makes each named server, or each wrapped one, start as before. `original` is the file before `wrap`, if known: it
+/// tells how the server was spelled. Fails if the text is invalid, or a named server is missing or unfit.
 pub(super) fn unwrap(
     text: &str,
     shape: &HostShape,
@@ -230,8 +227,7 @@ fn spliced(text: &str, mut splices: Vec<Splice>) -> String {
     result
 }
 
-/// Whether each server starts as before, but for the wrapping of the edited ones. An unusual spelling, such as a comment between
-/// two words, may have misled an edit.
+/// Whether servers start as before, but for the wrapping of edited ones. Odd spellings may have misled an edit.
 fn is_as_meant(before: &[HostEntry<'_>], flipped: &[usize], text: &str, shape: &HostShape) -> bool {
     let Ok(root) = LocatedNode::parse(text, shape.syntax) else { return false };
     let Ok(after) = shape.entries(&root) else { return false };

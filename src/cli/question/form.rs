@@ -1,7 +1,6 @@
 //! Reads elicitation forms: the fields of a schema, and the value of a typed line.
 //!
-//! Supports the restricted schemas of `elicitation/create` (2025-11-25). A form with any other schema is refused as a
-//! whole, so that no answer violates an unread rule.
+//! Supports the schemas of `elicitation/create` (2025-11-25). Any other form is refused, so that answers break no rule.
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
 //!
-//! `section` walks the tables and parses single values (`value`), `raw` declares every key with its default and its
-//! sentence for the reference (`keys`), `resolve` checks values against each other.
+//! `section` walks tables, `value` parses, `raw` declares keys and their reference (`keys`), `resolve` compares values.
 
 mod command_line;
 mod error;
@@ -171,7 +170,6 @@ impl ServerSettings {
         if let Self::Stdio(stdio) = self { Some(stdio) } else { None }
     }
 
-    /// The protocol version, if the operator has fixed one.
     pub const fn protocol(&self) -> Option<ProtocolVersion> {
         match self {
             Self::Http(http) => http.protocol,
@@ -239,8 +237,7 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`; lists every mistake in it and in the files that it names. `env` looks up `${VAR}`; `look`
-/// checks the files and programs that the configuration names, even if it has mistakes.
+/// Reads the file; lists all mistakes in it and files that it names. `env` looks `${VAR}` up, `look` checks the files.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -249,8 +246,7 @@ pub fn load(
     load_as(FilePurpose::Listeners, path, env, look)
 }
 
-/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store
-/// defaults to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
+/// As [`load`], for `taskgate wrap` with its one client: no listeners, a store in memory by default, one endpoint.
 pub fn load_wrapped(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,

@@ -110,7 +110,6 @@ impl CommandLineServer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandLineStore {
     Memory,
-    /// The default folder of a file.
     UsualFolder,
     Folder(PathBuf),
 }
@@ -265,8 +264,7 @@ fn located<T>(key: &str, value: T) -> LocatedValue<T> {
 
 const HEADERS_MAX: usize = 32;
 
-/// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too.
-/// Values are treated as secrets; errors do not repeat the header.
+/// Parses `NAME: VALUE` headers; `has_key`: a bearer token is sent, too. Values are secrets: errors do not repeat them.
 pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName, HeaderValue)>, &'static str> {
     if texts.len() > HEADERS_MAX {
         return Err("there are more than 32 headers");

@@ -78,7 +78,6 @@ impl ConfigLocation {
         KeyPlace { file: self.file.clone(), key: self.key.clone() }
     }
 
-    /// The location of a key in this table.
     pub(super) fn below(&self, key: &str) -> KeyPlace {
         KeyPlace { file: self.file.clone(), key: format!("{}.{key}", self.key) }
     }

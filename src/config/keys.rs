@@ -37,7 +37,6 @@ impl<T> From<LocatedValue<T>> for Setting<T> {
     }
 }
 
-/// A key of a table, as a field.
 pub(super) trait KeyField: Clone {
     fn location(&self) -> Option<&ConfigLocation>;
 
@@ -59,7 +58,6 @@ impl<T: Clone> KeyField for Setting<T> {
     }
 }
 
-/// A table of keys, as [`keys`] declares one.
 pub(super) trait KeyTable: Default {
     const ROWS: &'static [KeyRow];
 

@@ -1,7 +1,6 @@
 //! Reads the files with secrets that a configuration names: variables, and API keys.
 //!
-//! Only its owner may access such a file. A variable of a file comes before one of the gateway's own environment, which is
-//! inherited, and may hold another token under the same name.
+//! Only the owner may access them. A file's variable precedes the inherited environment, which may hold another token.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,8 +39,7 @@ pub(super) struct FileVariables {
     pub(super) values: BTreeMap<String, String>,
 }
 
-/// Reads `env_files` and the files that it names, relative to `folder`. With a faulty file, unset variables are no
-/// mistakes.
+/// Reads `env_files` and the files in it, relative to `folder`. With a faulty file, unset variables are no mistakes.
 pub(super) fn read_variables(root: &mut Section<'_, '_>, folder: &Path) -> FileVariables {
     let named = RawVariables::read(root).env_files.value;
     let report = root.report();

@@ -246,7 +246,6 @@ fn resolve_proxy(raw: &RawUrlValues) -> ProxySettings {
     }
 }
 
-/// A certificate with its key, if both are written.
 fn identity(certificate: Option<&LocatedValue<PathBuf>>, key: Option<&LocatedValue<PathBuf>>) -> Option<IdentityFiles> {
     let (certificate, key) = certificate.zip(key)?;
     Some(IdentityFiles { certificate: certificate.value.clone(), key: key.value.clone() })

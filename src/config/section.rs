@@ -1,7 +1,6 @@
 //! Reads one table of the file key by key: notes a wrong value and continues.
 //!
-//! A derived deserializer would stop at the first mistake. Here the requested keys of a table are its known keys, so the schema
-//! is written once, in [`super::raw`]. [`super::value`] parses the values.
+//! A derived deserializer would stop at the first mistake. The requested keys are the schema: see [`super::raw`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -39,7 +38,6 @@ pub(super) enum ListOrTable {
 pub(super) struct ConfigSource<'a> {
     /// Set if it is not the main configuration file.
     file: Option<Arc<str>>,
-    /// The byte offsets of the line ends.
     line_ends: Vec<usize>,
     env: Environment<'a>,
     pub(super) report: MistakeCollector,
@@ -328,7 +326,6 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: all, location })
     }
 
-    /// A word of a closed list.
     pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<LocatedValue<T>> {
         let (location, value) = self.value(key, &value::word_list(words))?;
         let value = self.word_in(&location, value, words)?;

@@ -30,7 +30,6 @@ pub(super) struct StringFormat<T> {
     pub(super) read: fn(&str) -> Result<T, ValueError>,
 }
 
-/// The words of a closed list.
 pub(super) type WordList<T> = &'static [(&'static str, T)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,7 +30,6 @@ struct KnownNames<'a> {
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
     issuers: Vec<&'a str>,
-    /// Whether each caller needs a credential.
     asks_for_credentials: bool,
 }
 
@@ -209,7 +208,6 @@ impl KnownNames<'_> {
     }
 }
 
-/// The upstreams that patterns stand for.
 fn rule_upstreams(
     patterns: &[LocatedValue<String>],
     known: &KnownNames<'_>,

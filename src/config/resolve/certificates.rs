@@ -14,7 +14,6 @@ use crate::tls::{CertificateNeed, ClientCertificateFiles};
 /// The most blocks: each new certificate is compared with all.
 const BLOCKS_MAX: usize = 1_000;
 
-/// The files of `[listen.tls]`.
 pub(super) fn files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<ClientCertificateFiles> {
     let tls = &raw.listen_tls;
     let Some(ca) = &tls.client_ca else {

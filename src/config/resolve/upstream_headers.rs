@@ -51,7 +51,6 @@ fn warn_of_secret_in_file(auth: &RawCredential, report: &mut MistakeCollector) {
     }
 }
 
-/// Warns if a credential is sent in the clear to another machine.
 fn warn_of_clear_text(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {

@@ -47,8 +47,7 @@ struct DemoState {
 }
 
 impl DemoServer {
-    /// Binds `address` (port 0 picks one) and serves on tasks of `tracker` until `cancel`, which ends all sessions and
-    /// tools.
+    /// Binds `address` (port 0 picks one) and serves on tasks of `tracker` until `cancel`, which ends all sessions.
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;

@@ -31,7 +31,6 @@ const BODY_BYTES_MAX: usize = 4 << 20;
 const BODY_READ_MAX: Duration = Duration::from_secs(30);
 const EVENTS_MAX: usize = 64;
 const BATCH_MAX: usize = 64;
-/// The interval of comments on a silent stream.
 const COMMENT_PERIOD: Duration = Duration::from_secs(15);
 /// The supported versions, the preferred one last.
 const VERSIONS: [ProtocolVersion; 2] = [ProtocolVersion::V2025_03_26, ProtocolVersion::V2025_06_18];

@@ -183,7 +183,6 @@ impl DemoSessions {
         Some(session)
     }
 
-    /// Finds a session and records its use.
     pub(super) fn find(&self, id: &str) -> Option<Arc<DemoSession>> {
         let session = self.table.lock().get(id).cloned()?;
         session.state.lock().used_at = Instant::now();

@@ -123,8 +123,7 @@ pub async fn keep_metrics(handle: PrometheusHandle) {
     }
 }
 
-/// Escapes terminal controls and bidirectional marks in log lines, each of which it writes at once: the C1 controls, as the
-/// formatters escape the C0 controls, ESC included.
+/// Writes each log line at once, with C1 controls and bidirectional marks escaped; the formatters escape C0 controls.
 struct EscapedOutput<W>(W);
 
 impl<W: Write> Write for EscapedOutput<W> {

@@ -1,7 +1,6 @@
 //! Writes log lines as JSON: one object per event, with the fields of its span.
 //!
-//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the
-//! time: that one parses a span's fields into a sorted tree for each line.
+//! Equals `tracing-subscriber`'s lines but for events outside spans, in an eighth of the time: it parses spans again.
 
 use std::fmt::{self, Debug};
 
@@ -15,7 +14,6 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFi
 use tracing_subscriber::registry::LookupSpan;
 
 const LINE_BYTES: usize = 512;
-/// Room for the fields of a span.
 const SPAN_BYTES: usize = 128;
 
 /// Formats events as lines, and the fields of spans as members of an object, without its braces.

@@ -75,7 +75,6 @@ impl Backlog {
     }
 }
 
-/// The output, in the thread that writes.
 struct QueueOutput<W> {
     output: W,
     backlog: Arc<Backlog>,

@@ -1,7 +1,6 @@
 //! Serves HTTP: sockets, connections, and the layers in front of the faces.
 //!
-//! Refuses every request that HTTP alone shows to be invalid, so that a face receives complete requests within limits. Knows no
-//! JSON-RPC method and no task. Read `stack.rs` first: it lists the layers in order.
+//! Refuses requests that HTTP alone shows to be invalid. Knows no JSON-RPC method and no task. Read `stack.rs` first.
 
 /// Declares an enum of reasons, each with a label for logs and metrics, and a sentence.
 macro_rules! reasons {
@@ -83,7 +82,6 @@ named_variants! {
 }
 
 impl ListenerRole {
-    /// The configuration's key for the address.
     const fn address_key(self) -> &'static str {
         match self {
             Self::Clients => "listen.address",
@@ -107,8 +105,7 @@ pub struct ListenSettings {
     pub allowed_hosts: Vec<String>,
     /// Allowed origins besides loopback and the served hosts, as `scheme://host[:port]`.
     pub allowed_origins: Vec<String>,
-    /// The base of the URLs that clients use, if it differs from the listener's address: `scheme://host[:port]`. Its host and its
-    /// origin are allowed.
+    /// Base of clients' URLs if not the listener's address: `scheme://host[:port]`. Its host and origin are allowed.
     pub public_url: Option<String>,
     /// Proxies that may set `Forwarded` and `X-Forwarded-*`.
     pub trusted_proxies: Vec<AddressRange>,

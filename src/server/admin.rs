@@ -138,8 +138,7 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
 enum AdminPage {
     /// Responds as long as the process serves HTTP.
     Health,
-    /// A failing upstream does not make the gateway unready, since the others are served. `?verbose` shows the upstreams to
-    /// operators.
+    /// A failing upstream does not make the gateway unready: others are served. `?verbose` shows all to operators.
     Readiness(Readiness, Option<UpstreamHealthList>),
     Metrics(MetricsSource),
 }

@@ -65,8 +65,7 @@ pub struct ApiKey {
 debug_members!(ApiKey, |key| id: key.id);
 
 impl ApiKey {
-    /// Generates a key for the principal `id`. Returns its full text, which is not stored, and its record. Panics if
-    /// the operating system provides no randomness.
+    /// Generates a key for principal `id`: its text, which is not stored, and its record. Panics without randomness.
     pub fn mint(id: &str) -> (String, Self) {
         // During a rotation a principal has two keys: their IDs must differ.
         let whose: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_LEN_MAX - 8).collect();
@@ -120,8 +119,7 @@ fn is_id(text: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Whether a header value contains a word that begins like a key. Such a value is never forwarded, even with an unknown key: it
-/// may be a mistyped or a revoked one.
+/// Whether a header value has a word that begins like a key, even a mistyped or revoked one: it is never forwarded.
 pub(super) fn shows_key(value: &[u8]) -> bool {
     // None of these characters is part of a token (RFC 9110, 11.2).
     let is_between = |byte: &u8| byte.is_ascii_whitespace() || b",;:=\"'".contains(byte);
@@ -311,8 +309,7 @@ impl ApiKeys {
     }
 }
 
-/// The keys of a running listener. A reload replaces all of them at once: a running request is still answered (B152), a stream
-/// ends with its key.
+/// The keys of a running listener, replaced at once by a reload: requests are answered (B152), streams end with keys.
 #[derive(Clone, Debug)]
 pub struct ApiKeyRing {
     keys: Arc<ApiKeys>,

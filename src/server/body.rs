@@ -13,13 +13,11 @@ use super::ListenerLimits;
 use super::refusal::Refusal;
 use crate::body_wakes::poll_piece;
 
-/// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB. A slice of the body would otherwise retain
-/// the whole buffer, and the connection would allocate another for its next request.
+/// Bodies up to this are copied: a slice would retain the connection's buffer of 8 KiB or more, and cost it another.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// Reads the whole body; trailers are dropped (B17). Refuses by `Content-Length` before a byte is read, so that `100
-/// Continue` is never sent for it (B23, B70), otherwise at the first excess byte (B71). Holds at most `bytes_max` and
-/// one frame.
+/// Reads the whole body; drops trailers (B17). Refuses by `Content-Length` before a byte is read, so that it gets no
+/// `100 Continue` (B23, B70), else at the first excess byte (B71). Holds at most `bytes_max` and one frame.
 pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &ListenerLimits) -> Result<Bytes, Refusal> {
     let size = body.size_hint().exact();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);

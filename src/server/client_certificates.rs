@@ -45,12 +45,10 @@ pub struct CertificatePattern {
     text: NamePattern,
 }
 
-/// One block of `[[auth.certificates]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateBlock {
     pub san: CertificatePattern,
-    /// The principal that a key or token beside such a certificate must have; its star stands for the text of the star in `san`.
-    /// Without it, no key or token may come with the certificate.
+    /// The principal of a key or token that may come with it; its star is the text of `san`'s star. `None` allows none.
     pub same_as: Option<NamePattern>,
     pub claims: Arc<Claims>,
 }
@@ -62,7 +60,6 @@ pub struct CertificateRing {
     grant: Grant,
 }
 
-/// The verified certificate of one connection.
 pub(super) struct PeerCertificate {
     /// Its SHA-256, by which tokens are bound to it.
     digest: Digest,

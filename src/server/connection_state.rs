@@ -186,9 +186,8 @@ impl Drop for OpenRequestBody {
 
 /// The largest piece of a response: the default maximum frame size (RFC 9113, 4.2).
 const PIECE_MAX: usize = 16 << 10;
-/// From this size on, the last byte of a response is a separate piece. A piece is taken as soon as there is room for its first
-/// byte, so only the next poll proves that the peer took all of it. A smaller rest may stay behind unnoticed; it costs no more
-/// than an idle connection.
+/// From this size on, a response's last byte is a separate piece: only the next poll proves that the peer took all of a
+/// piece. A smaller rest may stay behind unnoticed; it costs no more than an idle connection.
 const REST_MAX: usize = 1 << 10;
 
 fn next_piece(data: &mut BodyPart) -> Bytes {
@@ -200,12 +199,9 @@ fn next_piece(data: &mut BodyPart) -> Bytes {
     data.copy_to_bytes(length)
 }
 
-/// The HTTP/2 responses of a connection that wait for their peer (B28), with the time of their last piece. At most one entry per
-/// open stream.
-///
-/// A peer may keep the window of one stream closed while the socket takes the bytes of all others. A stream polls for more of its
-/// response only once the peer has room for the previous piece, so the measure is how long a piece has been waiting. Pieces are
-/// small enough for a slow reader to take one in time.
+/// HTTP/2 responses that wait for their peer (B28), with their last piece's time: at most one per open stream. A peer
+/// may close one stream's window while the socket takes all others' bytes. A stream polls for more only once its peer
+/// has room for the previous piece: its wait is measured. A slow reader takes a piece in time.
 #[derive(Debug, Default)]
 pub(super) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
 
@@ -249,8 +245,7 @@ impl ReadWatch {
         Self { trail, request: Some(request), span, timer: None }
     }
 
-    /// Ready once a response has waited for the whole span. The timer is set no later than the earliest such moment, and is reset
-    /// only when it fires, so it costs a request nothing.
+    /// Ready once a response has waited for the span. The timer is reset only when it fires, and so costs nothing.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Self { trail, request, span, timer } = self;
         if request.is_some_and(|request| trail.unread().since(request).is_none()) {

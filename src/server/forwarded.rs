@@ -101,8 +101,7 @@ impl TrustedProxies {
         self.0.iter().any(|range| range.contains(address))
     }
 
-    /// Reads the headers of a request from `peer`; an untrusted peer's are ignored. Hops are believed from the nearest on, as
-    /// long as a trusted proxy named them.
+    /// Reads headers of a trusted `peer`; hops are believed from the nearest on, as long as trusted proxies named them.
     pub(super) fn read(&self, peer: IpAddr, headers: &HeaderMap) -> ForwardedRequest {
         let mut found = ForwardedRequest { client: peer, host: None, is_https: false };
         if !self.trusts(peer) {

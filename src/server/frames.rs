@@ -1,7 +1,6 @@
 //! Finds HTTP/2 frame boundaries in a byte stream, and counts control frames.
 //!
-//! hyper answers every PING and SETTINGS and offers no hook to count them (B41 to B43), so this module reads the nine bytes of
-//! each frame header.
+//! hyper answers every PING and SETTINGS and cannot count them (B41 to B43): this module reads each frame's header.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Ends a credential's streams when the credential is withdrawn, or is no longer valid.
 //!
-//! Wraps every event stream as it leaves, for all faces: the stream ends with its grant. A response in one piece is still sent,
-//! because its request was admitted (B152).
+//! Every event stream is wrapped as it leaves, and ends with its grant. A response in one piece is still sent (B152).
 
 use std::sync::Arc;
 use std::time::Duration;

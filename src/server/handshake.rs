@@ -61,7 +61,6 @@ impl PeerVerifier {
 #[derive(Debug)]
 pub(super) struct Admission {
     handshakes: Arc<ArcSwap<HandshakeSettings>>,
-    /// The settings that admitted it last.
     admitted_by: ArcSwap<HandshakeSettings>,
 }
 

@@ -1,7 +1,6 @@
 //! Ends HTTP/1 connections that are idle too long, or too slow with a request head.
 //!
-//! hyper has one timer for both, created for each request. A client may be idle for longer than it may trickle a head; and
-//! a timer that is rarely reset costs a request nothing.
+//! hyper's one timer is created for each request. Here idling may last longer than a head, and a timer is rarely reset.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -46,8 +45,7 @@ impl HeaderTimeout {
         begins
     }
 
-    /// Ready with the stage that timed out. hyper may stop reading while it is idle, and then only the timer wakes it,
-    /// so a timer is always set.
+    /// Ready with the stage that timed out. A timer is always set: when hyper stops reading, only the timer wakes it.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
         if self.trail.is_busy() {
             // The stage begins when the request is over: the clock is read then.

@@ -210,8 +210,7 @@ impl OriginGuard {
 }
 
 impl OriginGuard {
-    /// Checks a request's origin. `asked` is the host that the client requested, where a proxy reports another than `Host`;
-    /// `is_https` tells whether the client used TLS to the proxy.
+    /// Checks an origin. `asked`: the requested host as a proxy reports it; `is_https`: the client used TLS to it.
     pub(super) fn check<B>(&self, request: &Request<B>, asked: Option<&str>, is_https: bool) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(ORIGIN).iter();
         match (fields.next(), fields.next()) {

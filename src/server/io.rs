@@ -204,8 +204,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Reports success for a write to an HTTP/2 peer that reads no more: its last streams may still be unread here, and the read
-    /// after them reports the end.
+    /// A write to an HTTP/2 peer that reads no more succeeds: its last streams may be unread here; reads show the end.
     fn unless_gone<R>(&self, outcome: Poll<io::Result<R>>, all: R) -> Poll<io::Result<R>> {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
 
@@ -386,8 +385,7 @@ pub(super) async fn linger<T: ResettableStream>(mut socket: T, span: Duration) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let ends_at = Instant::now() + span;
-    // Fails if hyper has shut it down already, or the peer is gone: the reads then end at once. Waits while TLS holds bytes for a
-    // peer that does not read.
+    // Fails if hyper has shut it down, or the peer is gone: reads then end at once. Waits for TLS bytes of a slow peer.
     let _ = tokio::time::timeout_at(ends_at, socket.shutdown()).await;
     // On the heap: the awaiting future exists as long as the connection.
     let mut scratch = vec![0; 4096];

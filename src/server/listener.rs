@@ -78,8 +78,7 @@ impl RunningListener {
         self.local_addr
     }
 
-    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or descriptors ran
-    /// out.
+    /// A duplicate of its socket for its replacement; `None` if it no longer listens, or descriptors ran out.
     pub fn socket(&self) -> Option<std::net::TcpListener> {
         self.socket.upgrade()?.try_clone().ok()
     }
@@ -104,7 +103,6 @@ impl RunningListener {
         self.shared.reread.notify_one();
     }
 
-    /// Records refused credentials from now on.
     pub fn record_refusals(&self, audit: Arc<AuditLog>) {
         self.shared.layers.load().notices.record_refusals(audit);
     }
@@ -113,8 +111,7 @@ impl RunningListener {
         self.connections_max - self.permits.all.available_permits()
     }
 
-    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests or
-    /// ended, at the latest after a second.
+    /// After a drain's notice: completes once connections accepted until then sent requests or ended, within a second.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
         let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
@@ -210,7 +207,6 @@ pub async fn start_on(
     Ok(RunningListener { local_addr, scheme, connections_max, permits, shared, socket })
 }
 
-/// The parts of the layers that a replacement retains.
 struct RetainedLayers {
     principal: PrincipalGuard,
     certificate: Option<Arc<ListenerCertificate>>,

@@ -51,7 +51,6 @@ impl ListenerMetrics {
         }))
     }
 
-    /// Counts one request until the guard is dropped.
     pub(super) fn request(&self) -> GaugeGuard {
         GaugeGuard::new(self.in_flight.clone())
     }

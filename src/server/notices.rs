@@ -98,8 +98,7 @@ impl Notices {
         tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
     }
 
-    /// Logs a refused handshake, at most once a minute for each reason. A connection that ends before it has none: monitors open and
-    /// close connections.
+    /// Logs a refused handshake, once a minute for each reason; not a connection that ends before: monitors do that.
     pub(super) fn refused_handshake(&self, error: &io::Error, client: IpAddr) {
         let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<RustlsError>()) else { return };
         let listener = self.listener.name();
@@ -136,8 +135,7 @@ impl Notices {
     }
 }
 
-/// Refusals of one second that have a line each: a client without credentials could fill the disk. As many of clients with valid
-/// credentials have one, so that others cannot hide them.
+/// Refusals a second that have lines: no client fills the disk. Clients with valid credentials have as many lines.
 const RECORDED_MAX: u64 = 100;
 
 #[derive(Debug)]

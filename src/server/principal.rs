@@ -29,8 +29,7 @@ use crate::task::{Caller, Clock as _, Principal, SystemClock, Timestamp};
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
 const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
-/// How a listener authenticates its clients. Only [`KEY_HEADER`] and `Authorization` establish an identity; headers
-/// such as `X-Forwarded-For` can only reduce a client's rights (B73).
+/// How clients are authenticated: by [`KEY_HEADER`] and `Authorization` alone. Others can only reduce rights (B73).
 #[derive(Clone, Debug)]
 pub enum Authenticator {
     /// Serves every client as this principal: anonymous, where the operator serves everyone (T-22). Credentials are ignored.
@@ -77,15 +76,13 @@ impl CertificateHolders {
             }
     }
 
-    /// The caller with a certificate and no other credential.
     fn caller(&self, certificate: &PeerCertificate) -> Result<AuthenticatedCaller, CertificateRefusal> {
         let owner = self.certificates.owner(certificate)?;
         Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant().clone()))
     }
 
-    /// The caller with a certificate and another credential: both must be one principal's by the configuration, or by the
-    /// issuer of a token that is bound to the certificate. It is then the other credential's, and has no further rights by
-    /// its certificate.
+    /// The caller with a certificate and another credential: both are one principal's by the configuration, or by the
+    /// issuer of a token bound to the certificate. It is then the other credential's, without the certificate's rights.
     fn joined(
         &self,
         certificate: &PeerCertificate,
@@ -224,7 +221,6 @@ impl TokenHolders {
     }
 }
 
-/// The scheme of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenScheme {
     Bearer,
@@ -232,8 +228,7 @@ pub(super) enum TokenScheme {
     Dpop,
 }
 
-/// The one user of a loopback listener without authentication. A client behind a proxy may be another person and is
-/// anonymous; a client is identified by a credential that is forwarded upstream.
+/// The user of a loopback listener without authentication. A client behind a proxy is anonymous, or its credential's.
 #[derive(Clone, Debug)]
 pub struct LocalUser {
     /// The operator serves a name that is not this machine's, or trusts a proxy: every request may be another person's.
@@ -282,7 +277,6 @@ impl Authenticator {
         }
     }
 
-    /// The same with another verifier of tokens, if it has one.
     pub fn with_tokens(mut self, change: impl FnOnce(&TokenVerifier) -> TokenVerifier) -> Self {
         let mut inner = &mut self;
         while let Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) = inner {
@@ -362,11 +356,9 @@ pub(super) struct AskedPath<'p> {
     /// Whether it forwards clients' credentials upstream.
     pub(super) forwards: bool,
     pub(super) wait: KeyWait,
-    /// The certificate of the request's connection.
     pub(super) certificate: Option<&'p PeerCertificate>,
 }
 
-/// The use of an access token at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenUse {
     /// It identifies its client, and no more.
@@ -392,7 +384,6 @@ pub(super) struct AuthenticatedCaller {
     pub(super) ends_in: Option<Duration>,
     /// Whether its token is bound to its connection's certificate: the issuer says that both are one client's.
     pub(super) has_certificate: bool,
-    /// The scheme that a challenge to it names.
     pub(super) scheme: TokenScheme,
     /// Grants of its certificate, whose end also ends its streams.
     pub(super) further: Vec<Grant>,
@@ -487,9 +478,8 @@ impl PrincipalGuard {
         }
     }
 
-    /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
-    /// them, with any other headers that are forwarded (SEC-04).
-    /// An access token stays if the path's upstream gets a credential in exchange for it.
+    /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream
+    /// receives them (SEC-04). An access token stays if the path's upstream gets a credential in exchange.
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap, token: TokenUse) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
@@ -593,7 +583,6 @@ fn bearer(value: &HeaderValue) -> Option<&str> {
     credential_of(value).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token)
 }
 
-/// The scheme of an `Authorization`, and its credential.
 fn credential_of(value: &HeaderValue) -> Option<(&str, &str)> {
     let (scheme, credential) = value.to_str().ok()?.split_once(' ')?;
     Some((scheme, credential.trim_start_matches(' ')))
@@ -625,8 +614,7 @@ impl ForwardedCallers {
         Self(Arc::new(ForwardedCallersState { owners, numbers: Mutex::default(), claims: SharedClaims::default() }))
     }
 
-    /// The principal of a forwarded request, and its client's address. Fails unless a replica sealed exactly this
-    /// request for this replica, recently, and it arrives for the first time.
+    /// The principal and client of a forwarded request, which a replica sealed for this one, recently, and sent once.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
         let ForwardedCallersState { owners, numbers, claims } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();

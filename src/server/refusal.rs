@@ -51,8 +51,7 @@ pub(super) enum Refusal {
     ProofRefused(HeaderValue, ProofError),
     /// A proof that cannot be remembered, so that it could be repeated.
     ProofsFull,
-    /// A client certificate that identifies no client, or another client than the credential beside it; or none where one
-    /// is required. Carries the challenge.
+    /// A certificate of no client, or of another than the credential beside it; or none at all. Carries the challenge.
     CertificateRefused(HeaderValue, CertificateRefusal),
     /// A valid token without a scope that every request needs. Carries the challenge, and the token's owner.
     ScopesMissing(HeaderValue, Principal),
@@ -96,14 +95,12 @@ reasons! {
         /// Sealed for another replica, or an earlier process of this one.
         Misdirected: "forward_misdirected",
             "Misdirected request: it was forwarded to another replica, or to an earlier process of this one";
-        /// Sealed for another request.
         Altered: "forward_altered", "Invalid seal: it was made for another request";
         /// Sealed too long ago, or with a future time.
         Untimely: "forward_untimely",
             "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ";
         /// Received before, or too long after later requests.
         Repeated: "forward_repeated", "Repeated request: it was received before";
-        /// Too many replicas have forwarded requests recently.
         Crowded: "forward_crowded", "Too many replicas forward requests: try again later";
     }
 }

@@ -70,8 +70,7 @@ enum ConnectError {
 }
 
 impl Http2ReplicaLink {
-    /// Uses the certificates of `tls` on both sides; without them only replicas on loopback are reachable. `limits` gives a
-    /// principal's share of a replica's permits.
+    /// Uses `tls`'s certificates on both sides, or reaches loopback only. `limits` gives principals' shares of permits.
     pub fn new(tls: Option<ReplicaTls>, scope: TaskScope, limits: SharedLimits) -> Self {
         Self { tls, scope, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }

@@ -60,8 +60,7 @@ impl Layers {
         arrival: Arrival,
     ) -> FaceResponse {
         let version = request.version();
-        // A panic costs one response, not the process (F64), so this encloses all code that may panic. No half-updated state is
-        // reused: the request is dropped with its future.
+        // A panic costs one response, not the process (F64). The request is dropped with its future: no state is left.
         let caught = AssertUnwindSafe(self.guarded(request, ends, arrival)).catch_unwind().await;
         caught.unwrap_or_else(|_| {
             let mut answer = rescue(version);
@@ -191,8 +190,7 @@ impl Layers {
         keep_open(refusal.answer(StreamPosition::of(&request)), request)
     }
 
-    /// Whether a request is a health check of this machine, such as a container's: it has no token, and learns as much as at the
-    /// listener of `[metrics]`.
+    /// Whether it is this machine's health check, as a container's: without a token, and as informed as at `[metrics]`.
     fn is_health_check<B>(&self, request: &Request<B>, client: IpAddr) -> bool {
         let has_credential = || [AUTHORIZATION, KEY_HEADER].iter().any(|name| request.headers().contains_key(name));
         self.notices.listener() == ListenerRole::Operators

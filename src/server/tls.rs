@@ -1,7 +1,6 @@
 //! Performs TLS handshakes with clients; certificates can change while connections run.
 //!
-//! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else gets an alert and no HTTP
-//! (B30). [`crate::tls`] reads the files.
+//! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 (ALPN). Other peers get an alert and no HTTP (B30). [`crate::tls`] reads files.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -89,8 +88,7 @@ impl Tls {
         }
     }
 
-    /// Reads the files again when they change or on notification, until the listener ends (F65). Unusable files leave the current
-    /// settings in force, which the log reports once per change.
+    /// Reads changed files until the listener ends (F65). Unusable ones change nothing, and are logged once a change.
     pub(super) async fn follow(self, shared: Arc<ListenerState>) {
         let mut troubled = None;
         loop {

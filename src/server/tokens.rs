@@ -62,7 +62,6 @@ struct TrustedIssuer {
     grant: Grant,
 }
 
-/// The outcome for a credential with the form of a token.
 pub(super) enum TokenVerdict {
     Valid {
         caller: Caller,
@@ -362,8 +361,7 @@ const WEIGHT_MAX: u64 = 4 << 20;
 /// The bytes that the cache needs for an entry.
 const ENTRY_BYTES: usize = 512;
 
-/// Keeps one copy of equal claims: most tokens of an issuer have the same scopes and groups. Rules know a caller by the
-/// address of its claims, so a lookup there costs no comparison of names.
+/// Keeps one copy of equal claims: most tokens of an issuer have the same. Rules find callers by the claims' address.
 pub(in crate::server) struct SharedClaims(Cache<Arc<Claims>, Arc<Claims>>);
 
 impl Default for SharedClaims {

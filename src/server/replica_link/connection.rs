@@ -21,8 +21,7 @@ use crate::upstream::TaskScope;
 use crate::upstream::transport::http_client::is_unprocessed;
 use crate::wire::framing::BodyPart;
 
-/// The flow-control window of one response. The connection's window is the sum of all streams', so that a client that does not
-/// read blocks no other.
+/// The flow-control window of a response. The connection's is the sum of all: a client that does not read blocks none.
 const STREAM_WINDOW: u32 = 64 << 10;
 const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
 /// A ping detects a replica that has died silently, as silence is normal during a call.
@@ -40,8 +39,7 @@ pub(super) enum Unanswered {
 }
 
 impl ReplicaSender {
-    /// Performs the HTTP/2 handshake for up to `requests_max` concurrent requests, and returns once the replica has responded.
-    /// The connection lasts as long as its senders and responses.
+    /// Shakes hands, for `requests_max` concurrent requests, until the replica has responded. Lasts as its users do.
     pub(super) async fn speak<T>(io: T, requests_max: u32, scope: &TaskScope) -> Result<Self, h2::Error>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,

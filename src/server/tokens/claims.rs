@@ -136,8 +136,7 @@ impl<'t> UnverifiedToken<'t> {
         &self.text.claims
     }
 
-    /// Checks the token's signature, header and claims against the issuer in its `iss`. `asked` is the address of the
-    /// endpoint, as [`normal_address`] writes it.
+    /// Checks signature, header and claims against the issuer in `iss`. `asked` is as [`normal_address`] writes it.
     pub(super) fn verify(
         &self,
         issuer: &IssuerSettings,
@@ -242,8 +241,7 @@ impl TokenClaims<'_> {
         if listed.into_iter().any(is_ours) { Ok(()) } else { Err(TokenError::Audience) }
     }
 
-    /// The owner of tasks: the person, or the client where there is none. A person without `sub` is not taken for the client,
-    /// which other people use too (SEC-52).
+    /// The owner of tasks: a person, else the client. A person without `sub` is not taken for the client (SEC-52).
     fn owner(&self, issuer: &IssuerSettings) -> Result<Principal, TokenError> {
         let named = |claim: &str| self.0.get(claim).map(|value| name_in(value).ok_or(TokenError::Subject));
         if let Some(claim) = &issuer.owner_claim {

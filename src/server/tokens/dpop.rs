@@ -53,7 +53,6 @@ pub(in crate::server) struct UnverifiedProof<'p> {
     id: String,
 }
 
-/// The request that a proof must be made for.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct ProvenRequest<'r> {
     pub(in crate::server) method: &'r str,

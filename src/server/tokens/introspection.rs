@@ -31,7 +31,6 @@ const ENTRY_BYTES: usize = 256;
 /// A claim in memory, in place of its two texts.
 const CLAIM_FACTOR: usize = 4;
 
-/// An issuer's answer about a token.
 #[derive(Clone, Debug)]
 pub(super) enum IntrospectionAnswer {
     /// With the claims of the token.
@@ -41,7 +40,6 @@ pub(super) enum IntrospectionAnswer {
     Unavailable,
 }
 
-/// One issuer's introspection endpoint.
 pub(super) struct Introspector {
     settings: IntrospectionSettings,
     connections: Arc<IssuerConnections>,
@@ -83,8 +81,7 @@ impl Introspector {
         answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Unavailable))
     }
 
-    /// Asks the issuer, once for all requests with this token, and to the end even if their clients leave. Fails with the time
-    /// after which the client's network may ask again.
+    /// Asks the issuer once for all requests with a token, to the end. Fails with the time until its network may ask.
     pub(super) async fn ask(
         self: &Arc<Self>,
         token: String,

@@ -130,8 +130,7 @@ impl IssuerKeys {
         is_remote && self.known.lock().asked.is_none_or(|asked| asked.elapsed() >= ASKED_EACH)
     }
 
-    /// Fetches the keys for a token with an unknown key. All waiting requests share one fetch, which goes on when their clients
-    /// leave.
+    /// Fetches the keys for a token with an unknown key: one fetch for all waiting requests, even if clients leave.
     pub(super) async fn ask(self: &Arc<Self>, scope: &OnceLock<TaskScope>) {
         let keys = Arc::clone(self);
         // Before the gateway serves, no request waits.
@@ -233,7 +232,6 @@ impl IssuerKeys {
     }
 }
 
-/// The address of the keys in the metadata of an issuer.
 pub(super) fn keys_in(text: &Bytes, issuer: &str) -> Option<Url> {
     let payload = Payload::parse(text, ScanLimits::CLIENT).ok()?;
     let metadata: Map<String, Value> = payload.read().ok()?;
@@ -273,8 +271,7 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// The issuer's host, which the operator configured, may have any address. Another host, which only the metadata names, must be
-/// public unless the issuer is on this machine.
+/// The issuer's own host may have any address. Another, named by metadata, must be public unless the issuer is local.
 fn reach_of(url: &Url, issuer: &Url) -> AddressReach {
     if url.host() == issuer.host() || is_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
 }

@@ -33,13 +33,11 @@ pub enum KeySetError {
     NoneUsable(&'static str),
 }
 
-/// Why a key of a set is not used.
 const WEAK: &str = "an RSA key has less than 2048 or more than 8192 bits";
 const SHOWN: &str = "a key is private or symmetric: every reader of the set could sign with it";
 const AMBIGUOUS: &str = "two keys have one `kid`";
 const OTHER: &str = "a key is of another type, use or form";
 
-/// Why a set has no key for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyMiss {
     Unknown,

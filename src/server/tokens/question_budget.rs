@@ -14,11 +14,9 @@ use parking_lot::Mutex;
 use crate::face::rates::{Limiter, TokioClock};
 use crate::upstream::shared_lookups::SHARE_MAX;
 
-/// A client sends an expired token once, and then refreshes it: 36,000 people at one address, with tokens that last an hour,
-/// send ten such tokens a second.
+/// A client sends an expired token once, then refreshes it: 36,000 people at one address, hourly, send ten a second.
 const PER_SECOND: NonZeroU32 = NonZeroU32::new(10).unwrap();
-/// The number of questions that one network may have in progress: until a question of its network has failed, no client with a
-/// valid token is refused.
+/// Questions of one network in progress: until one has failed, no client with a valid token is refused.
 const BURST: NonZeroU32 = NonZeroU32::new(256).unwrap();
 const _: () = assert!(BURST.get() as usize == SHARE_MAX, "see SEC-44");
 /// After this time a network may send its whole burst again.
@@ -28,7 +26,6 @@ const NETWORKS_MAX: usize = 10_000;
 /// The interval of searches for idle networks, each of which visits all.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The questions that each network may still ask.
 #[derive(Debug, Default)]
 pub(super) struct QuestionBudget {
     clock: TokioClock,
@@ -76,8 +73,7 @@ impl QuestionBudget {
 }
 
 impl PaidQuestion {
-    /// Refunds the question, because the issuer did not answer it: at most [`PER_SECOND`], so that an unavailable issuer is asked
-    /// at a rate, too.
+    /// Refunds an unanswered question: at most [`PER_SECOND`], so that an unavailable issuer is asked at a rate, too.
     pub(super) fn give_back_unanswered(self) {
         if self.0.unanswered.check().is_ok() {
             self.give_back();

@@ -40,7 +40,6 @@ fn caller(token: VerifiedToken) -> Caller {
     Caller { claims: Some(Arc::new(token.claims)), until: Some(token.until), ..Caller::of(token.owner) }
 }
 
-/// Checks a proof for a request with this method, address and token.
 pub fn proof(text: &str, method: &str, address: &str, token: &str, now: Timestamp) -> Result<(), ProofError> {
     UnverifiedProof::read(text)?.verify(ProvenRequest { method, address, token }, now).map(drop)
 }

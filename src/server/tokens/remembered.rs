@@ -3,8 +3,7 @@
 //! The digest is SipHash-2-4 with 128 bits, under a random key that no other process has: a client cannot compute digests, so it
 //! can only guess one. SHA-256 has no secret, and takes several times as long where the processor has no instructions for it.
 //!
-//! A full memory forgets expired tokens, and others until it is half empty: a principal with many tokens costs the holder of
-//! such a token one more verification.
+//! A full memory forgets expired tokens, then others down to half: a principal's flood costs others a verification.
 
 use std::collections::HashMap;
 use std::hash::Hasher as _;

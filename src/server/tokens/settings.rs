@@ -13,8 +13,7 @@ use crate::upstream::token_client::TokenClientSettings;
 /// The value of `token_types` for a header without `typ`.
 pub const NO_TYPE: &str = "none";
 
-/// The name of a signature algorithm that issuers may use: none with a shared secret, as everyone who checks a token could
-/// make one.
+/// The name of a signature algorithm for issuers: none with a shared secret, by which verifiers could make tokens.
 pub fn signature_algorithm(name: &str) -> Option<Algorithm> {
     use Algorithm as A;
     let known = [A::RS256, A::RS384, A::RS512, A::PS256, A::PS384, A::PS512, A::ES256, A::ES384, A::EdDSA];
@@ -126,8 +125,7 @@ impl KeyLocation {
     }
 }
 
-/// An address as audiences are compared: scheme and host in lower case, without one slash at the end. Other texts lose only
-/// that slash.
+/// An address as audiences are compared: scheme and host in lower case, without one last slash. Others lose only that.
 pub fn normal_address(text: &str) -> String {
     let text = text.strip_suffix('/').unwrap_or(text);
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };

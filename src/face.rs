@@ -1,7 +1,6 @@
 //! Serves clients: decodes requests, forwards them or asks the engine, encodes responses.
 //!
-//! Read [`endpoint`] first: one served path, and how a request finds its face. Then [`stateless`] for clients without sessions,
-//! [`session`] for clients that initialize one.
+//! Read [`endpoint`] first (a served path and its faces), then [`stateless`] (no sessions) and [`session`] (handshake).
 
 mod admitted_request;
 mod affinity;

@@ -255,7 +255,6 @@ impl RefusableRequest {
     }
 }
 
-/// Responds to a request while nothing can be served.
 pub(super) fn refuse_all(inbound: &Inbound, fault: &GatewayFault) -> FaceResponse {
     let read = (inbound.method == Method::POST).then(|| envelope::read(&inbound.body, ScanLimits::CLIENT));
     match read {

@@ -1,8 +1,7 @@
 //! Forwards each request to the replica that it names; others are served here.
 //!
-//! A session's id names its owner, an event's id the replica of its stream, a question's id the one that asked, a
-//! `requestState` the one that holds the call. A request is forwarded once at most: the receiver answers it even if it
-//! does not own the session.
+//! A session's id names its owner, an event's id its stream's replica, a question's id the asking replica, a
+//! `requestState` the holder of the call. A request is forwarded once: the receiver answers, even if it is no owner.
 
 use std::sync::Arc;
 
@@ -173,8 +172,7 @@ fn is_served_by_the_store(sealer: &Sealer, message: &Message, done_by_owner: Exe
     }
 }
 
-/// A GET goes to the replica of its stream, if a gateway made it; else it goes to the session's owner, as a DELETE
-/// does. The owner knows the calls that began there, which their session must outlive (T-31).
+/// A GET goes to its stream's replica, if one made it, else like a DELETE to the owner, which knows the calls (T-31).
 async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, inbound: Box<Inbound>) -> FaceResponse {
     let is_get = inbound.method == Method::GET;
     let sealer = &faces.path().served.sealer;

@@ -211,8 +211,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     response
 }
 
-/// The scopes that an operation needs, if a token lacks one: the listener writes the challenge, as it knows the endpoint's
-/// metadata and the scopes that every request needs.
+/// An operation's scopes, if a token lacks one. The listener writes the challenge: it knows metadata and common scopes.
 #[derive(Clone, Debug)]
 pub struct ScopesNeeded(pub Vec<Arc<str>>);
 

@@ -9,8 +9,7 @@ use crate::task::Principal;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// Compares the arguments' text with its limit in bytes, and the list by which the call is split with its maximum. Logs refused
-/// calls of `owner`.
+/// Compares the arguments' size, and the size of the list by which a call is split, with limits. Logs refused calls.
 pub(super) fn check(served: &Served, owner: &Principal, tool: &str, params: &Object) -> Result<(), RequestError> {
     let (policy, limits) = (served.settings.rules.rule(tool), served.engine.limits());
     if let Some(rule) = &policy.split

@@ -81,8 +81,7 @@ impl From<Bytes> for ItemAnswer {
     }
 }
 
-/// Responds with the array of `post`'s responses, as an event each if only streams are accepted; 202 if there are none,
-/// and 403 if every message lacks a scope.
+/// Responds with an array, or events if only streams are accepted; 202 if it is empty, 403 if all lack a scope.
 pub(super) async fn respond<P>(
     served: &Arc<Served>,
     inbound: &Inbound,

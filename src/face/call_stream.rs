@@ -1,7 +1,6 @@
 //! Responds with a call's messages, life signs and result.
 //!
-//! Each source of messages for a client implements `CallMessages`. `respond` sends one response if the result comes
-//! first, and an event stream from the first message or life sign on.
+//! Implement `CallMessages` for a source. `respond` sends one response if it comes first, else a stream of messages.
 
 pub mod engine_call;
 pub mod progress;

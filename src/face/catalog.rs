@@ -1,7 +1,6 @@
 //! Fetches, rewrites and caches the tool lists of one upstream.
 //!
-//! Clients list tools often, and each `tools/call` is checked against its list (T-72). Lists are cached per principal
-//! and capabilities, and never shown to another principal (MOD-15, UPC-23).
+//! Tools are listed often, and for each call (T-72). Lists are cached by principal and capabilities (MOD-15, UPC-23).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -75,8 +74,7 @@ fn list_key(context: &CallContext) -> ListKey {
     (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
 }
 
-/// Of the capabilities, too. A client that varies them evicts lists of others, as fast as its rates allow: those are listed
-/// again.
+/// Counts capabilities, too: a client that varies them evicts others' lists, as fast as its rates allow.
 fn weight_with((_, _, capabilities): &ListKey, list: &PublishedTools) -> u32 {
     list.weight().saturating_add(u32::try_from(capabilities.len()).unwrap_or(u32::MAX))
 }

@@ -56,8 +56,7 @@ pub struct ClientLogin {
 }
 
 impl ClientLogin {
-    /// Relays a server's refusal of a client's credential with its status and challenge, which start the login (U03).
-    /// Other responses, and those on a stream, are unchanged.
+    /// Relays a server's refusal of a client's credential with its challenge (U03). All other responses are unchanged.
     pub(super) fn relay(
         &self,
         mut response: FaceResponse,

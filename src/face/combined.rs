@@ -1,8 +1,7 @@
 //! Serves several upstreams at one path as one server.
 //!
-//! It never connects to a server: each message goes to the endpoint of its upstream in this process, with that
-//! upstream's rules, limits and names. The modules here select the upstream (`routing`), edit names (`names`,
-//! `messages`), and merge responses (`lists`, `merge`, `listen`, `own_stream`).
+//! Each message goes to its upstream's endpoint in this process, with its rules, limits and names. `routing` selects
+//! it, `names` and `messages` edit names, and `lists`, `merge`, `listen` and `own_stream` merge responses.
 
 mod admission;
 mod known_sessions;
@@ -60,8 +59,7 @@ const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The time for an upstream that was late this often in a row, so that it does not delay every list. Programs may be
-/// late once, when they start.
+/// The time for an upstream that was late this often in a row: it must not delay each list. Programs are slow once.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
 /// After this time one request waits longer again.
@@ -70,7 +68,6 @@ const LATE_FOR: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombinedSettings {
     pub path: Arc<str>,
-    /// The path of the 2024-11-05 transport.
     pub sse_path: String,
     /// The upstreams' names; the first wins if two offer the same item. Never empty, and without duplicates.
     pub upstreams: Vec<Arc<str>>,

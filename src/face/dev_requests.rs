@@ -30,7 +30,6 @@ pub(super) fn begin(
     }
 }
 
-/// Shows the response while it is sent.
 pub(super) fn shown(request: Box<ClientRequest>, response: FaceResponse) -> FaceResponse {
     let text = match is_event_stream(&response) {
         true => ResponseText::Events(SseDecoder::new(BYTES_MAX)),

@@ -279,7 +279,6 @@ impl Endpoint for StoreAwayEndpoint {
     }
 }
 
-/// Counts the requests of one upstream's clients by outcome.
 struct RequestOutcomes {
     answered: Counter,
     stream: Counter,

@@ -69,7 +69,6 @@ impl FallbackToolService {
         self.has_learned.load(Ordering::Relaxed)
     }
 
-    /// Records the names in a list or a page.
     pub(super) fn learn(&self, list: &Object) {
         let Some(tools) = list.get("tools") else { return };
         for tool in tools.items().filter_map(|tool| Object::of(&tool)) {
@@ -92,7 +91,6 @@ impl FallbackToolService {
         FallbackListing { service: Arc::clone(self), reader: Some(reader), sent }
     }
 
-    /// The edits of a whole list for such a client.
     pub(super) fn whole_listing(self: &Arc<Self>) -> FallbackListing {
         FallbackListing { service: Arc::clone(self), reader: None, sent: None }
     }
@@ -115,12 +113,10 @@ pub(super) struct FallbackListing {
 }
 
 impl FallbackListing {
-    /// The result of `tools/list` for a client without tasks.
-    ///
-    /// The tools end the last page, when all of the upstream's names are known, and a page with an empty cursor, which
-    /// many clients take for the end. A page without a new name ends the list, and so does a cursor that was sent before.
-    ///
-    /// A tool loses its output schema if its calls may be answered with a task id: a client would validate that text.
+    /// The result of `tools/list` for a client without tasks. The tools end the last page, when all of the upstream's
+    /// names are known, and a page with an empty cursor, which many clients take for the end. A page without a new name
+    /// ends the list, and so does a cursor that was sent before. A tool loses its output schema if its calls may be
+    /// answered with a task id: a client would validate that text.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
         let service = &self.service;
         service.learn(list);

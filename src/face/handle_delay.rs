@@ -1,7 +1,6 @@
 //! Delays a task handle by up to 100 ms, for calls that settle first (T-79).
 //!
-//! A client polls at once, then after the poll interval: without the delay it waits a whole interval for a tool that
-//! takes milliseconds.
+//! A client polls at once, then after the poll interval: without the delay a tool of milliseconds takes a whole one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +13,7 @@ use crate::upstream::ForwardedHeaders;
 
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Returns once a settled task or its question is stored, at the latest after the delay. If the client disconnects
-/// before, the task is cancelled (T-27), unless an idempotency key finds it.
+/// Waits for a settled task or a stored question, at most the delay. A disconnect cancels an unnamed task (T-27).
 pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
     let unsent = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
@@ -32,8 +30,7 @@ pub(in crate::face) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named:
     unsent.sent();
 }
 
-/// The fault of a task that its server refused for the client's credential: the client gets the challenge in place of a
-/// handle, logs in and calls again. The row has the same fault.
+/// The fault of a task that its server refused for the credential: its client gets the challenge, and logs in.
 pub(in crate::face) async fn refusal(
     engine: &Arc<Engine>,
     key: &TaskKey,
@@ -46,8 +43,7 @@ pub(in crate::face) async fn refusal(
     }
 }
 
-/// The first event of a call that is a task from its beginning, after the delay: a client with a handle never receives
-/// the challenge. Fails if the server refused the client's credential.
+/// The first event of a call that is a task from the start, after the delay. Fails if its credential was refused.
 pub(in crate::face) async fn first_event(
     engine: &Arc<Engine>,
     call: &mut CallStream,

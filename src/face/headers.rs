@@ -1,7 +1,6 @@
 //! Reads the headers of requests: they choose the face, and must agree with the body.
 //!
-//! A stateless request's headers are compared with its body (MOD-04 to MOD-07): the routed request must be the executed
-//! one.
+//! A stateless request's headers must match its body (MOD-04 to MOD-07): the routed request must be the executed one.
 
 use std::borrow::Cow;
 
@@ -86,9 +85,7 @@ pub fn decode(value: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
-/// Compares a call's headers with the arguments that they repeat (`x-mcp-header`, MOD-06, MOD-07, T-74, B116). Headers
-/// without an annotation are ignored (B76). Fails with [`RequestError::Header`] or [`RequestError::Params`] that names
-/// the header.
+/// Compares `x-mcp-header` headers with arguments (MOD-06, MOD-07, T-74, B116); others are ignored (B76).
 pub fn check_arguments(
     mirrored: &[HeaderArgument],
     all: &HeaderMap,
@@ -126,8 +123,7 @@ pub enum Face {
     Session,
 }
 
-/// A version in `_meta` makes a request stateless; else the header decides. A proxy that strips a header never changes
-/// the era (T-16).
+/// A version in `_meta` makes a request stateless; else the header decides: stripping one never changes the era (T-16).
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
     if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
 }

@@ -50,7 +50,6 @@ pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
     PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).into()
 }
 
-/// A response of status 200 with this media type.
 #[must_use]
 pub fn typed_response(body: ResponseBody, kind: &'static str) -> FaceResponse {
     let mut response = FaceResponse::new(body);
@@ -85,10 +84,8 @@ impl Body for PartsBody {
     }
 }
 
-/// A request that has passed the HTTP guards: path, host and origin are valid.
-///
-/// A POST's body is complete, unencoded `application/json` within limits, and not empty; other methods have none. HEAD
-/// arrives only if the endpoint accepts it; methods beside POST, GET, DELETE and HEAD never do.
+/// A request past the HTTP guards: valid path, host and origin. A POST's body is complete, unencoded `application/json`
+/// within limits, and not empty; GET, DELETE and HEAD (if the endpoint accepts it) have none; no other method arrives.
 #[derive(Clone, Debug)]
 pub struct Inbound {
     pub method: Method,
@@ -177,8 +174,7 @@ impl AcceptedTypes {
 
 #[async_trait]
 pub trait Endpoint: Send + Sync {
-    /// Dropped when the client disconnects: work that must continue runs in another task. The request is boxed: each
-    /// nested future would hold it twice.
+    /// Dropped with its client: work that must continue runs in another task. Boxed, as futures hold requests twice.
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse;
 
     /// Whether a header is forwarded to the upstream, which identifies clients by it.
@@ -234,8 +230,7 @@ pub(crate) fn is_event_stream(response: &FaceResponse) -> bool {
     response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-/// Ends an event stream once `ended` returns, as when its credential or right is withdrawn. A response in one piece is
-/// unchanged.
+/// Ends an event stream once `ended` returns, as when a credential or right is withdrawn. Other responses stay.
 pub(crate) fn ending_with<E>(response: FaceResponse, ended: impl FnOnce() -> E) -> FaceResponse
 where
     E: Future<Output = ()> + Send + 'static,
@@ -279,8 +274,7 @@ impl Body for RevocableBody {
 /// The longest part with line ends that is rewritten at once.
 const LINES_MAX: usize = 64 << 10;
 
-/// A JSON body as one event, without a copy of a large payload. Its line ends, which occur only in whitespace, become
-/// data lines, which read as the same JSON.
+/// A JSON body as one event, without copying large payloads. Line ends in whitespace become data lines: equal JSON.
 pub(super) struct SingleEventBody {
     source: ResponseBody,
     at: SingleEventPart,
@@ -363,7 +357,6 @@ impl ArrayTools {
     }
 }
 
-/// A server's tools, listed at the first use.
 pub(super) type ServerTools = OnceCell<ListedNames>;
 
 /// Empty if the server returns no list.

@@ -40,9 +40,9 @@ impl IdempotencyScope {
     }
 }
 
-/// The key's digest and the call's; `None` without a key. Absent arguments equal empty ones. Fails for a key that is
-/// not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or differs between header and `_meta`; and for a client that
-/// cannot be told from others: its key could return another client's task.
+/// Digests of key and call, if there is a key. Absent arguments equal empty ones. Fails if it is not 1 to
+/// [`KEY_BYTES_MAX`] visible ASCII bytes, or differs in `_meta`; also without an identified client, which might get
+/// others' tasks.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,

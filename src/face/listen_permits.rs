@@ -31,8 +31,7 @@ impl ListenPermits {
         &self.ending
     }
 
-    /// `owner` is the principal by which its requests are counted. Its limit is checked before the total (B159). Fails
-    /// with `Draining` or `TooManyListeners`.
+    /// `owner` counts the requests; its limit is checked before the total (B159). `Draining` or `TooManyListeners`.
     pub(in crate::face) fn take(
         self: &Arc<Self>,
         owner: &Principal,

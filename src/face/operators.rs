@@ -34,7 +34,6 @@ pub use reports::{HeldCallReport, HeldCalls, OperatorReplica};
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
-/// The most subtasks shown with one task.
 const SUBTASKS_MAX: usize = 200;
 
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
@@ -131,7 +130,6 @@ pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 pub struct Operators {
     engine: Arc<Engine>,
     status: StatusSource,
-    /// The store, if it is shared.
     shared: Option<Arc<PostgresStore>>,
 }
 
@@ -163,8 +161,7 @@ debug_members!(Operators);
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
-    /// The `after` of the next page. A request examines a limited number of tasks: a short or empty page may have a
-    /// next one.
+    /// The `after` of the next page. A request examines a limited number of tasks: a short page may have a next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
@@ -340,8 +337,7 @@ impl Operators {
         }
     }
 
-    /// Finds a task of any principal. The id may be a secret, so it is in no URL and no log. There is no index: one
-    /// request examines some tasks, and returns a cursor for the next.
+    /// Finds any principal's task by its id, maybe secret: keep it out of URL and log. Examines some per request.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {

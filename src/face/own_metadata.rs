@@ -82,8 +82,7 @@ pub enum ChallengeScheme {
     Dpop,
 }
 
-/// The challenge for a request to the endpoint at `path`, if there is one (RFC 6750, 3; RFC 9728, 5.1). A text with quotes is
-/// left out; scopes and addresses have none.
+/// The challenge for the endpoint at `path`, if any (RFC 6750, 3; RFC 9728, 5.1). Leaves texts with quotes out.
 pub fn challenge<'a>(
     public_url: &str,
     path: Option<&str>,

@@ -2,8 +2,7 @@
 //!
 //! Logs refused principals, and likely guessing: many requests for unknown tasks (L25-62).
 //!
-//! Polls have their own count: a client with many tasks polls often. A loopback listener's one user has no limits. An
-//! idle principal is forgotten, which gains it no more than its burst.
+//! Polls count apart. A loopback listener's one user has no limits. Forgetting an idle principal gives it one burst.
 
 use std::collections::HashMap;
 use std::num::{NonZeroU32, NonZeroUsize};

@@ -54,7 +54,6 @@ impl ReachableTools {
         self.access.has_resource(uri)
     }
 
-    /// Whether an item of one of [`LISTS`] is reachable.
     fn has(&self, list: &str, name: &str) -> bool {
         match list {
             "tools" => self.access.has(name) || self.own.as_ref().is_some_and(|own| own.named(name).is_some()),

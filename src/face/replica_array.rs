@@ -42,7 +42,6 @@ struct ReplicaArray {
     form: ArrayForm,
     /// The requests without a response so far.
     open: Vec<RequestId>,
-    /// Added at the end.
     added: VecDeque<BodyPart>,
     is_over: bool,
 }

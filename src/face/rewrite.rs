@@ -35,8 +35,7 @@ impl ClientInitialize {
         Some(Self { version, capabilities, client_info, declares_tasks, params: params.clone() })
     }
 
-    /// The client's message with another version, and without capabilities that the gateway handles. Unchanged bytes if
-    /// both agree.
+    /// The client's message with another version, and no capabilities that the gateway handles. Same bytes if equal.
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let requested = self.params.get_string("protocolVersion");
         let capabilities = capabilities_in(version, &self.capabilities);
@@ -83,7 +82,6 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
     }
 }
 
-/// Removes tasks of either flavour.
 fn without_tasks(capabilities: &Object) -> Payload {
     let edit = capabilities.edit().remove("tasks");
     match capabilities.get_object("extensions") {
@@ -134,8 +132,7 @@ fn with_support(tool: &Object, support: &str) -> Payload {
     tool.edit().set("execution", execution).finish()
 }
 
-/// A stateless server's description: the gateway's extension replaces tasks of either flavour, and unsupported versions
-/// are not offered (GW-12). Cache settings are kept.
+/// A stateless server's description with the gateway's extension and versions alone (GW-12). Cache settings are kept.
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
     let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
@@ -153,10 +150,8 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     Some(envelope::result(id, &edit.finish()))
 }
 
-/// A call without its request for a task, which is not granted: a receiver that declared no tasks runs the call as any
-/// other. `None` if it has none.
-///
-/// With SEP-1686, its key is removed, too: else a server with the draft creates a task that the gateway does not serve.
+/// A call without its request for a task: a receiver that declared no tasks runs it as any other. `None` if it has
+/// none. With SEP-1686 its key goes too: else a server with the draft creates a task that the gateway does not serve.
 pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     let params = request.params.object()?;
     let meta = if drafts.has(Draft::Sep1686) { params.get_object(META) } else { None };

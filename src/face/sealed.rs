@@ -33,11 +33,9 @@ pub use state_token::{StateContent, StateScope, StateToken};
 const OVERHEAD: usize = 1 + NONCE_LEN + AES_256_GCM_TAG_LEN;
 const AES_256_GCM_TAG_LEN: usize = 16;
 
-/// Seals and opens ids: AES-256-GCM, base64url without padding.
-///
-/// The key schedules are computed once; a request costs one pass over a few hundred bytes. Nonces are random, so a key may seal
-/// 2³² ids (NIST SP 800-38D, 8.3): 136 years of one new session or question a second. More frequent ids have derived keys, made
-/// from the ring's and a salt (`SaltedKeys`).
+/// Seals and opens ids: AES-256-GCM, base64url without padding. Key schedules are computed once; a request costs one
+/// pass over a few hundred bytes. Nonces are random, so a key may seal 2³² ids (NIST SP 800-38D, 8.3): 136 years of one
+/// a second. More frequent ids have derived keys, from the ring's and a salt (`SaltedKeys`).
 pub struct Sealer {
     /// The first key seals. Never empty.
     keys: Vec<LessSafeKey>,

@@ -31,7 +31,6 @@ pub struct Served {
     /// Whether the operator declares the server stateless: then it is never asked for a session.
     pub is_stateless: bool,
     pub permits: Arc<CallPermits>,
-    /// The request rates of principals, for all upstreams.
     pub rates: Arc<Rates>,
     /// Permits of long-lived streams, for all upstreams together.
     pub listeners: Arc<ListenPermits>,

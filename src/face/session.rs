@@ -1,8 +1,7 @@
 //! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake.
 //!
-//! Each client has its own upstream session, named by its session id: a sealed token, so that a restart loses no table.
-//! This module finds a request's session; messages go through the `pipe`, those about tasks to `tasks`. `session_cache`
-//! has the state that outlives an upstream.
+//! Each client has its own upstream session, named by its id: a sealed token, so that a restart loses no table. This
+//! module finds it; messages go through `pipe`, or about tasks to `tasks`. `session_cache` outlives an upstream.
 
 pub(super) mod bridge;
 mod bridged_call;
@@ -465,8 +464,7 @@ fn sort(
     }
 }
 
-/// Whether a call is of a tool that its caller may not use. The tool's own rules refuse no such call: it gets the response for an
-/// unknown tool, to which they do not apply.
+/// Whether a call's tool is withheld from its caller: it gets an unknown tool's response, and no other rule applies.
 fn names_withheld_tool(shared: &SessionFaceState, request: &Request, caller: &Caller) -> bool {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     let tool = params.and_then(|params| params.get_str("name"));

@@ -45,8 +45,7 @@ pub(super) struct ForwardedMarker;
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
     /// Sends a request to a replica and returns the response head; the body follows as the replica sends it. Dropping
-    /// either cancels the request there. Until then it counts among `owner`'s requests in progress. Fails if no
-    /// response arrived.
+    /// either cancels it there. Until then it counts among `owner`'s requests in progress. Fails without a response.
     async fn send(
         &self,
         peer: ReplicaPeer,
@@ -58,7 +57,6 @@ pub trait ReplicaLink: fmt::Debug + Send + Sync {
     fn keep(&self, directory: &ReplicaDirectory);
 }
 
-/// Why a forwarded request has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardFailure {
     /// The replica is unreachable, or refused: nothing was done.
@@ -203,8 +201,7 @@ impl SessionOwners {
 
 debug_members!(SessionOwners, |owners| directory: owners.directory);
 
-/// Whether a request may be forwarded. Not if it was counted: then it was forwarded already, or belongs to a session here; nor if
-/// it arrived on a stream.
+/// Whether a request may be forwarded: not once counted (forwarded already, or of a session here), nor from a stream.
 pub(super) fn may_forward(inbound: &Inbound) -> bool {
     !inbound.is_counted && inbound.carriage == MessageChannel::Request
 }

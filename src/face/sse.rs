@@ -1,8 +1,7 @@
 //! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message.
 //!
-//! An adapter, not a face: messages go through [`stream_client`] to the usual faces, so any version can be used over it
-//! (GW-01). A stream is the session, lives in this process, and cannot be resumed; its tasks outlive it. A message is
-//! forwarded to the replica that owns its stream, which counts it.
+//! An adapter, not a face: messages go through [`stream_client`] to the faces, in any version (GW-01). A stream is the
+//! session, lives in this process, and cannot be resumed; its tasks outlive it. Its owner replica counts messages.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -270,8 +269,7 @@ impl<I> fmt::Debug for SseStreamTable<I> {
 }
 
 impl<I: Clone> SseStreamTable<I> {
-    /// Takes a permit and registers the stream. The principal's limit is checked before the total (SEC-11): each stream
-    /// is a session, and buffers its client's unread messages. The error is `TooManyListeners`.
+    /// Registers a stream within the principal's limit, then the total (SEC-11); else `TooManyListeners`.
     fn open(
         self: &Arc<Self>,
         key: SseStreamKey,

@@ -1,7 +1,6 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
-//! Writes only messages. After the end of the input, requests read so far are answered; then, or once the output has no
-//! reader, the client has left.
+//! Writes only messages. After the input's end, requests are answered; then, or without a reader, the client has left.
 
 use std::io;
 use std::time::Duration;
@@ -40,14 +39,10 @@ pub struct StdioEnds<I, O> {
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone; or until `leaving` is cancelled and its requests are answered; or until `stop`
-/// is cancelled. A line of more than `line_bytes_max` bytes is refused, and the next one read. The last line may lack
-/// its end.
-///
-/// The end of the input is no disconnect: requests read so far are answered, within their limits.
-///
-/// Returns once the client's session has ended, at most two seconds later, and its messages are written. Dropping the
-/// future leaves a session open. Fails if the input could not be read to its end.
+/// Serves one client until it is gone, until `leaving` is cancelled and its requests are answered, or until `stop` is
+/// cancelled. A line above `line_bytes_max` is refused, and the next one read; the last may lack its end. The end of
+/// the input is no disconnect: requests are answered, within limits. Returns once the session has ended, within two
+/// seconds, and its messages are written. Dropping the future leaves a session open. Fails if the input is unreadable.
 pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,

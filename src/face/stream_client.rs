@@ -1,10 +1,8 @@
 //! Serves one client over one bidirectional stream of messages: stdio, or an event stream with POSTs.
 //!
-//! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages. The message
-//! itself says whether it belongs to a session or is stateless (GW-02). Read [`serve`] first, then `client_link`
-//! (messages to requests), and `answer_relay` (responses to messages, and streams opened on the client's behalf).
-//!
-//! All work for one client runs in one task, in order of arrival, so a cancellation finds its request.
+//! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages; a message itself
+//! shows its session (GW-02). All work of a client runs in one task, in order of arrival: a cancellation finds its
+//! request. Read [`serve`], then `client_link` (messages to requests) and `answer_relay` (responses to messages).
 
 mod answer_relay;
 mod client_link;
@@ -83,7 +81,6 @@ pub struct ClientMessage {
     pub caller: Option<Caller>,
 }
 
-/// The meaning of the end of a client's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputEnd {
     /// The client has left: its requests are cancelled.
@@ -92,14 +89,11 @@ pub enum InputEnd {
     ClientReads,
 }
 
-/// Serves one client until `received` ends, or the receiver of `outgoing` is dropped.
-///
-/// Each item of `outgoing` is one JSON text: a message, or an array if a client of 2025-03-26 sent one. It may contain
-/// line breaks. While a client does not read and the queues are full, its input is not read. Drop an item once it is
-/// written: until then its bytes count as the principal's (see `answer_budget`).
-///
-/// At the end, plain calls are cancelled and the session is ended, within two seconds; tasks continue. Dropping the
-/// future leaves a session open.
+/// Serves one client until `received` ends, or the receiver of `outgoing` is dropped. Each item of `outgoing` is one
+/// JSON text, maybe with line breaks: a message, or an array if a client of 2025-03-26 sent one. While a client does
+/// not read and the queues are full, its input is not read. Drop an item once it is written: until then its bytes count
+/// as the principal's (see `answer_budget`). At the end, plain calls are cancelled and the session is ended, within two
+/// seconds; tasks continue. Dropping the future leaves a session open.
 pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
     serve_until(client, received, outgoing, CancellationToken::new()).await;
 }
@@ -158,7 +152,6 @@ struct UnansweredRequest {
     ids: SmallVec<[RequestId; 1]>,
     kind: RequestKind,
     face: Face,
-    /// Cancelled if the client cancels the request.
     withdrawn: CancellationToken,
 }
 
@@ -464,8 +457,7 @@ impl StreamClientLoop {
         );
     }
 
-    /// A slow server delays neither requests nor responses: only ordered notifications wait; above a limit they are
-    /// dropped.
+    /// A slow server delays no request or response: only ordered notifications wait; above a limit they are dropped.
     fn note(&mut self, parsed: ParsedMessage) {
         let is_free = match &parsed.message {
             Some(Message::Notification(notification)) => {

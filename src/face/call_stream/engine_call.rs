@@ -47,7 +47,6 @@ debug_members!(ResultEdit);
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
-    /// The replica that holds the call, if there are several.
     pub replica: Option<Incarnation>,
     /// A digest of the whole request, computed only if the call asks a question or its response outlives the request.
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,

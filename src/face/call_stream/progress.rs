@@ -1,8 +1,7 @@
 //! Writes a call's progress, life signs and log messages.
 //!
 //! A life sign is the last progress value plus almost nothing, so that the upstream's next value still exceeds it.
-//! Forwarded bytes are parsed to know the last value; progress is changed only where it would not exceed earlier life
-//! signs.
+//! Forwarded bytes are parsed for the last value; progress is changed only where earlier life signs exceed it.
 
 use std::sync::Arc;
 
@@ -80,8 +79,7 @@ impl MonotonicProgress {
         Self { token, total: None, real: None, shown: None }
     }
 
-    /// The value to send: the upstream's text if it exceeds the last value sent, slightly more than that if only life
-    /// signs exceed it; `None` for progress that does not increase (MOD-22, T-73) or is no number.
+    /// The upstream's value, or slightly more than life signs; `None` unless it is a number that rises (MOD-22, T-73).
     pub fn real(&mut self, value: &Payload, total: Option<&Payload>) -> Option<Payload> {
         let number = value.as_str().parse::<f64>().ok().filter(|number| number.is_finite())?;
         if self.real.is_some_and(|real| number <= real) {
@@ -146,9 +144,8 @@ impl LifeSigns {
         if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.life_sign(None)) }
     }
 
-    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole` tells whether
-    /// it begins and ends between events. Returns whether they carry progress: a client that waits for progress resets
-    /// its timers by nothing else.
+    /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole`: it begins
+    /// and ends between events. Returns whether they carry progress, by which alone some clients reset timers.
     pub(in crate::face) fn pass(
         &self,
         part: BodyPart,
@@ -204,7 +201,6 @@ fn with_progress(message: &Bytes, value: &Payload) -> Option<Bytes> {
     Some(message.edit().set("params", params).finish().into_bytes())
 }
 
-/// The progress token of a call, if it has a valid one.
 pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
     let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
     RequestId::from_payload(&token).map(|token| token.payload())

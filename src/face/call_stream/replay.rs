@@ -111,8 +111,7 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes a request's stream after this event (LEG-09); `None` if it is unknown or no longer buffered, or `caller` may not use the
-/// tool, prompt or resource of the request any more.
+/// Resumes a stream after this event (LEG-09); `None` if it is unknown, gone, or of an item withheld from `caller`.
 pub(in crate::face) fn take_up(
     replays: &ReplayBuffers,
     served: &Served,

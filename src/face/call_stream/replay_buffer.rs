@@ -391,7 +391,6 @@ impl ReplayBuffers {
         self.tidy(&mut kept);
     }
 
-    /// The stream of a call, if it can be resumed.
     pub(in crate::face) fn find(&self, nonce: u128, id: u128) -> Option<ResumableStream> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);

@@ -30,7 +30,6 @@ pub(in crate::face) enum RequestAnswer {
 }
 
 impl RequestAnswer {
-    /// The outcome of a call, as far as it is known.
     pub(in crate::face) const fn outcome(&self) -> &'static str {
         match self {
             Self::Json(_) | Self::Events(_) | Self::Result(_) | Self::Status(_) => "answered",

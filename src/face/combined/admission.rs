@@ -1,7 +1,6 @@
 //! Admits the messages of one upstream to a client of its endpoint.
 //!
-//! The client has one session with several servers, and assigns messages by id alone: only messages about requests that
-//! their server received are forwarded ([`admitted`]).
+//! Servers share a session, and ids alone assign messages: only those about received requests pass ([`admitted`]).
 
 use std::io;
 use std::pin::Pin;

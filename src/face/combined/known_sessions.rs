@@ -1,7 +1,6 @@
 //! Stores clients' sessions at endpoints, with a share for each principal.
 //!
-//! A forgotten session loses its sessions at upstreams. So the principal with most sessions makes room first, and a
-//! session in use stays ([`RecentMap`]).
+//! A forgotten session loses its upstream sessions. Who has most makes room; used ones stay ([`RecentMap`]).
 
 use std::sync::Arc;
 

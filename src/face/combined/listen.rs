@@ -35,8 +35,7 @@ use crate::wire::{Message, Object, ScanLimits, method};
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A reopened stream that ends sooner, without a notification, counts as failed: the client is not notified, and the pause
-/// doubles.
+/// A reopened stream that ends sooner without a notification has failed: no notice to the client, and a double pause.
 const OPEN_MIN: Duration = Duration::from_secs(2);
 
 struct MemberListen {

@@ -85,8 +85,7 @@ impl KnownOwners {
         Arc::new(Self { owners, fetched_at: Instant::now() })
     }
 
-    /// Adds the names that absent upstreams had in the `last` list, unless another upstream has them now: a call still
-    /// reaches its own upstream.
+    /// Adds names of absent upstreams from the `last` list, unless another has them now: calls reach the right one.
     fn after(last: Option<&Self>, list: MergedList, gathered: &GatheredList) -> Arc<Self> {
         let mut owners = gathered.owners.clone();
         let absent = last.filter(|_| has_names(list)).into_iter().flat_map(|last| &last.owners);
@@ -261,8 +260,7 @@ impl CombinedUpstreams {
         Ok(items)
     }
 
-    /// Of two items with one URI, the first upstream's is shown. The gateway's own tools, which each upstream has, are
-    /// shown once.
+    /// Of two items with one URI, the first upstream's is shown. The gateway's tools, which all have, are shown once.
     fn put_together(&self, list: MergedList, lists: &[(usize, Vec<Object>)], gathered: &mut GatheredList) {
         let read = lists.iter().map(|(at, items)| {
             let mut seen = HashSet::new();

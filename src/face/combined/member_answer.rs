@@ -36,8 +36,7 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status: head.status, headers: head.headers, error, needed }))
     }
 
-    /// The refusal of a request that was not sent, as its session could not be opened: the server's error is about the
-    /// gateway's own `initialize` (GW-29).
+    /// The refusal of an unsent request without a session: the error is about the gateway's own `initialize` (GW-29).
     pub(super) fn before_a_request(self) -> Self {
         let is_gateways = |error: &RpcError| {
             let data = error.data.as_ref().and_then(Object::of);

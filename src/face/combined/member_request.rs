@@ -29,7 +29,6 @@ pub(super) struct EndpointClient {
     head: Box<Inbound>,
     /// `None` for a stateless request.
     pub(super) session: Option<Arc<CombinedSession>>,
-    /// Its introduction at the start of that session.
     token: Option<Arc<SessionToken>>,
     /// Params of requests that the gateway sends on the client's behalf.
     metadata: Payload,

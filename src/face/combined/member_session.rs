@@ -43,7 +43,6 @@ impl CombinedSessions {
         Self::remembering(REMEMBERED_MAX)
     }
 
-    /// Remembers about this many sessions.
     pub fn remembering(sessions_max: usize) -> Arc<Self> {
         let (tokens, known) = (ClientSessionCache::new(), KnownSessions::new(sessions_max));
         Arc::new(Self { tokens, known, in_flight: Arc::default() })
@@ -63,7 +62,6 @@ pub(super) struct CombinedSession {
 #[derive(Debug, Default)]
 struct CombinedSessionState {
     level: Option<LogLevel>,
-    /// Sessions by the upstreams' names.
     members: HashMap<Arc<str>, MemberSession>,
     missing: HashSet<Arc<str>>,
     /// Whether a missing upstream is available now, and the client is not notified yet.
@@ -145,7 +143,6 @@ impl CombinedSession {
         self.state.lock().missing.insert(Arc::clone(upstream));
     }
 
-    /// Whether a missing upstream became available since the last call of this method.
     pub(super) fn take_became_available(&self) -> bool {
         std::mem::take(&mut self.state.lock().became_available)
     }
@@ -231,8 +228,7 @@ impl ClientWords<'_> {
 }
 
 impl CombinedUpstreams {
-    /// Opens a session if there is none, or if the last one has ended at its upstream: the client's own session
-    /// continues. Fails if the upstream refuses one.
+    /// Opens a session if there is none, or the last has ended at its upstream. Fails if the upstream refuses one.
     pub(super) async fn member_session(
         self: &Arc<Self>,
         session: &Arc<CombinedSession>,

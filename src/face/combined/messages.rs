@@ -1,8 +1,7 @@
 //! Marks ids in servers' messages with the upstream's name, and removes the marks again.
 //!
-//! Request ids, progress tokens and event ids carry marks: servers may use equal ids, and the client returns the mark,
-//! so nothing is stored. [`admitted`] is a server's only path to the client: it drops responses to, and progress on,
-//! requests that this server did not receive. Pure.
+//! Ids and tokens from servers carry marks, as servers may use equal ones; clients return them. [`admitted`] is a
+//! server's only path to the client: it drops responses to, and progress on, requests of others. Pure.
 
 use std::borrow::Cow;
 
@@ -209,7 +208,6 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
 }
 
 /// Digests of a stream's request and progress token, for its event ids: a resumed stream admits the same messages.
-/// Digests, since an id may contain any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestMark(String);
 

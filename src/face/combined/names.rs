@@ -1,7 +1,6 @@
 //! Names the items of several upstreams at one path.
 //!
-//! An upstream's name is the prefix of all its items, or of duplicates. A prefixed name is always valid: a call finds
-//! its tool although another upstream has since added one with the same name. Pure.
+//! An upstream's name prefixes all its items, or only duplicates; any prefixed name is valid, even if unneeded. Pure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

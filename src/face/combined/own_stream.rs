@@ -54,8 +54,7 @@ pub(super) async fn shown(
     }
 }
 
-/// Marks event ids and questions with the upstream's name. Holds each whole event and counts it for its principal, because the
-/// upstream's stream may forward an event in pieces, uncounted.
+/// Marks event ids and questions. Each event is held whole and counted, as the upstream's stream may forward in pieces.
 struct ShownEvents {
     source: GatedBody<ResponseBody>,
     decoder: SseDecoder,
@@ -135,8 +134,7 @@ impl Body for ShownEvents {
     }
 }
 
-/// Opens the session's own stream, which merges all upstreams with an open session, now or later; or resumes one
-/// upstream's stream.
+/// Opens the session's own stream, which merges all upstreams with a session, now or later; or resumes that of one.
 pub(super) async fn open(
     upstreams: &Arc<CombinedUpstreams>,
     client: EndpointClient,
@@ -199,7 +197,6 @@ async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) 
 struct MemberStream {
     at: usize,
     voice: ServerVoice,
-    /// The upstream's id of the last event.
     last_event: Option<String>,
     pause: Duration,
     events: EventStream<ResponseBody>,

@@ -99,9 +99,8 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The upstream that answers for a name without prefix that no list has: the only one that the caller may use (T-72),
-    /// or the first where it lacks a scope for the name, if it may use the name at no other. With several, the gateway asks
-    /// none: the call could run at an upstream for which it was not meant.
+    /// The upstream for an unlisted name without prefix: the only one that the caller may use (T-72), or the first
+    /// where it lacks a scope, if it may use the name at no other. Of several none: it could run at the wrong one.
     fn upstream_of_unlisted(
         &self,
         client: &EndpointClient,
@@ -125,8 +124,7 @@ impl CombinedUpstreams {
         lacks_scope.filter(|_| !members().any(|at| self.access_at(client, at).allows(item, params)))
     }
 
-    /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' tools of the same names have
-    /// a prefix.
+    /// Unprefixed, these names are the gateway's if an upstream has `fallback`: upstreams' own tools have a prefix.
     pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
         self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)

@@ -256,8 +256,7 @@ impl CombinedUpstreams {
         Err(refusals.into_first())
     }
 
-    /// Sends a subscription to a resource that none lists, or its end, to all of these: each may report the resource.
-    /// Fails as [`Self::first_that_knows`].
+    /// Sends a subscription to an unlisted resource, or its end, to all of these. Fails as [`Self::first_that_knows`].
     async fn all_that_know(
         &self,
         client: &EndpointClient,

@@ -83,8 +83,7 @@ impl CombinedUpstreams {
     }
 }
 
-/// Checks the version (MOD-08), and compares headers before names are edited (MOD-04 to MOD-06): messages on a stream
-/// have none. The endpoint that answers checks the rest.
+/// Checks version (MOD-08) and headers (MOD-04 to MOD-06) before names are edited; the endpoint checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
     let meta = StatelessRequest::check_shape(params)?;

@@ -154,7 +154,6 @@ pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static
     }
 }
 
-/// An incarnation, as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperatorReplica {
     pub name: String,

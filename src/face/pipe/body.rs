@@ -62,7 +62,6 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Whether its client can resume, also in a later process.
     fn note_position(&mut self, _has_position: bool) {}
 
-    /// Records a sign of life of the upstream.
     fn record_activity(&mut self, _at: Instant) {}
 
     fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
@@ -524,8 +523,7 @@ impl StreamTail {
         self.is_answered() && self.was_answered
     }
 
-    /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore does not count
-    /// (U21).
+    /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore is none (U21).
     fn gave_id(&self) -> Option<bool> {
         (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
     }

@@ -118,7 +118,6 @@ pub(in crate::face) enum OpenedAnswer {
 pub(in crate::face) struct PipedCall<E: PipeEra> {
     pub(in crate::face) era: E,
     began: Instant,
-    /// The permit of a `tools/call`.
     permit: Option<HeldCall>,
     mark: HealthMark,
 }
@@ -291,8 +290,7 @@ pub(in crate::face) struct HeldCall {
 
 impl HeldCall {
     /// Waits for a permit within the queue's deadline. Cancel safe: a dropped wait gives its turn to the next. Fails as
-    /// [`crate::upstream::limits::CallPermits::acquire`]; if the gateway ends meanwhile; if the call must be recorded
-    /// and cannot be.
+    /// [`crate::upstream::limits::CallPermits::acquire`]; if the gateway ends; if a required record cannot be made.
     pub(in crate::face) fn begin(
         served: &Served,
         owner: &Principal,
@@ -330,7 +328,6 @@ impl HeldCall {
         self.in_progress.now_held(has_position);
     }
 
-    /// Records a sign of life of the upstream.
     pub(in crate::face) fn record_activity(&mut self, at: Instant) {
         self.in_progress.heard(at);
     }

@@ -1,7 +1,6 @@
 //! Makes and opens the ids that clients keep: session ids, states, cursors, questions, streams.
 //!
-//! All kinds have one layout: the replica, 128 bits, the upstream, and the kind's payload. An id opens only as its own
-//! kind; if it is bound to a principal, only for that principal.
+//! One layout: replica, 128 bits, upstream, payload. An id opens only as its own kind, and for its principal, if any.
 
 use aws_lc_rs::aead::Aad;
 use base64::Engine as _;
@@ -85,7 +84,6 @@ pub struct GatewayId {
 }
 
 impl GatewayId {
-    /// The id of an object in the memory of `replica`.
     pub const fn in_memory(kind: IdKind, replica: Option<Incarnation>, random: u128) -> Self {
         Self { kind, replica, upstream: String::new(), random }
     }
@@ -131,9 +129,7 @@ impl OpenedId {
 
 impl Sealer {
     /// Seals an id for its owner, if any: visible ASCII, different each time. `None` if it is too long for its kind.
-    ///
-    /// # Panics
-    /// If the operating system provides no randomness: a repeated nonce would reveal the key.
+    /// Panics without randomness from the system: a repeated nonce would reveal the key.
     pub fn seal(&self, id: &GatewayId, owner: Option<&Principal>, payload: &[u8]) -> Option<String> {
         let mut plain = id.encode();
         plain.extend_from_slice(payload);

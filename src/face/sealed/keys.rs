@@ -12,9 +12,7 @@ pub type KeyPrint = [u8; 8];
 /// Precedes the key in its fingerprint's digest, so that the digest has no other use.
 const PRINT_LABEL: &[u8] = b"taskgate key print";
 
-/// The key ring of a gateway: the first key seals, all open.
-///
-/// To rotate keys, write the new one into the first line and keep the old ones below it while their tokens must work.
+/// The first key seals, all open. To rotate, put the new key first, and keep old ones while their tokens must work.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealingKeys(Vec<[u8; KEY_LEN]>);
 
@@ -32,8 +30,7 @@ pub enum KeyError {
 }
 
 impl SealingKeys {
-    /// Reads one key per line; ignores empty lines and whitespace around a key. Fails for the first invalid line, and
-    /// for a text without keys.
+    /// Reads one key per line; ignores blanks around keys and empty lines. Fails for an invalid line, or without keys.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let mut keys = Vec::new();
         for (number, line) in text.lines().enumerate() {

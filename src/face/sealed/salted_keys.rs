@@ -24,19 +24,14 @@ const USED_FOR: Duration = Duration::from_secs(60);
 /// The most cached salts of other replicas: some for each that forwards requests to this one.
 const REMEMBERED_MAX: u64 = 64;
 
-/// The keys of frequent tokens: one salt, and so one key, for many tokens.
-///
-/// Nonces are 96 random bits, and a key seals at most 2²⁰ tokens. Two of them have the same nonce with a probability
-/// below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All keys together reach that only after 2²⁵ full
-/// salts, 2⁴⁵ tokens. Replicas that share a ring draw independent 128-bit salts; the tokens of a repeated salt would
-/// still have random nonces.
-///
-/// The cache does not affect which tokens open: a missing key is derived again.
+/// Keys of frequent tokens: one salt, and so one key, for many. Nonces are 96 random bits, and a key seals at most 2²⁰
+/// tokens: two have the same nonce with a probability below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All
+/// keys together reach that only after 2²⁵ full salts, 2⁴⁵ tokens. Replicas that share a ring draw independent 128-bit
+/// salts; tokens of a repeated salt would still have random nonces. A key missing in the cache is derived again.
 pub(super) struct SaltedKeys {
     /// One for each key of the ring, in order. Never empty.
     derives: Vec<hmac::Key>,
     seals: Mutex<Option<SealingSalt>>,
-    /// The salts under which a token opened.
     opens: Cache<Salt, Arc<LessSafeKey>>,
 }
 
@@ -71,8 +66,7 @@ impl SaltedKeys {
         SealingSalt { salt, key, began: now, left: TOKENS_MAX }
     }
 
-    /// Tries each key of a token's salt. Only a key that opened the token is cached, so that a client without a key of
-    /// the ring can neither fill nor empty the cache.
+    /// Tries each key of a token's salt; caches only a key that opened it: strangers cannot fill or empty the cache.
     pub(super) fn open<T>(&self, salt: &Salt, open: impl Fn(&LessSafeKey) -> Option<T>) -> Option<T> {
         if let Some(opened) = self.opens.get(salt).and_then(|key| open(&key)) {
             return Some(opened);

@@ -68,8 +68,7 @@ impl Sealer {
         self.seal(&id, Some(&token.scope.principal), &token.payload())
     }
 
-    /// Opens a `requestState` issued for this request of this client, at most `expires_after` ago. The caller does not
-    /// learn which check failed (B135).
+    /// Opens a state issued for this request of this client within `expires_after`. Hides which check failed (B135).
     pub fn open_state(
         &self,
         sealed: &str,

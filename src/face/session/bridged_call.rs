@@ -72,7 +72,6 @@ impl BridgedCaller {
 pub(super) struct CallRoute {
     pub(super) upstream: Arc<dyn Upstream>,
     pub(super) era: AnswerEra,
-    /// Whether the upstream should make its own task of it.
     pub(super) native: UpstreamTaskMode,
 }
 
@@ -218,7 +217,6 @@ pub(super) struct BridgedCall {
 enum FollowOutcome {
     Over(CallResult),
     Cancelled,
-    /// The task has open questions.
     Asked(Arc<Task>),
 }
 

@@ -19,7 +19,7 @@ const SESSIONS_MAX: usize = 8_192;
 const SESSION_BYTES_MAX: usize = 4 << 10;
 const ITEM_BYTES: usize = 48;
 
-/// By the session's nonce. A session that is absent was opened by another process, or was removed for room.
+/// By the session's nonce. An absent session was opened elsewhere or before the first rules, or was removed for room.
 #[derive(Debug)]
 pub(super) struct CalledItems(RecentMap<Arc<Mutex<SessionItems>>>);
 
@@ -80,8 +80,7 @@ impl CalledItems {
 }
 
 impl SessionFaceState {
-    /// Keeps what a new session asks for. Without a credential and without rules no right can be withdrawn; a session that was opened
-    /// before the first rules counts as unknown.
+    /// Remembers a new session's items, unless the caller has no credential and no rules: no right can be withdrawn.
     pub(super) fn keep_called(&self, nonce: u128, caller: &Caller, counted_as: &Principal) {
         if caller.has_credential() || self.served.engine.access().has_rules() {
             self.called.begin(nonce, counted_as);

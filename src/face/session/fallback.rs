@@ -116,8 +116,7 @@ pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, requ
         })
 }
 
-/// Answers a call of one of the tools, or returns it if the upstream has a tool of this name. Dropping the future means
-/// that the client disconnected: the task continues (T-81).
+/// Answers a call of one of the tools, or returns it if it is the upstream's. A disconnect leaves the task (T-81).
 pub(super) async fn post(
     shared: &SessionFaceState,
     session: &ClientSession,

@@ -1,5 +1,4 @@
-//! Remembers the servers' questions that the pipe forwarded: the audit distinguishes their answers from other responses, and
-//! a client that may no longer use the asking call's tool cannot answer them (SEC-62).
+//! Remembers forwarded questions of servers: their answers are audited, and need access to the call's tool (SEC-62).
 
 use std::sync::{Arc, Weak};
 
@@ -10,7 +9,6 @@ use crate::face::named_item::NAME_BYTES_MAX;
 use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::wire::RequestId;
 
-/// The most questions that are remembered.
 const QUESTIONS_MAX: usize = 16_384;
 
 #[derive(Clone, Debug)]

@@ -35,7 +35,6 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
     }
 }
 
-/// Answers `initialize` with a session id.
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
@@ -161,8 +160,7 @@ impl SessionFaceState {
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 
-    /// Whether a client's task that another process may resume could run in an upstream session. Such a session is left
-    /// open: some servers end a session's tasks with it (T-31).
+    /// Whether another process may resume a task in the session, which is then left open: servers may end both (T-31).
     fn may_be_needed(&self, session: &ClientSession) -> bool {
         let is_earlier = match (session.token.replica, self.served.own_replica()) {
             (Some(owner), Some(own)) => owner != own,
@@ -203,8 +201,7 @@ impl GivesNoIds {
     }
 }
 
-/// A session for one request without an id: a server that issues none answers it directly, so the gateway does, too.
-/// `None` if the server issues ids, or the gateway keeps its sessions for it.
+/// A session for one request, for a server that issues no ids. `None` if it does, or the gateway keeps its sessions.
 pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
     let served = &shared.served;
     if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {

@@ -14,8 +14,7 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
-/// The most calls of the engine; further ones are refused. Permits and queues limit other requests; client connections
-/// limit requests that wait for a session.
+/// The most calls of the engine; further ones are refused. Permits, queues and connections limit other requests.
 const CALLS_MAX: usize = 16_384;
 /// The most remembered cancellations of requests and sessions.
 const UNWANTED_MAX: usize = 1_024;
@@ -71,8 +70,7 @@ impl InFlight {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
-    /// As [`Self::enter`], for a call of the engine: one that was cancelled since `since` is cancelled at once. The
-    /// error is `QueueFull`: nothing was sent.
+    /// As [`Self::enter`], for an engine call; cancelled at once if that came after `since`. `QueueFull`: nothing sent.
     pub(super) fn drive(
         self: &Arc<Self>,
         nonce: u128,
@@ -91,11 +89,8 @@ impl InFlight {
         Ok(entry)
     }
 
-    /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. A
-    /// request that need not wait is not registered. The caller pins the future: moved into another it takes twice
-    /// the space.
-    ///
-    /// Cancel safe if `waiting` is.
+    /// Awaits the preparation of a request that arrived at `since`; `None` if its client cancels it meanwhile. Cancel
+    /// safe if `waiting` is. The caller pins the future: moved into another it takes twice the space.
     pub(in crate::face) async fn before_it_is_sent<T>(
         self: &Arc<Self>,
         nonce: u128,

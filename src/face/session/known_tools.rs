@@ -1,7 +1,6 @@
 //! Knows the tools of a session's server, as far as they were listed.
 //!
-//! Used for calls as tasks, and for every call if the operator hides tools. Forwarded lists are remembered; an unlisted
-//! name is looked up in the client's own session, so that no second session is opened.
+//! Used for calls as tasks, and for all if tools are hidden. An unlisted name is looked up in the client's own session.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -130,7 +129,6 @@ impl SessionFaceState {
         }
     }
 
-    /// The upstream's tools that the session's client may use.
     pub(super) fn reachable_tools(&self, session: &ClientSession, caller: &Caller) -> ReachableTools {
         let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
         ReachableTools::new(access, self.fallback_for(session))

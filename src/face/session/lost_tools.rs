@@ -7,7 +7,6 @@ use super::session_cache::ClientSession;
 use crate::audit::{AuditAct, AuditEvent};
 use crate::wire::{RpcError, rpc_error};
 
-/// The tool of the call that asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AskingTool<'a> {
     Named(&'a str),
@@ -16,8 +15,7 @@ pub(super) enum AskingTool<'a> {
 }
 
 impl SessionFaceState {
-    /// The answer that the server of a question gets in place of the client's, if the client may not use the call's
-    /// tool.
+    /// The answer that a question's server gets in place of the client's, if the client may not use the call's tool.
     pub(super) fn refusal_of_answer(&self, session: &ClientSession, tool: Option<AskingTool<'_>>) -> Option<RpcError> {
         let (access, upstream) = (self.served.engine.access(), self.served.upstream.name());
         let caller = &session.own.caller;

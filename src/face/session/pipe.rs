@@ -338,7 +338,6 @@ impl PipeForward {
     }
 }
 
-/// The arguments of a call, for the audit.
 fn arguments_in(text: &MessageText) -> Option<Payload> {
     arguments_of(text.read(ScanLimits::CLIENT).ok()?.request()?.params.object())
 }

@@ -14,7 +14,6 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::recent_map::{RecentMap, RecentValue};
 use crate::upstream::session::own::{OpenedSession, OwnSession};
 
-/// The most sessions of clients that use tasks.
 const TASK_CLIENTS_MAX: usize = 20_000;
 /// The most ended sessions. A client that uses a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;
@@ -59,7 +58,6 @@ impl ClientSession {
         self.is_for_one_request
     }
 
-    /// The scope of idempotency keys in this session.
     pub(super) fn idempotency_scope(&self, principal: &Principal) -> IdempotencyScope {
         IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
@@ -74,7 +72,6 @@ impl ClientSession {
     }
 }
 
-/// The sender of a request with a session id.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::face) struct SessionAsker<'a> {
     pub(in crate::face) caller: &'a Caller,
@@ -125,8 +122,7 @@ impl ClientSessionCache {
         }
     }
 
-    /// The session of a sealed id that its owner opened for this upstream or endpoint. `open` unseals an id that is not
-    /// cached. `None` if `open` fails, and for an ended session.
+    /// The session of a sealed id, if of this owner and path, and not ended; `open` unseals ids that are not cached.
     pub(in crate::face) fn open(
         &self,
         sealed: &str,

@@ -173,7 +173,6 @@ impl SessionStream {
         }
     }
 
-    /// Returns once the session has ended.
     pub(super) fn session_ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut now = self.now.clone();
         async move {

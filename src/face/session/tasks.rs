@@ -222,7 +222,6 @@ impl SessionFaceState {
         tokens::question(&self.served.sealer, id).is_some()
     }
 
-    /// The client's own upstream session, if the server has sessions.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
@@ -391,8 +390,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Accepts a client's answer to a task's question, both named by the id. An unexpected answer gets the same
-    /// response.
+    /// Accepts a client's answer to a task's question, both named by the id. An unexpected one gets the same response.
     pub(super) async fn take_answer(&self, caller: &Caller, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
             return bare(StatusCode::ACCEPTED);
@@ -539,8 +537,7 @@ pub(super) enum TaskWish {
 }
 
 /// The task that a call requests, if tasks are offered or the draft is enabled. `None` without a readable tool name:
-/// the call is refused later. A request of 2025-11-25 takes precedence over the draft's (T-37). An error if the tool
-/// cannot be called this way.
+/// refused later. A request of 2025-11-25 precedes the draft's (T-37). An error if the tool cannot be called so.
 pub(super) fn wish(
     settings: &ServiceSettings,
     session: &ClientSession,

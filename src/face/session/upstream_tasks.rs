@@ -71,8 +71,7 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may need the engine: a cheap check, which most calls do not pass. In an array the key may be
-/// another call's: [`drive`] reads the call's own.
+/// Whether a plain call may need the engine, checked cheaply. In an array the key may be another call's: [`drive`].
 pub(super) fn may_drive(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -102,8 +101,7 @@ pub(super) fn is_about_a_driven_call(
     cancelled.is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
-/// Answers a plain call: through the pipe, or as a task of the server that the engine follows (GW-11). Dropping the
-/// future means that the client disconnected, which cancels nothing (T-81).
+/// Answers a plain call, by the pipe or the engine as a server's task (GW-11). A disconnect cancels nothing (T-81).
 pub(super) async fn post(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,

@@ -1,7 +1,6 @@
 //! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24).
 //!
-//! The stream reads notifications when its client reads: a slow client delays only itself, and repeated changes
-//! meanwhile are sent once.
+//! Notifications are read when the client reads: a slow client delays only itself; repeated changes are sent once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Forwards messages between stateless clients and a server of their era (GW-30).
 //!
-//! After the gateway's checks the same bytes are forwarded, and the response is streamed in any size; `answer_edits`
-//! makes the few edits. A call that may become a task goes to the engine. A client that disconnects drops the
-//! upstream's request with its response, which cancels it at servers without sessions.
+//! After the checks the same bytes are forwarded, and the response is streamed, with few edits (`answer_edits`). A call
+//! that may become a task goes to the engine. A disconnect drops the upstream's request, which cancels it.
 
 pub(in crate::face) mod answer_edits;
 

@@ -293,8 +293,7 @@ impl ClientLink {
         self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Relays the session's own stream. Ends if the server has none, and with the session. `opening` is dropped at the
-    /// first response.
+    /// Relays the session's own stream, until the server has none or the session ends. Drops `opening` at a response.
     pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         let session = self.session_id();

@@ -1,8 +1,7 @@
 //! Serves a bridged session's own stream: notifications of the server and of tasks.
 //!
-//! The server sends notifications only to subscribers. The stream reads them when its client reads, so nothing runs in
-//! the background; resource subscriptions are kept for the next stream. Of several streams only the newest receives
-//! notifications, since nothing may be sent twice (LEG-08).
+//! Servers notify only subscribers. Notifications are read when the client reads: nothing runs in the background;
+//! resource subscriptions are kept for the next stream. Only the newest of several streams receives them (LEG-08).
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};

@@ -1,7 +1,6 @@
 //! Asks a session client the questions of one round, and returns the answers together (GW-22).
 //!
-//! Questions are requests on the call's stream; answers arrive in other requests. The engine holds the call meanwhile,
-//! and limits how long a question stays open.
+//! Questions are requests on the call's stream. The engine holds the call, and limits how long a question stays open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -120,8 +119,7 @@ impl BridgedCall {
         }
     }
 
-    /// Asks the new questions; returns false if the client cannot be asked one. Questions to a disconnected client are
-    /// declined on its behalf, in the form of their kind: the call continues (T-81).
+    /// Asks new questions; false if the client cannot be asked one. Without a client they are declined (T-81).
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.questions.contains_key(key) || round.answers.contains_key(key) {

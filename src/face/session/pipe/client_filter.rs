@@ -1,7 +1,6 @@
 //! Filters messages that a session client cannot handle (U31, U32).
 //!
-//! These are questions of a kind that it did not declare or its version lacks, and unsafe URLs. The server gets the
-//! same answer as in a task. All other messages are forwarded unchanged.
+//! Questions that it did not declare or its version lacks, and unsafe URLs. The server gets the answer as in a task.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Keeps calls that lost their stream before the response, until their client resumes.
 //!
-//! An upstream of 2025-11-25 may close a stream after an event id; the client resumes by a GET with the id (T-29).
-//! Meanwhile the call continues upstream, and keeps its permit and deadline. A client that resumes after the deadline
-//! gets that fault, unless the upstream has kept an earlier response.
+//! An upstream of 2025-11-25 may close a stream after an event id, by which the client resumes (T-29). Meanwhile the
+//! call keeps permit and deadline. Later clients get its fault, unless the upstream kept an earlier response.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -180,8 +179,7 @@ impl AnsweredRequest for EndedCall {
     }
 }
 
-/// Resumes the stream of a call that missed its deadline: the upstream may have completed it in time. If it returns no
-/// response soon, the client gets the fault.
+/// Resumes a call's stream after its deadline: the upstream may have completed it; else the client gets the fault.
 pub(super) async fn kept_answer(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,

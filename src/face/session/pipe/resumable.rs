@@ -1,8 +1,7 @@
 //! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81).
 //!
-//! Used if the upstream sends no response head for long, or its transport has no streams per call. The stream has event
-//! ids from 2025-03-26 on, and a replay buffer: its client resumes by `Last-Event-ID`, and the call continues as long
-//! as a response would be kept. An upstream's own streams are forwarded unchanged.
+//! Used if no head comes for long, or the transport has no streams per call. The stream has event ids from 2025-03-26
+//! on and a replay buffer; the call continues while a response would be kept. Upstreams' own streams stay.
 
 use std::collections::VecDeque;
 use std::io;

@@ -62,7 +62,6 @@ impl StreamEdits {
         }
     }
 
-    /// For the stream of a call.
     pub(super) fn of_call(self, tool: Option<Arc<str>>) -> Self {
         Self { filter: self.filter.of_call(tool), ..self }
     }
@@ -100,7 +99,6 @@ impl StreamEdits {
         allowed.map(|message| self.listed(message)).collect()
     }
 
-    /// Edits a message that may be a tool list.
     fn listed(&self, message: MessageText) -> MessageText {
         let message = match &self.tool_list {
             Some(ToolListEdit { id, support, fallback }) => {

@@ -57,8 +57,7 @@ impl SessionFaceState {
         }
     }
 
-    /// Responds to a call that became a task: a notification about it, its messages, and its outcome (D86-02, D86-03).
-    /// A disconnect cancels nothing.
+    /// Responds to a call as a task: notification, messages, outcome (D86-02, D86-03). A disconnect cancels nothing.
     pub(super) async fn follow(
         self: &Arc<Self>,
         task: &Task,

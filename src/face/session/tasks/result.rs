@@ -117,7 +117,6 @@ impl OutcomeRequest {
     }
 }
 
-/// The time spent on an unavailable store.
 #[derive(Debug, Default)]
 struct StoreWait(Option<(Instant, RetryDelays)>);
 

@@ -224,8 +224,7 @@ impl Drop for ResultSubscriber {
 
 type SessionRequest = (u128, RequestId);
 
-/// Maps open requests to the tasks of their calls, for `notifications/cancelled` (D86-18). Only calls with chosen ids
-/// have an entry, until the task has settled or the response is gone.
+/// Maps requests to tasks, for `notifications/cancelled` (D86-18). Only unfinished calls with chosen ids have entries.
 #[derive(Debug, Default)]
 pub(super) struct TaskRequests {
     /// The newest request under an id, which a client may not reuse concurrently.

@@ -8,7 +8,6 @@ use crate::task::{InputKey, ListFilter, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
-/// A cursor of `owner`'s list with this filter.
 pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
     let payload = [&at.as_millis().to_be_bytes()[..], &name_of(filter)].concat();
     let sealed = sealer.seal(&GatewayId::of_task(IdKind::Cursor, id), Some(owner), &payload);

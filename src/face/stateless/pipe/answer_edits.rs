@@ -1,9 +1,8 @@
 //! Edits responses of a server without sessions: states, tool lists, descriptions, results of other types, some errors.
 //!
-//! Seals states, adds the gateway's changes to tool lists and the server's description, and replaces errors about the
-//! gateway's own request. Holds the server to its version: results have a type that the client may get, and streams
-//! have no event ids, requests or notifications that the client did not ask for (U56, U57, U58). Everything else is
-//! forwarded unchanged.
+//! Seals states, edits tool lists and the server's description, and replaces errors about the gateway's own request.
+//! Holds the server to its version: results have a type that the client may get, and streams have no event ids,
+//! requests or notifications that the client did not ask for (U56, U57, U58). All else is unchanged.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -109,7 +108,6 @@ pub(super) struct AnswerEdits {
     pub(super) tools: ReachableTools,
 }
 
-/// A message with the result of one pass over it.
 pub(super) struct ClassifiedMessage {
     text: Bytes,
     classifier: MessageClassifier,
@@ -178,8 +176,7 @@ impl AnswerEdits {
         }
     }
 
-    /// The result that replaces the server's; `None` if it is unchanged. Checked like the result of the gateway's own call
-    /// (UPC-09).
+    /// The result that replaces the server's, if it changes. Checked like a result of the gateway's own call (UPC-09).
     fn result(&self, result: &Object) -> Result<Option<Payload>, RpcError> {
         if let Some(instead) = self.unfit(result) {
             let upstream = Arc::clone(&self.asker.upstream);
@@ -218,8 +215,7 @@ impl AnswerEdits {
         about_us(error, |required| self.metadata.lacks(required))
     }
 
-    /// The error in place of a question that the client cannot answer (U31, U32): the missing capability (MOD-10), or
-    /// that the question is invalid. `None` for every other result.
+    /// The error for a question that the client cannot answer (U31, U32): a missing capability (MOD-10), or invalid.
     fn unfit(&self, result: &Object) -> Option<RpcError> {
         let mut undeclared = Vec::new();
         // Some readers ignore the case of a name.
@@ -309,8 +305,7 @@ impl AnswerEdits {
         vec![acknowledged.unwrap_or_else(edited).into()]
     }
 
-    /// A subscription's acknowledgement with only the resources that its client asked for and may use (SEC-48); `None` for
-    /// other messages, and if no resources are withheld.
+    /// A subscription's acknowledgement with the resources that its client asked for and may use (SEC-48); else `None`.
     fn acknowledged(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> Option<Bytes> {
         let wishes = self.wishes.as_ref().filter(|_| self.tools.narrow_updates() && classifier.may_be_request())?;
         let Ok(Message::Notification(told)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
@@ -393,7 +388,6 @@ impl ResponseEdits for AnswerEdits {
     }
 }
 
-/// Whether the client can answer a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QuestionFitness {
     Fits,

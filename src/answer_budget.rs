@@ -103,8 +103,7 @@ tokio::task_local! {
     static REQUEST: AnswerRequest;
 }
 
-/// Runs the work for one request: all shares created meanwhile belong to it. Work that is part of another request's belongs to
-/// that one, which would wait for its own bytes otherwise.
+/// Runs a request's work: shares made meanwhile are its own. Nested work is the outer's, else it waits for itself.
 pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
     let request = REQUEST.try_with(|request| *request).unwrap_or_else(|_| AnswerRequest::next());
     REQUEST.scope(request, asking).await
@@ -136,7 +135,6 @@ pub struct BudgetRefusal {
 }
 
 impl BudgetRefusal {
-    /// The configuration key of the bound.
     pub fn key(&self) -> &'static str {
         if self.fault.reason == Reason::AnswersFull { "answer_bytes_max" } else { "answer_bytes_per_principal_max" }
     }
@@ -352,8 +350,7 @@ impl AnswerShare {
         matches!(self.wait, RoomWait::UntilDeadline)
     }
 
-    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless its call has a deadline
-    /// or it was told another time.
+    /// Waits until a response may hold `bytes` in total. Cancel safe. Fails after a minute, unless it has other limits.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         if self.grow_now(held, bytes) {
             return Ok(());
@@ -495,8 +492,7 @@ impl AnswerPermit {
         }
     }
 
-    /// Counts the time in which a reader has waited for more of an incomplete message, if no deadline limits its reading.
-    /// Returns when to look again; `None` without bytes.
+    /// Counts how long a reader without a deadline waits for more of a message; returns when to look again, if it must.
     pub fn look(&mut self) -> Option<Instant> {
         let (now, looked) = (Instant::now(), self.looked.as_mut()?);
         let since = now.duration_since(std::mem::replace(looked, now)).min(LOOK_EVERY);

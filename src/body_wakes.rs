@@ -1,8 +1,7 @@
 //! Spares an HTTP/1.1 connection the wake-up for the last piece of a body: of a client's request, or of a server's response.
 //!
-//! hyper wakes a connection's task when a piece of a body is taken, so that it reads the next one. After the last piece there is
-//! nothing to read: a client's connection then polls all layers of its request in vain. Connections of HTTP/2 are woken always: a taken
-//! piece lets them send a window update.
+//! hyper wakes a connection's task when a piece of a body is taken. After the last piece, a client's connection polls
+//! all layers in vain. HTTP/2 connections are always woken: a taken piece lets them send a window update.
 
 use std::cell::Cell;
 use std::pin::Pin;

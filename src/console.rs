@@ -14,7 +14,6 @@ pub(crate) fn has_colours(is_terminal: bool, no_color: Option<&OsStr>) -> bool {
     is_terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
-/// Prints a message of `clap`, in colour on a terminal.
 pub(crate) fn print_usage(error: &clap::Error) -> io::Result<()> {
     #[cfg(not(test))]
     return error.print();

@@ -1,7 +1,6 @@
 //! Prints the events of a server under development, a line each, for `taskgate dev`.
 //!
-//! Lines hold arguments and results, so no log level turns them on: only [`install`] does. Texts of the server and of
-//! clients are cut and lose control characters; a flood is shown in part. [`client`] shows the calls.
+//! Lines hold arguments and results: no log level turns them on, only [`install`]. Foreign texts and floods are cut.
 
 pub mod client;
 

@@ -1,10 +1,8 @@
-//! Ends the process at a named point, as `kill -9` does, to test recovery. Release builds contain none: every function is empty
-//! and constant.
+//! Ends the process at a named point, like `kill -9`, to test recovery. In release builds every function is empty.
 //!
-//! `TASKGATE_FAILPOINT=name:n` names a point, and the visit at which the process ends, counted from 1. `TASKGATE_STRIKE=name:n`
-//! injects a fault from the n-th visit on; `commit-made` is a store commit that succeeds and is reported as failed, as by a sync
-//! that fails after the log was written (F54). `TASKGATE_SABOTAGE=name` breaks a guarantee on purpose, to show that its test
-//! detects that.
+//! `TASKGATE_FAILPOINT=name:n` ends the process at visit `n`, from 1, of a point. `TASKGATE_STRIKE=name:n` injects a
+//! fault from visit `n` on; `commit-made` is a commit that succeeds and is reported as failed, as by a failed sync
+//! after the log was written (F54). `TASKGATE_SABOTAGE=name` breaks a guarantee, to show that its test notices.
 //!
 //! | fault | point | just before |
 //! |---|---|---|

@@ -16,9 +16,8 @@ pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
 pub const CONNECTIONS: &str = "taskgate_connections";
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 
-/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended),
-/// `accepted` (a notification), `error` (a JSON-RPC error, unless it is in a stream or forwarded unchanged), `refused` (an HTTP
-/// status from 400 on).
+/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a
+/// notification), `error` (a JSON-RPC error, unless in a stream or forwarded), `refused` (an HTTP status from 400 on).
 pub const REQUESTS: &str = "taskgate_requests_total";
 pub const ANSWER_BYTES: &str = "taskgate_answer_bytes";
 pub const ANSWERS_REFUSED: &str = "taskgate_answers_refused_total";
@@ -103,8 +102,7 @@ pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
 }
 
-/// One owner's share of a process-wide gauge, which is the sum of all shares: two incarnations of a gateway, or an
-/// upstream and its replacement, may add to one gauge. Dropping a share subtracts it.
+/// One owner's share of a gauge: two incarnations, or an upstream and its successor, may add to it. Its drop subtracts.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct GaugeShare {

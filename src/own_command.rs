@@ -3,8 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Whether package registries hold this program under its name. While they do not, a launcher may fetch a stranger's package,
-/// so that `taskgate install` writes no launcher into a host's file.
+/// Whether registries hold this program under its name. Else a launcher could fetch a stranger's: `install` uses none.
 pub const IS_RELEASED: bool = false;
 
 const PROGRAM: &str = if cfg!(windows) { "taskgate.exe" } else { "taskgate" };

@@ -1,9 +1,7 @@
 //! Generates random bytes.
 
-/// Unpredictable bytes for ids and nonces, from the thread's generator and so without a system call.
-///
-/// ChaCha12, keyed by the operating system and rekeyed after every 64 KiB; known output reveals no other output. This
-/// program never forks, which would repeat it. Panics if the system provides no randomness.
+/// Unpredictable bytes for ids and nonces without a system call: ChaCha12, keyed by the operating system and rekeyed
+/// after 64 KiB; output reveals no other. This program never forks, which would repeat it. Panics without randomness.
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     rand::fill(&mut bytes);

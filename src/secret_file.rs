@@ -29,10 +29,8 @@ pub enum SecretFileError {
     TooLarge { bytes_max: usize },
 }
 
-/// Reads a file that contains a `what`, at most `bytes_max` bytes, and that only its owner may access.
-///
-/// A group may read a credential from the service manager, which is in a folder of this process only, and root's file
-/// if the process is not root's: it has no other access, and orchestrators provide secrets so.
+/// Reads at most `bytes_max` of a file with a `what`, for its owner alone. A group may read a service manager's
+/// credential, in a folder of this process, and root's file if the process is not root's: as by orchestrators.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }

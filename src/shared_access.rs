@@ -6,8 +6,7 @@ use tokio::sync::watch;
 
 use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess, WithheldBy};
 
-/// Requests are judged by the newest configuration, which may lack the credential that admitted them: here, or at the
-/// replica that forwarded them. By default every principal may use everything.
+/// Requests are judged by the newest configuration, even if it lacks their credential. By default all may use all.
 #[derive(Clone, Debug, Default)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<AccessInForce>>>);
 
@@ -49,7 +48,6 @@ impl SharedAccess {
         }
     }
 
-    /// Whether a caller may use the upstream and tool of its task.
     pub fn has_tool(&self, caller: &Caller, upstream: &str, tool: &str) -> bool {
         self.has_item(caller, upstream, AccessItem::Tool(tool))
     }
@@ -58,18 +56,15 @@ impl SharedAccess {
         self.has_upstream(caller, upstream) && !self.tools_of(caller, upstream).is_narrowed()
     }
 
-    /// Whether a caller may use an upstream and an item of it, with any arguments.
     pub fn has_item(&self, caller: &Caller, upstream: &str, item: AccessItem<'_>) -> bool {
         let access = self.0.borrow();
         access.callers.have(&caller.principal) && access.table.has_item(caller, upstream, item)
     }
 
-    /// Whether some callers may not use some item of a server that others may use.
     pub fn withholds_items(&self) -> bool {
         self.0.borrow().table.withholds_items()
     }
 
-    /// The same for a server's tools, which keys and scopes narrow besides.
     pub fn withholds_tools(&self, upstream: &str) -> bool {
         self.0.borrow().table.withholds_tools(upstream)
     }
@@ -79,7 +74,6 @@ impl SharedAccess {
         !self.0.borrow().table.rules().rules.is_empty()
     }
 
-    /// Returns once there are other rules.
     pub fn rules_changed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut access = self.0.subscribe();
         let before = Arc::clone(&access.borrow_and_update().table);

@@ -1,7 +1,6 @@
 //! Hides the differences of operating systems: signals, rights to files, limits, the free space of a disk, the boot clock.
 //!
-//! Both implementations have the same functions. Elsewhere than on Unix there is no store on disk and no server that is a
-//! program, and rights to files are the folder's.
+//! Both have the same functions. Outside Unix there is no disk store and no server program; folders give file rights.
 
 use std::fs::File;
 use std::io;

@@ -210,10 +210,7 @@ impl CertificateDefect {
     }
 }
 
-/// Checks that a certificate is valid at `now`.
-///
-/// The verification of peers checks the time before the issuer. With no trusted roots it therefore reports the time if that is
-/// wrong, and another error if it is right.
+/// Checks that it is valid at `now`: verification checks time before the issuer, and without roots names a wrong time.
 fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), CertificateDefect> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|_| CertificateDefect::Unreadable)?;
     let now = unix_time(now);

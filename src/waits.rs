@@ -17,8 +17,7 @@ pub(crate) async fn or_pending<F: Future>(future: Option<F>) -> F::Output {
     }
 }
 
-/// Polls `waiting` for `token`, at little cost while the work beside it is polled often: the first poll of a task sets
-/// `registered`, and later ones read the token alone.
+/// Polls `waiting` for `token` at little cost: a task's first poll sets `registered`, later ones read the token alone.
 pub(crate) fn poll_cancelled(
     token: &CancellationToken,
     waiting: Pin<&mut WaitForCancellationFuture<'_>>,

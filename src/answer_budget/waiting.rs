@@ -58,7 +58,6 @@ impl WaitingAnswers {
         self.0.len()
     }
 
-    /// Whether an earlier response of the principal waits.
     pub(super) fn is_behind(&self, principal: &Principal) -> bool {
         self.0.iter().any(|answer| answer.principal == *principal && !answer.granted.is_closed())
     }

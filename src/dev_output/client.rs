@@ -50,7 +50,6 @@ pub struct ClientRequest {
 enum ShownRequest {
     /// With the number of the call.
     Call(u64),
-    /// A request about the task of a call.
     Task(Option<u64>, TaskRequest),
     /// Shown only if it fails.
     Other,

@@ -35,8 +35,7 @@ pub(crate) fn hangups() -> io::Result<SignalStream> {
     signal(SignalKind::hangup())
 }
 
-/// From now on a write beyond the limit of a file's size (`RLIMIT_FSIZE`) fails, and does not end the process. Programs that it
-/// starts have the default again.
+/// From now on a write beyond `RLIMIT_FSIZE` fails, and does not end the process. Started programs have the default.
 pub(crate) fn outlive_file_size_limit() -> io::Result<()> {
     // The handler stays when the stream is dropped.
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
@@ -127,7 +126,6 @@ pub(crate) fn send_datagram(socket: &Path, datagram: &[u8]) -> io::Result<()> {
     sender.send_to(datagram, socket).map(drop)
 }
 
-/// Gives a file the owner of another.
 pub(crate) fn take_owner(file: &File, like: &Metadata) -> io::Result<()> {
     let own = file.metadata()?;
     let is_alike = (own.uid(), own.gid()) == (like.uid(), like.gid());

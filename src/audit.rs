@@ -1,6 +1,5 @@
-//! Records actors and their acts in the audit file: JSON lines, each with the digest of the line before.
-//!
-//! Requests fill a bounded queue; one thread writes (`writer`). Read `record` first. Events hold no payload or secret.
+//! Records actors and their acts in the audit file: JSON lines, each with the digest of the line before. Requests fill
+//! a bounded queue; one thread writes (`writer`). Read `record` first. Events hold no payload or secret.
 
 mod anchor;
 mod file;

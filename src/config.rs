@@ -1,6 +1,5 @@
-//! Reads a TOML file into the settings of every subsystem, or lists its mistakes.
-//!
-//! `section` walks tables, `value` parses, `raw` declares keys and their reference (`keys`), `resolve` compares values.
+//! Reads a TOML file into the settings of every subsystem, or lists its mistakes. `section` walks tables, `value`
+//! parses, `raw` declares keys and their reference (`keys`), `resolve` compares values.
 
 mod command_line;
 mod error;

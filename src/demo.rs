@@ -1,6 +1,5 @@
-//! Serves a small MCP server without tasks, to try the gateway with.
-//!
-//! It supports 2025-03-26 and 2025-06-18 with sessions, over streamable HTTP and over stdio.
+//! Serves a small MCP server without tasks, to try the gateway with. It supports 2025-03-26 and 2025-06-18 with
+//! sessions, over streamable HTTP and over stdio.
 
 mod http;
 mod rpc;

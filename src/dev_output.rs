@@ -1,6 +1,5 @@
-//! Prints the events of a server under development, a line each, for `taskgate dev`.
-//!
-//! Lines hold arguments and results: no log level turns them on, only [`install`]. Foreign texts and floods are cut.
+//! Prints the events of a server under development, a line each, for `taskgate dev`. Lines hold arguments and results:
+//! no log level turns them on, only [`install`]. Foreign texts and floods are cut.
 
 pub mod client;
 

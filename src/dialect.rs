@@ -1,6 +1,5 @@
-//! Translates between protocol messages and canonical values. No I/O, no clock.
-//!
-//! A dialect knows the canonical task, but no other dialect. Read [`face_dialect`], [`plain`] and [`negotiate`] first.
+//! Translates between protocol messages and canonical values. No I/O, no clock. A dialect knows the canonical task, but
+//! no other dialect. Read [`face_dialect`], [`plain`] and [`negotiate`] first.
 
 pub mod core_2025_11_25;
 pub mod draft_sep_1686;

@@ -1,6 +1,5 @@
-//! Keeps the last lines of standard error of programs that died, and the tasks that failed with them.
-//!
-//! In memory alone, for operators, and only where the configuration says so: lines may hold arguments of calls.
+//! Keeps the last lines of standard error of programs that died, and the tasks that failed with them. In memory alone,
+//! for operators, and only where the configuration says so: lines may hold arguments of calls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

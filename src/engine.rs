@@ -1,7 +1,6 @@
-//! Holds the only writer of tasks, and the runners that own upstream calls.
-//!
-//! Uses no status names of the protocol and never parses a payload. Read [`apply`] first (how a task changes), then
-//! [`runner`] (how a call becomes a task) and `change` (the operations that clients may request).
+//! Holds the only writer of tasks, and the runners that own upstream calls. Uses no status names of the protocol and
+//! never parses a payload. Read [`apply`] first (how a task changes), then [`runner`] (how a call becomes a task) and
+//! `change` (the operations that clients may request).
 
 pub mod admission;
 pub mod apply;

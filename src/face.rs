@@ -1,6 +1,5 @@
-//! Serves clients: decodes requests, forwards them or asks the engine, encodes responses.
-//!
-//! Read [`endpoint`] first (a served path and its faces), then [`stateless`] (no sessions) and [`session`] (handshake).
+//! Serves clients: decodes requests, forwards them or asks the engine, encodes responses. Read [`endpoint`] first (a
+//! served path and its faces), then [`stateless`] (no sessions) and [`session`] (handshake).
 
 mod admitted_request;
 mod affinity;

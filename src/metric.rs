@@ -1,6 +1,5 @@
-//! Names every metric once, so that dashboards and the code agree.
-//!
-//! Any module may record them through the `metrics` facade. `telemetry::families` describes each, with its labels.
+//! Names every metric once, so that dashboards and the code agree. Any module may record them through the `metrics`
+//! facade. `telemetry::families` describes each, with its labels.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,6 +1,5 @@
-//! Serves HTTP: sockets, connections, and the layers in front of the faces.
-//!
-//! Refuses requests that HTTP alone shows to be invalid. Knows no JSON-RPC method and no task. Read `stack.rs` first.
+//! Serves HTTP: sockets, connections, and the layers in front of the faces. Refuses requests that HTTP alone shows to
+//! be invalid. Knows no JSON-RPC method and no task. Read `stack.rs` first.
 
 /// Declares an enum of reasons, each with a label for logs and metrics, and a sentence.
 macro_rules! reasons {

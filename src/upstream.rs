@@ -1,6 +1,5 @@
-//! Sends requests to MCP servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
-//!
-//! Read [`exchange`] first, then [`transport`], [`http`] and [`era`]. [`raw_channel`] forwards messages verbatim.
+//! Sends requests to MCP servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress. Read
+//! [`exchange`] first, then [`transport`], [`http`] and [`era`]. [`raw_channel`] forwards messages verbatim.
 
 pub mod answer_body;
 pub(crate) mod body;

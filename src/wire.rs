@@ -1,6 +1,5 @@
-//! Reads and writes JSON-RPC and MCP text: envelopes, verbatim payloads, the strict scan, event streams.
-//!
-//! Knows no tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser.
+//! Reads and writes JSON-RPC and MCP text: envelopes, verbatim payloads, the strict scan, event streams. Knows no
+//! tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser.
 
 pub mod canonical;
 pub mod dates;

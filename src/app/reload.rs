@@ -1,7 +1,6 @@
-//! Replaces the configuration while calls run.
-//!
-//! First all new parts are opened; then one step replaces the routes: each request is served by the old or the new
-//! configuration (F24); then removed upstreams are closed after their last call (F66). Unchanged ones keep sessions.
+//! Replaces the configuration while calls run. First all new parts are opened; then one step replaces the routes: each
+//! request is served by the old or the new configuration (F24); then removed upstreams are closed after their last call
+//! (F66). Unchanged ones keep sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Triggers a reload on SIGHUP, and when a file of the configuration changes.
-//!
-//! Watches folders: a file is often replaced by another. Several changes cause one reload, unchanged contents none.
+//! Triggers a reload on SIGHUP, and when a file of the configuration changes. Watches folders: a file is often replaced
+//! by another. Several changes cause one reload, unchanged contents none.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! Stores the replica's last incarnation in its folder, and locks out a second process.
-//!
-//! The lock proves that the earlier process ended: its tasks are taken over. The file reveals another database.
+//! Stores the replica's last incarnation in its folder, and locks out a second process. The lock proves that the
+//! earlier process ended: its tasks are taken over. The file reveals another database.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};

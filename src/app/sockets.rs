@@ -1,6 +1,5 @@
-//! Holds listening sockets that exist before the gateway.
-//!
-//! A service manager's sockets outlive processes: no restart refuses a connection. A successor keeps them.
+//! Holds listening sockets that exist before the gateway. A service manager's sockets outlive processes: no restart
+//! refuses a connection. A successor keeps them.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

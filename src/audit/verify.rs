@@ -1,6 +1,5 @@
-//! Verifies audit files: every line is the next of its chain.
-//!
-//! Reads each file once, line by line, within bounds. A changed last line is found by an anchor alone: no line follows it.
+//! Verifies audit files: every line is the next of its chain. Reads each file once, line by line, within bounds. A
+//! changed last line is found by an anchor alone: no line follows it.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read as _};

@@ -1,6 +1,5 @@
-//! Writes the records to the audit file, in one thread, which is the only writer of that file.
-//!
-//! Lines reach the kernel as they come, the disk each second or, if `required`, before a call. Failures are repeated.
+//! Writes the records to the audit file, in one thread, which is the only writer of that file. Lines reach the kernel
+//! as they come, the disk each second or, if `required`, before a call. Failures are repeated.
 
 use std::io;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Probes a server (`taskgate probe`), and writes a TOML block to serve it.
-//!
-//! Uses the gateway's own upstream code, so that the findings hold for the gateway.
+//! Probes a server (`taskgate probe`), and writes a TOML block to serve it. Uses the gateway's own upstream code, so
+//! that the findings hold for the gateway.
 
 pub(super) mod arguments;
 mod discovery;

@@ -1,6 +1,5 @@
-//! Builds a configuration from a command line: its servers, common options, and defaults.
-//!
-//! Values are named after their options, so that a mistake names the user's option.
+//! Builds a configuration from a command line: its servers, common options, and defaults. Values are named after their
+//! options, so that a mistake names the user's option.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

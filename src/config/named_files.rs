@@ -1,6 +1,5 @@
-//! Reads the files with secrets that a configuration names: variables, and API keys.
-//!
-//! Only the owner may access them. A file's variable precedes the inherited environment, which may hold another token.
+//! Reads the files with secrets that a configuration names: variables, and API keys. Only the owner may access them. A
+//! file's variable precedes the inherited environment, which may hold another token.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! Lists every table of the file: each value typed and located.
-//!
-//! This is the schema: a key that is not read here is unknown. [`super::resolve`] checks the values against each other.
+//! Lists every table of the file: each value typed and located. This is the schema: a key that is not read here is
+//! unknown. [`super::resolve`] checks the values against each other.
 
 mod auth;
 pub(super) mod command;

@@ -1,6 +1,5 @@
-//! Checks combinations of values, and applies the defaults that depend on others.
-//!
-//! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
+//! Checks combinations of values, and applies the defaults that depend on others. Total: a faulty value is noted and
+//! replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
 mod access;
 mod auth;

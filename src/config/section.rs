@@ -1,6 +1,5 @@
-//! Reads one table of the file key by key: notes a wrong value and continues.
-//!
-//! A derived deserializer would stop at the first mistake. The requested keys are the schema: see [`super::raw`].
+//! Reads one table of the file key by key: notes a wrong value and continues. A derived deserializer would stop at the
+//! first mistake. The requested keys are the schema: see [`super::raw`].
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

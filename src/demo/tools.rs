@@ -1,6 +1,5 @@
-//! Holds the demo server's tools. Each shows one difficulty for a gateway.
-//!
-//! A tool is a plain future. It need not check for cancellation: its runner drops it.
+//! Holds the demo server's tools. Each shows one difficulty for a gateway. A tool is a plain future. It need not check
+//! for cancellation: its runner drops it.
 
 use std::sync::Arc;
 use std::time::Duration;

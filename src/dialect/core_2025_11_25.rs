@@ -1,7 +1,6 @@
-//! Encodes tasks of 2025-11-25 for clients.
-//!
-//! A handle has the task's fields in `task`, other results have them at their top; `tasks/result` returns the outcome. A tool's own failure is `failed` here
-//! (L25-44), with its text as the status message. [`super::related_task`] writes the messages between requests.
+//! Encodes tasks of 2025-11-25 for clients. A handle has the task's fields in `task`, other results have them at their
+//! top; `tasks/result` returns the outcome. A tool's own failure is `failed` here (L25-44), with its text as the status
+//! message. [`super::related_task`] writes the messages between requests.
 
 pub mod hybrid;
 mod list_params;

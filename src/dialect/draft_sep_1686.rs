@@ -1,7 +1,6 @@
-//! Encodes tasks of the SEP-1686 draft for session clients.
-//!
-//! A call has its task's id in `_meta`, chosen by the client and unique in its session, and still gets its own response
-//! ([`ChosenId::task_id`]). A tool's own failure is `completed` (D86-26). [`super::related_task`] writes messages.
+//! Encodes tasks of the SEP-1686 draft for session clients. A call has its task's id in `_meta`, chosen by the client
+//! and unique in its session, and still gets its own response ([`ChosenId::task_id`]). A tool's own failure is
+//! `completed` (D86-26). [`super::related_task`] writes messages.
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
-//! Encodes the extension `io.modelcontextprotocol/tasks` of 2026-07-28.
-//!
-//! Task fields are flat; `tasks/get` inlines outcomes. Only JSON-RPC errors are `failed`, no tool's failure (EXT-29).
+//! Encodes the extension `io.modelcontextprotocol/tasks` of 2026-07-28. Task fields are flat; `tasks/get` inlines
+//! outcomes. Only JSON-RPC errors are `failed`, no tool's failure (EXT-29).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

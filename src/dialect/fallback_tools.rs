@@ -1,6 +1,5 @@
-//! Encodes tasks for clients without tasks: a result that names the task, and three tools.
-//!
-//! Every response is a result of `tools/call`: a task's outcome verbatim, other replies as text and structured content.
+//! Encodes tasks for clients without tasks: a result that names the task, and three tools. Every response is a result
+//! of `tools/call`: a task's outcome verbatim, other replies as text and structured content.
 
 #[cfg(test)]
 mod tests;

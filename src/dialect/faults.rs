@@ -1,7 +1,6 @@
-//! Gives every error its JSON-RPC code and its public text; no other file does.
-//!
-//! A refusal is a [`RequestError`] (the request) or a [`GatewayFault`] (its handling). Texts quote no client or
-//! upstream but for names of methods, headers, members and tools; clients' names are bounded and printable.
+//! Gives every error its JSON-RPC code and its public text; no other file does. A refusal is a [`RequestError`] (the
+//! request) or a [`GatewayFault`] (its handling). Texts quote no client or upstream but for names of methods, headers,
+//! members and tools; clients' names are bounded and printable.
 
 use std::borrow::Cow;
 

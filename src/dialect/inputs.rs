@@ -1,6 +1,5 @@
-//! Encodes questions and answers of 2026-07-28 (MOD-27, EXT-22).
-//!
-//! The maps `inputRequests` and `inputResponses` are the same in a task and between two rounds of a plain call.
+//! Encodes questions and answers of 2026-07-28 (MOD-27, EXT-22). The maps `inputRequests` and `inputResponses` are the
+//! same in a task and between two rounds of a plain call.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,6 +1,5 @@
-//! Reads a peer's version and capabilities from its request, once.
-//!
-//! The result is a set of facts: no later code asks for the version again.
+//! Reads a peer's version and capabilities from its request, once. The result is a set of facts: no later code asks for
+//! the version again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};

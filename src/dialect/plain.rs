@@ -1,6 +1,5 @@
-//! Encodes calls to upstreams without tasks, their questions and the answers (GW-16, GW-19).
-//!
-//! Calls are plain and held. Members of this hop and of task dialects are removed: legacy servers reject them (GW-30).
+//! Encodes calls to upstreams without tasks, their questions and the answers (GW-16, GW-19). Calls are plain and held.
+//! Members of this hop and of task dialects are removed: legacy servers reject them (GW-30).
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Writes a task's messages to session clients between requests: questions, progress and log.
-//!
-//! Each names the task in `_meta`, by the member and the id of its dialect (L25-27, L25-31, D86-17).
+//! Writes a task's messages to session clients between requests: questions, progress and log. Each names the task in
+//! `_meta`, by the member and the id of its dialect (L25-27, L25-31, D86-17).
 
 use std::sync::Arc;
 

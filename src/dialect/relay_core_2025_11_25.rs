@@ -1,6 +1,5 @@
-//! Encodes calls to upstreams that run their own 2025-11-25 tasks (UPC-01 to UPC-08).
-//!
-//! No status text leaves this module: callers read [`UpstreamTaskStatus`].
+//! Encodes calls to upstreams that run their own 2025-11-25 tasks (UPC-01 to UPC-08). No status text leaves this
+//! module: callers read [`UpstreamTaskStatus`].
 
 use std::borrow::Cow;
 use std::collections::HashSet;

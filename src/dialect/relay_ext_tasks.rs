@@ -1,6 +1,5 @@
-//! Encodes calls to upstreams of 2026-07-28 that may make tasks of them (UPC-09 to UPC-14).
-//!
-//! No status text leaves this module: callers read [`ExtensionTaskState`].
+//! Encodes calls to upstreams of 2026-07-28 that may make tasks of them (UPC-09 to UPC-14). No status text leaves this
+//! module: callers read [`ExtensionTaskState`].
 
 use std::sync::Arc;
 use std::time::Duration;

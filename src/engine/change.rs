@@ -1,7 +1,6 @@
-//! Performs the changes that clients and operators request.
-//!
-//! If a client disconnects, its request's future is dropped at any await: the store may commit a write without its
-//! effects. So each change runs in a spawned task ([`Engine::finish`]), and the request calls `apply` in no other way.
+//! Performs the changes that clients and operators request. If a client disconnects, its request's future is dropped at
+//! any await: the store may commit a write without its effects. So each change runs in a spawned task
+//! ([`Engine::finish`]), and the request calls `apply` in no other way.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

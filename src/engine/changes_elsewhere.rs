@@ -1,6 +1,5 @@
-//! Follows other replicas' writes to tasks that run here or have subscribers here.
-//!
-//! Hints of changed rows may be lost: each second their revisions are read, too. Only local effects are performed here.
+//! Follows other replicas' writes to tasks that run here or have subscribers here. Hints of changed rows may be lost:
+//! each second their revisions are read, too. Only local effects are performed here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Decides how calls that an earlier process left unsettled continue or end (GW-39).
-//!
-//! Runs in the background; until a row is handled its task remains as stored, and a row that the store fails to change
-//! is retried. `verdict` judges one row, and is pure; a runner carries it out, or this module if nothing is to run.
+//! Decides how calls that an earlier process left unsettled continue or end (GW-39). Runs in the background; until a
+//! row is handled its task remains as stored, and a row that the store fails to change is retried. `verdict` judges one
+//! row, and is pure; a runner carries it out, or this module if nothing is to run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;

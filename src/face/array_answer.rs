@@ -1,7 +1,6 @@
-//! Serves the messages of an array, each as if it came alone, and responds with one JSON array (LEG-12).
-//!
-//! Messages without response go first, in order; requests run concurrently, and each response is written once it is
-//! complete. A call in an array has no stream: its progress and logs are dropped, its server's questions refused.
+//! Serves the messages of an array, each as if it came alone, and responds with one JSON array (LEG-12). Messages
+//! without response go first, in order; requests run concurrently, and each response is written once it is complete. A
+//! call in an array has no stream: its progress and logs are dropped, its server's questions refused.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -1,7 +1,6 @@
-//! Decides whether a request continues after its client has disconnected.
-//!
-//! hyper drops a request's future as soon as it sees the disconnect, perhaps before the first poll. A notification, a response, a
-//! cancel or the end of a session is processed regardless; a call ends with its client, unless it has an idempotency key.
+//! Decides whether a request continues after its client has disconnected. hyper drops a request's future as soon as it
+//! sees the disconnect, perhaps before the first poll. A notification, a response, a cancel or the end of a session is
+//! processed regardless; a call ends with its client, unless it has an idempotency key.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Responds with a call's messages, life signs and result.
-//!
-//! Implement `CallMessages` for a source. `respond` sends one response if it comes first, else a stream of messages.
+//! Responds with a call's messages, life signs and result. Implement `CallMessages` for a source. `respond` sends one
+//! response if it comes first, else a stream of messages.
 
 pub mod engine_call;
 pub mod progress;

@@ -1,6 +1,5 @@
-//! Fetches, rewrites and caches the tool lists of one upstream.
-//!
-//! Tools are listed often, and for each call (T-72). Lists are cached by principal and capabilities (MOD-15, UPC-23).
+//! Fetches, rewrites and caches the tool lists of one upstream. Tools are listed often, and for each call (T-72). Lists
+//! are cached by principal and capabilities (MOD-15, UPC-23).
 
 use std::borrow::Cow;
 use std::collections::HashMap;

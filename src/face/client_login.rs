@@ -1,6 +1,5 @@
-//! Lets clients log in at an upstream: relays its challenges and its metadata (RFC 9728).
-//!
-//! The gateway neither issues nor checks tokens. In metadata and challenges, the gateway's address replaces the server's.
+//! Lets clients log in at an upstream: relays its challenges and its metadata (RFC 9728). The gateway neither issues
+//! nor checks tokens. In metadata and challenges, the gateway's address replaces the server's.
 
 use std::sync::Arc;
 

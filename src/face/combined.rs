@@ -1,7 +1,6 @@
-//! Serves several upstreams at one path as one server.
-//!
-//! Each message goes to its upstream's endpoint in this process, with its rules, limits and names. `routing` selects
-//! it, `names` and `messages` edit names, and `lists`, `merge`, `listen` and `own_stream` merge responses.
+//! Serves several upstreams at one path as one server. Each message goes to its upstream's endpoint in this process,
+//! with its rules, limits and names. `routing` selects it, `names` and `messages` edit names, and `lists`, `merge`,
+//! `listen` and `own_stream` merge responses.
 
 mod admission;
 mod known_sessions;

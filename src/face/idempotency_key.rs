@@ -1,6 +1,5 @@
-//! Reads a call's idempotency key: the header `Idempotency-Key`, or `io.taskgate/idempotency-key` in `_meta`.
-//!
-//! Only digests of the key and of the call are stored.
+//! Reads a call's idempotency key: the header `Idempotency-Key`, or `io.taskgate/idempotency-key` in `_meta`. Only
+//! digests of the key and of the call are stored.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;

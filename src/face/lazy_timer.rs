@@ -1,6 +1,5 @@
-//! Awaits a future until an instant, at little cost while it is polled for other reasons.
-//!
-//! A request is polled several times before its response: a timer that is polled each time costs more than the wait.
+//! Awaits a future until an instant, at little cost while it is polled for other reasons. A request is polled several
+//! times before its response: a timer that is polled each time costs more than the wait.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

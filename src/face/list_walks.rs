@@ -1,7 +1,6 @@
-//! Ends circular lists for clients that read them page by page, where the gateway edits the pages.
-//!
-//! A page without a new name ends a list ([`ListPages`]). The names of earlier pages are kept under the cursor of the
-//! next one. That state may be lost, or another request may take it: then a circular list ends some pages later.
+//! Ends circular lists for clients that read them page by page, where the gateway edits the pages. A page without a new
+//! name ends a list ([`ListPages`]). The names of earlier pages are kept under the cursor of the next one. That state
+//! may be lost, or another request may take it: then a circular list ends some pages later.
 
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Serves operators: the status page, tasks and their cancellation, and replicas.
-//!
-//! Paths: `/`, `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`; with a shared store also `/replicas`, `/replicas/NAME/forget`.
-//! Responses contain digests, names, states and times; never an id, an argument, a question or a result (B165).
+//! Serves operators: the status page, tasks and their cancellation, and replicas. Paths: `/`, `/tasks`, `/tasks/REF`,
+//! `/tasks/REF/cancel`; with a shared store also `/replicas`, `/replicas/NAME/forget`. Responses contain digests,
+//! names, states and times; never an id, an argument, a question or a result (B165).
 
 mod reports;
 #[cfg(test)]

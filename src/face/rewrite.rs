@@ -1,6 +1,5 @@
-//! Edits forwarded bodies: `initialize`, server descriptions, tool lists, and task members of calls.
-//!
-//! Pure. All other bodies are forwarded byte for byte.
+//! Edits forwarded bodies: `initialize`, server descriptions, tool lists, and task members of calls. Pure. All other
+//! bodies are forwarded byte for byte.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Seals and opens the ids that clients keep: gateway state that the client returns.
-//!
-//! Read [`GatewayId`], then [`SessionToken`] and [`StateToken`]. Pure except for the random nonce.
+//! Seals and opens the ids that clients keep: gateway state that the client returns. Read [`GatewayId`], then
+//! [`SessionToken`] and [`StateToken`]. Pure except for the random nonce.
 
 mod gateway_id;
 mod keys;

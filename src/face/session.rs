@@ -1,7 +1,6 @@
-//! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake.
-//!
-//! Each client has its own upstream session, named by its id: a sealed token, so that a restart loses no table. This
-//! module finds it; messages go through `pipe`, or about tasks to `tasks`. `session_cache` outlives an upstream.
+//! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake. Each client has
+//! its own upstream session, named by its id: a sealed token, so that a restart loses no table. This module finds it;
+//! messages go through `pipe`, or about tasks to `tasks`. `session_cache` outlives an upstream.
 
 pub(super) mod bridge;
 mod bridged_call;

@@ -1,6 +1,5 @@
-//! Forwards requests to other replicas, and finds the replica that owns a session.
-//!
-//! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and that replica's listener opens the seal.
+//! Forwards requests to other replicas, and finds the replica that owns a session. Knows no sockets: a [`ReplicaLink`]
+//! takes a request to another replica, and that replica's listener opens the seal.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message.
-//!
-//! An adapter, not a face: messages go through [`stream_client`] to the faces, in any version (GW-01). A stream is the
-//! session, lives in this process, and cannot be resumed; its tasks outlive it. Its owner replica counts messages.
+//! Serves the HTTP+SSE transport of 2024-11-05: one event stream, and a POST per message. An adapter, not a face:
+//! messages go through [`stream_client`] to the faces, in any version (GW-01). A stream is the session, lives in this
+//! process, and cannot be resumed; its tasks outlive it. Its owner replica counts messages.
 
 use std::collections::HashMap;
 use std::fmt;

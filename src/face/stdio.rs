@@ -1,6 +1,5 @@
-//! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
-//!
-//! Writes only messages. After the input's end, requests are answered; then, or without a reader, the client has left.
+//! Serves a client at standard input and output: one message a line, over [`super::stream_client`]. Writes only
+//! messages. After the input's end, requests are answered; then, or without a reader, the client has left.
 
 use std::io;
 use std::time::Duration;

@@ -1,7 +1,6 @@
-//! Translates tool names between clients and an upstream, and edits listed tools.
-//!
-//! Faces, policies, tasks and tokens have a tool's client-facing name, the upstream its own. A tool with split calls is
-//! listed without its output schema, which cannot describe both results. Absent if no tool is hidden, renamed or split.
+//! Translates tool names between clients and an upstream, and edits listed tools. Faces, policies, tasks and tokens
+//! have a tool's client-facing name, the upstream its own. A tool with split calls is listed without its output schema,
+//! which cannot describe both results. Absent if no tool is hidden, renamed or split.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
-//! Classifies the end of a transaction: committed, not committed, or unknown.
-//!
-//! A server acknowledges more than it guarantees: a commit cancelled while it waits for a standby is acknowledged, and
-//! a failover undoes it. Replies rest on [`WriteFate::Done`] alone. See [`crate::replica::read_trust`] for reads.
+//! Classifies the end of a transaction: committed, not committed, or unknown. A server acknowledges more than it
+//! guarantees: a commit cancelled while it waits for a standby is acknowledged, and a failover undoes it. Replies rest
+//! on [`WriteFate::Done`] alone. See [`crate::replica::read_trust`] for reads.
 
 /// The operator's declaration about a store, which determines the guarantees that an acknowledgement must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

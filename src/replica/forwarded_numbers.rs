@@ -1,6 +1,5 @@
-//! Detects repeated requests among those forwarded by other replicas.
-//!
-//! Keeps each sender's highest number and a bitmap of the numbers below it: any order of arrival, in constant space.
+//! Detects repeated requests among those forwarded by other replicas. Keeps each sender's highest number and a bitmap
+//! of the numbers below it: any order of arrival, in constant space.
 
 use std::collections::HashMap;
 use std::time::Duration;

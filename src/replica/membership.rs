@@ -1,7 +1,6 @@
-//! Tracks which replicas are silent, and this replica's own standing.
-//!
-//! An observer measures on its own clock how long a heartbeat stays unchanged, and only while it reaches the store
-//! itself. Safety does not depend on this: a replica wrongly declared dead is fenced (`fencing`) and registers again.
+//! Tracks which replicas are silent, and this replica's own standing. An observer measures on its own clock how long a
+//! heartbeat stays unchanged, and only while it reaches the store itself. Safety does not depend on this: a replica
+//! wrongly declared dead is fenced (`fencing`) and registers again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

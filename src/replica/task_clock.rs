@@ -1,7 +1,6 @@
-//! The common time of all tasks, which no replica's wall clock moves.
-//!
-//! A replica adopts the time from living replicas, advances it with its machine's clock, and slews it towards the furthest one.
-//! So neither a replica nor a database server with a wrong clock ends a task early or late.
+//! The common time of all tasks, which no replica's wall clock moves. A replica adopts the time from living replicas,
+//! advances it with its machine's clock, and slews it towards the furthest one. So neither a replica nor a database
+//! server with a wrong clock ends a task early or late.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
-//! Reads API keys, and finds the principal of a bearer token.
-//!
-//! A key is `tg_ID_SECRET`. The public ID finds the key. Only the SHA-256 of the whole text is stored, which is enough for a
-//! secret of 128 random bits or more. Every invalid key takes the same time to refuse (B151).
+//! Reads API keys, and finds the principal of a bearer token. A key is `tg_ID_SECRET`. The public ID finds the key.
+//! Only the SHA-256 of the whole text is stored, which is enough for a secret of 128 random bits or more. Every invalid
+//! key takes the same time to refuse (B151).
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,5 +1,4 @@
 //! Identifies clients by their certificates: the configuration says which name of a certificate is which principal.
-//!
 //! `tls` verifies certificates in the handshake; no header is read here.
 
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Implements CORS: pages of allowed origins may read responses, and preflights are answered.
-//!
-//! [`super::host`] has decided which pages may send requests. No response has `Access-Control-Allow-Origin: *`, and no cookies
-//! are requested: a page's credential is in `Authorization` or in the gateway's own header.
+//! Implements CORS: pages of allowed origins may read responses, and preflights are answered. [`super::host`] has
+//! decided which pages may send requests. No response has `Access-Control-Allow-Origin: *`, and no cookies are
+//! requested: a page's credential is in `Authorization` or in the gateway's own header.
 
 use http::header::{
     ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,

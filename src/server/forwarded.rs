@@ -1,6 +1,5 @@
-//! Reads `Forwarded` headers of trusted proxies: client address, host and TLS.
-//!
-//! No header establishes an identity (B73). An address limits the request rate of anonymous clients, and appears in logs.
+//! Reads `Forwarded` headers of trusted proxies: client address, host and TLS. No header establishes an identity (B73).
+//! An address limits the request rate of anonymous clients, and appears in logs.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

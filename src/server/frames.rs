@@ -1,6 +1,5 @@
-//! Finds HTTP/2 frame boundaries in a byte stream, and counts control frames.
-//!
-//! hyper answers every PING and SETTINGS and cannot count them (B41 to B43): this module reads each frame's header.
+//! Finds HTTP/2 frame boundaries in a byte stream, and counts control frames. hyper answers every PING and SETTINGS and
+//! cannot count them (B41 to B43): this module reads each frame's header.
 
 use std::time::Duration;
 

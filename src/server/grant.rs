@@ -1,6 +1,5 @@
-//! Ends a credential's streams when the credential is withdrawn, or is no longer valid.
-//!
-//! Every event stream is wrapped as it leaves, and ends with its grant. A response in one piece is still sent (B152).
+//! Ends a credential's streams when the credential is withdrawn, or is no longer valid. Every event stream is wrapped
+//! as it leaves, and ends with its grant. A response in one piece is still sent (B152).
 
 use std::sync::Arc;
 use std::time::Duration;

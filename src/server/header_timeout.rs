@@ -1,6 +1,5 @@
-//! Ends HTTP/1 connections that are idle too long, or too slow with a request head.
-//!
-//! hyper's one timer is created for each request. Here idling may last longer than a head, and a timer is rarely reset.
+//! Ends HTTP/1 connections that are idle too long, or too slow with a request head. hyper's one timer is created for
+//! each request. Here idling may last longer than a head, and a timer is rarely reset.
 
 use std::pin::Pin;
 use std::sync::Arc;

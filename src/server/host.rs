@@ -1,6 +1,5 @@
-//! Checks Host and Origin, which blocks foreign web pages and DNS rebinding (SEC-06).
-//!
-//! The two checks are independent, and apply to every listener.
+//! Checks Host and Origin, which blocks foreign web pages and DNS rebinding (SEC-06). The two checks are independent,
+//! and apply to every listener.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};

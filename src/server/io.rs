@@ -1,6 +1,5 @@
-//! Wraps a connection's byte stream: replays its prefix and enforces limits on the peer.
-//!
-//! Resets peers that do not read, counts HTTP/2 control frames, and returns the socket when hyper has finished.
+//! Wraps a connection's byte stream: replays its prefix and enforces limits on the peer. Resets peers that do not read,
+//! counts HTTP/2 control frames, and returns the socket when hyper has finished.
 
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,5 @@
-//! Lists every reason to refuse a request or a connection, with its response.
-//!
-//! A response has its status and one sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
+//! Lists every reason to refuse a request or a connection, with its response. A response has its status and one
+//! sentence, as a JSON-RPC error without id, and no byte of the client's (GW-43).
 
 use std::borrow::Cow;
 use std::future::Future as _;

@@ -1,6 +1,5 @@
-//! Describes the replica listener, which serves requests that other replicas forward.
-//!
-//! It has the client listener's routes; each request is sealed for this replica by the one that authenticated its client.
+//! Describes the replica listener, which serves requests that other replicas forward. It has the client listener's
+//! routes; each request is sealed for this replica by the one that authenticated its client.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;

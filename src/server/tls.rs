@@ -1,6 +1,5 @@
-//! Performs TLS handshakes with clients; certificates can change while connections run.
-//!
-//! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 (ALPN). Other peers get an alert and no HTTP (B30). [`crate::tls`] reads files.
+//! Performs TLS handshakes with clients; certificates can change while connections run. TLS 1.2 and 1.3; HTTP/2 or
+//! HTTP/1.1 (ALPN). Other peers get an alert and no HTTP (B30). [`crate::tls`] reads files.
 
 use std::net::IpAddr;
 use std::sync::Arc;

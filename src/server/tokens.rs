@@ -1,7 +1,6 @@
-//! Authenticates clients by access tokens of configured issuers: the gateway is an OAuth resource server (RFC 9728, 6750).
-//!
-//! It issues no token and has no login page. Read [`claims`] first: the checks of a token. A token is checked once, then
-//! remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
+//! Authenticates clients by access tokens of configured issuers: the gateway is an OAuth resource server (RFC 9728,
+//! 6750). It issues no token and has no login page. Read [`claims`] first: the checks of a token. A token is checked
+//! once, then remembered by its digest; a token with an unknown key waits for one fetch of its issuer's keys.
 
 pub mod claims;
 pub mod dpop;

@@ -1,7 +1,6 @@
-//! Judges whether a clock can be right, for every store that outlives a process.
-//!
-//! A wrong clock at startup must not delete tasks: if it is ahead of the store's last use by more than a day and than
-//! any task lives, nothing is freed at first and the time is not recorded. [`RESET`] discards a wrong recorded time.
+//! Judges whether a clock can be right, for every store that outlives a process. A wrong clock at startup must not
+//! delete tasks: if it is ahead of the store's last use by more than a day and than any task lives, nothing is freed at
+//! first and the time is not recorded. [`RESET`] discards a wrong recorded time.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
-//! Stores tasks in an SQLite file. An acknowledged write survives any crash.
-//!
-//! `writer` is the only thread that writes: one transaction and fsync for all waiting writes. `readers` are read-only
-//! connections. `resident` holds live rows, so that polls need no disk read, a cache of settled rows, and the sums.
+//! Stores tasks in an SQLite file. An acknowledged write survives any crash. `writer` is the only thread that writes:
+//! one transaction and fsync for all waiting writes. `readers` are read-only connections. `resident` holds live rows,
+//! so that polls need no disk read, a cache of settled rows, and the sums.
 
 mod batch;
 mod check;

@@ -1,6 +1,5 @@
-//! Stores tasks in memory, in one bounded, sharded map for live and settled rows.
-//!
-//! A full store refuses writes and never evicts. No lock is held across an await; readers lock only to clone an `Arc`.
+//! Stores tasks in memory, in one bounded, sharded map for live and settled rows. A full store refuses writes and never
+//! evicts. No lock is held across an await; readers lock only to clone an `Arc`.
 
 mod rows;
 

@@ -1,7 +1,6 @@
-//! Decides by an ordered list of rules which tools, prompts and resources a caller may use.
-//!
-//! The first rule that fits decides; after the last rule, access is denied. The parts of rules that do not depend on a
-//! call are compared once: for a caller at an upstream ([`CallerRules`]), and for each item there ([`ItemRules`]).
+//! Decides by an ordered list of rules which tools, prompts and resources a caller may use. The first rule that fits
+//! decides; after the last rule, access is denied. The parts of rules that do not depend on a call are compared once:
+//! for a caller at an upstream ([`CallerRules`]), and for each item there ([`ItemRules`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Decides which upstreams, tools, prompts and resources a caller may use.
-//!
-//! The rules and the lists beside a key must both allow a request. A tool may require scopes besides.
+//! Decides which upstreams, tools, prompts and resources a caller may use. The rules and the lists beside a key must
+//! both allow a request. A tool may require scopes besides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

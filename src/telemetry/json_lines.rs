@@ -1,6 +1,5 @@
-//! Writes log lines as JSON: one object per event, with the fields of its span.
-//!
-//! Equals `tracing-subscriber`'s lines but for events outside spans, in an eighth of the time: it parses spans again.
+//! Writes log lines as JSON: one object per event, with the fields of its span. Equals `tracing-subscriber`'s lines but
+//! for events outside spans, in an eighth of the time: it parses spans again.
 
 use std::fmt::{self, Debug};
 

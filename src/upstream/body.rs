@@ -1,6 +1,5 @@
-//! Edits bodies in transit: single events of a stream, and bodies that were partly read.
-//!
-//! All other bytes are unchanged, or the body breaks off.
+//! Edits bodies in transit: single events of a stream, and bodies that were partly read. All other bytes are unchanged,
+//! or the body breaks off.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

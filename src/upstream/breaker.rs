@@ -1,6 +1,5 @@
-//! Circuit breaker: refuses new requests to a failing upstream, and probes for its recovery.
-//!
-//! Sees only heads of responses. Requests of work in progress (resumed streams, answers, cancels, polls) do not count.
+//! Circuit breaker: refuses new requests to a failing upstream, and probes for its recovery. Sees only heads of
+//! responses. Requests of work in progress (resumed streams, answers, cancels, polls) do not count.
 
 use std::sync::Arc;
 use std::time::Duration;

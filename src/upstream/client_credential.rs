@@ -1,6 +1,5 @@
-//! Holds a client's credential for an upstream, and reads the upstream's refusal of it.
-//!
-//! A credential is kept in memory for its request or session only: never stored, never displayed.
+//! Holds a client's credential for an upstream, and reads the upstream's refusal of it. A credential is kept in memory
+//! for its request or session only: never stored, never displayed.
 
 use std::hash::{Hash, Hasher};
 use std::ops::Range;

@@ -1,7 +1,6 @@
-//! Implements streamable HTTP: in sessions, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
-//!
-//! Read `exchange` for one call in a session, `drive` for its course, then `upstream::session` for the state that calls
-//! share. `task_follower` follows the upstream's own tasks; no status text leaves it.
+//! Implements streamable HTTP: in sessions, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28. Read `exchange`
+//! for one call in a session, `drive` for its course, then `upstream::session` for the state that calls share.
+//! `task_follower` follows the upstream's own tasks; no status text leaves it.
 
 mod drive;
 pub(crate) mod exchange;

@@ -1,7 +1,6 @@
-//! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all callers.
-//!
-//! Three sources: client credentials (RFC 6749, 4.4), exchange of the client's token (RFC 8693), and a program. An
-//! exchange may have two steps: an identity assertion (ID-JAG), then another company's token (RFC 7523).
+//! Keeps the credentials that are issued for a server: in memory, renewed before their end by one request for all
+//! callers. Three sources: client credentials (RFC 6749, 4.4), exchange of the client's token (RFC 8693), and a
+//! program. An exchange may have two steps: an identity assertion (ID-JAG), then another company's token (RFC 7523).
 
 use std::path::Path;
 use std::process::Stdio;

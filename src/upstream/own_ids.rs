@@ -1,7 +1,6 @@
-//! Names the gateway's own requests, to servers and to clients: `"tg:<prefix>:<rest>"`.
-//!
-//! The prefix is random in each process: a gateway behind or in front of another recognises only its own requests. Ids
-//! to recognise after a restart do not use it: a call's row holds its whole id; the rest of a question's id is sealed.
+//! Names the gateway's own requests, to servers and to clients: `"tg:<prefix>:<rest>"`. The prefix is random in each
+//! process: a gateway behind or in front of another recognises only its own requests. Ids to recognise after a restart
+//! do not use it: a call's row holds its whole id; the rest of a question's id is sealed.
 
 use std::sync::LazyLock;
 

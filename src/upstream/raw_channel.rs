@@ -1,6 +1,5 @@
-//! Defines raw access to a server, for clients with their own session or none.
-//!
-//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes, and knows only session headers.
+//! Defines raw access to a server, for clients with their own session or none. An [`Exchange`](super::Exchange)
+//! understands its request; a channel forwards bytes, and knows only session headers.
 
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,5 @@
-//! Reads responses: judges the head, reads bodies within limits, decodes event streams.
-//!
-//! Under a refusing status, a body that names the request is the response; the status alone means that the request was refused.
+//! Reads responses: judges the head, reads bodies within limits, decodes event streams. Under a refusing status, a body
+//! that names the request is the response; the status alone means that the request was refused.
 
 mod event_stream;
 

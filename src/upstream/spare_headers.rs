@@ -1,6 +1,5 @@
-//! Keeps the cleared header maps of finished heads for the heads that follow.
-//!
-//! A forwarded request has four heads, and a map takes two allocations. hyper keeps a connection's last map likewise.
+//! Keeps the cleared header maps of finished heads for the heads that follow. A forwarded request has four heads, and a
+//! map takes two allocations. hyper keeps a connection's last map likewise.
 
 use std::cell::RefCell;
 

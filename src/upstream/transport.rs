@@ -1,7 +1,6 @@
-//! Takes a request to a server and returns the head of its response.
-//!
-//! The layers above use streamable HTTP: POST for a message, GET for a stream, DELETE for a session's end. A
-//! `TransportAdapter` gives other transports that interface: sessions, exchanges and pipe need not differ.
+//! Takes a request to a server and returns the head of its response. The layers above use streamable HTTP: POST for a
+//! message, GET for a stream, DELETE for a session's end. A `TransportAdapter` gives other transports that interface:
+//! sessions, exchanges and pipe need not differ.
 
 pub mod adapter;
 pub mod credential;

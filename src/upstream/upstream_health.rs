@@ -1,7 +1,6 @@
-//! Keeps an upstream's health: whether its last response was good, and if not, why.
-//!
-//! Every transport reports here, and so does the owner of a request without a response. Operators read it in the log, a
-//! counter and their pages. It holds no credential: addresses are shown without user info, path and query.
+//! Keeps an upstream's health: whether its last response was good, and if not, why. Every transport reports here, and
+//! so does the owner of a request without a response. Operators read it in the log, a counter and their pages. It holds
+//! no credential: addresses are shown without user info, path and query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};

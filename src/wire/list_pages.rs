@@ -1,7 +1,6 @@
-//! Decides which pages of a list count, and where a list with circular cursors ends.
-//!
-//! An absent or null cursor ends a list; an empty string is a cursor (UPC-04). Against circular cursors, a page without
-//! a new name ends its list, and so does a cursor that was sent before.
+//! Decides which pages of a list count, and where a list with circular cursors ends. An absent or null cursor ends a
+//! list; an empty string is a cursor (UPC-04). Against circular cursors, a page without a new name ends its list, and
+//! so does a cursor that was sent before.
 
 use std::collections::HashSet;
 

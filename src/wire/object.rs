@@ -1,6 +1,5 @@
-//! Locates the top-level members of a JSON object, edits some, and writes small objects.
-//!
-//! Validates nothing: the text has passed a scan already. Read [`super::scan`] first.
+//! Locates the top-level members of a JSON object, edits some, and writes small objects. Validates nothing: the text
+//! has passed a scan already. Read [`super::scan`] first.
 
 mod edit;
 #[cfg(test)]

@@ -1,6 +1,5 @@
-//! Defines the protocol versions, a closed and ordered set, and their traits.
-//!
-//! A new version is a variant of [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name.
+//! Defines the protocol versions, a closed and ordered set, and their traits. A new version is a variant of
+//! [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name.
 
 use std::fmt;
 

@@ -1,6 +1,5 @@
-//! Walks once through a value, for callers that read all its parts.
-//!
-//! Reads each byte once; nested [`super::Object`]s read it once a level. Validates nothing: the text has passed a scan.
+//! Walks once through a value, for callers that read all its parts. Reads each byte once; nested [`super::Object`]s
+//! read it once a level. Validates nothing: the text has passed a scan.
 
 use std::borrow::Cow;
 use std::ops::Range;

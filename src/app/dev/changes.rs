@@ -1,6 +1,5 @@
-//! Watches the files of a program under development.
-//!
-//! Watches each folder by itself: a tree may hold tens of thousands of unedited files. Changes within 200 ms are one.
+//! Watches the files of a program under development. Watches each folder by itself: a tree may hold tens of thousands
+//! of unedited files. Changes within 200 ms are one.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,6 +1,5 @@
-//! Reads JSON as hosts write it: with comments, trailing commas and a byte order mark.
-//!
-//! Replaces them by blanks, so that the rest is JSON with every byte at its offset.
+//! Reads JSON as hosts write it: with comments, trailing commas and a byte order mark. Replaces them by blanks, so that
+//! the rest is JSON with every byte at its offset.
 
 use bytes::Bytes;
 

@@ -1,6 +1,5 @@
-//! Wraps and unwraps servers in the text of a host's file, without I/O.
-//!
-//! All text around the moved words stays byte for byte, and the words keep their spelling: unwrapping restores it.
+//! Wraps and unwraps servers in the text of a host's file, without I/O. All text around the moved words stays byte for
+//! byte, and the words keep their spelling: unwrapping restores it.
 
 use std::ops::Range;
 

@@ -1,6 +1,5 @@
-//! Locates the values of a host's file: JSON with comments, TOML or YAML.
-//!
-//! The file is edited by the byte ranges found here, so comments, order and spaces of all other text stay.
+//! Locates the values of a host's file: JSON with comments, TOML or YAML. The file is edited by the byte ranges found
+//! here, so comments, order and spaces of all other text stay.
 
 mod json;
 mod toml;

@@ -1,6 +1,5 @@
-//! Reads elicitation forms: the fields of a schema, and the value of a typed line.
-//!
-//! Supports the schemas of `elicitation/create` (2025-11-25). Any other form is refused, so that answers break no rule.
+//! Reads elicitation forms: the fields of a schema, and the value of a typed line. Supports the schemas of
+//! `elicitation/create` (2025-11-25). Any other form is refused, so that answers break no rule.
 
 #[cfg(test)]
 mod tests;

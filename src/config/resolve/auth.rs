@@ -1,6 +1,4 @@
-//! Resolves the authentication, and the limits of each key's principal.
-//!
-//! Limits are beside a key, else in `[limits]`.
+//! Resolves the authentication, and the limits of each key's principal. Limits are beside a key, else in `[limits]`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;

@@ -1,7 +1,6 @@
-//! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14.
-//!
-//! Such a client asks for a task as others do, in every version's sessions, or in `_meta` like SEP-1686 without an id.
-//! It reads the id in `_meta` of a result with `content`, others read `task`: one handle serves both.
+//! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14. Such a client asks for a task
+//! as others do, in every version's sessions, or in `_meta` like SEP-1686 without an id. It reads the id in `_meta` of
+//! a result with `content`, others read `task`: one handle serves both.
 
 use super::{CoreTasks, RequestedTtl, status};
 use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};

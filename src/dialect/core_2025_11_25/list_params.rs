@@ -1,6 +1,5 @@
-//! Reads the criteria of a `tasks/list` (SEP-1904), beside the cursor or in `filter`.
-//!
-//! A criterion beside the cursor wins over the same in `filter` (T-41). Other members are ignored (FIL-03).
+//! Reads the criteria of a `tasks/list` (SEP-1904), beside the cursor or in `filter`. A criterion beside the cursor
+//! wins over the same in `filter` (T-41). Other members are ignored (FIL-03).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -1,7 +1,6 @@
-//! Stores the position from which an exchange can be resumed (GW-41).
-//!
-//! It is stored with every other write of the row, else within a second of an event. Positions learnt without an event,
-//! such as an empty priming event's id, are checked at growing intervals. A lost position only causes replays.
+//! Stores the position from which an exchange can be resumed (GW-41). It is stored with every other write of the row,
+//! else within a second of an event. Positions learnt without an event, such as an empty priming event's id, are
+//! checked at growing intervals. A lost position only causes replays.
 
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;

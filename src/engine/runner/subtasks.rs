@@ -1,7 +1,6 @@
-//! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268).
-//!
-//! Each gets a row below its parent's and its own runner, which mirrors its subtasks in the same way. Its id is derived
-//! from the server's id, so that a later process finds it again; a subtask with another parent in the tree is skipped.
+//! Mirrors a server's subtasks of a call as subtasks of the call's task (SEP-2268). Each gets a row below its parent's
+//! and its own runner, which mirrors its subtasks in the same way. Its id is derived from the server's id, so that a
+//! later process finds it again; a subtask with another parent in the tree is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Shows a running call to a stateless client: one JSON response, or an event stream.
-//!
-//! During a grace period that may end in a task handle, the client gets progress and logs (GW-34), and no life signs.
+//! Shows a running call to a stateless client: one JSON response, or an event stream. During a grace period that may
+//! end in a task handle, the client gets progress and logs (GW-34), and no life signs.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};

@@ -1,7 +1,6 @@
-//! Writes a call's progress, life signs and log messages.
-//!
-//! A life sign is the last progress value plus almost nothing, so that the upstream's next value still exceeds it.
-//! Forwarded bytes are parsed for the last value; progress is changed only where earlier life signs exceed it.
+//! Writes a call's progress, life signs and log messages. A life sign is the last progress value plus almost nothing,
+//! so that the upstream's next value still exceeds it. Forwarded bytes are parsed for the last value; progress is
+//! changed only where earlier life signs exceed it.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Buffers a call's events for its client, which may resume by `Last-Event-ID` (T-81).
-//!
-//! The driver writes, the client's stream reads. Read events are kept for a resumption while there is room.
+//! Buffers a call's events for its client, which may resume by `Last-Event-ID` (T-81). The driver writes, the client's
+//! stream reads. Read events are kept for a resumption while there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

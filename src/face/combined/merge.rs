@@ -1,6 +1,5 @@
-//! Merges the introductions of several servers, and lists the capabilities that an endpoint routes.
-//!
-//! Pure. If two servers have different values for one member, the first one wins.
+//! Merges the introductions of several servers, and lists the capabilities that an endpoint routes. Pure. If two
+//! servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,5 @@
-//! Names the items of several upstreams at one path.
-//!
-//! An upstream's name prefixes all its items, or only duplicates; any prefixed name is valid, even if unneeded. Pure.
+//! Names the items of several upstreams at one path. An upstream's name prefixes all its items, or only duplicates; any
+//! prefixed name is valid, even if unneeded. Pure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

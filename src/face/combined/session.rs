@@ -1,7 +1,6 @@
-//! Serves clients with sessions at an endpoint of several upstreams.
-//!
-//! The endpoint's session id is sealed. Sessions at the upstreams are opened on demand, with the client's introduction;
-//! their ids are lost with the process or under a flood of sessions, then new ones are opened.
+//! Serves clients with sessions at an endpoint of several upstreams. The endpoint's session id is sealed. Sessions at
+//! the upstreams are opened on demand, with the client's introduction; their ids are lost with the process or under a
+//! flood of sessions, then new ones are opened.
 
 use std::borrow::Cow;
 use std::pin::pin;

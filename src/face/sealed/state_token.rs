@@ -1,6 +1,5 @@
-//! Encodes a `requestState`: where a request continues after its questions (MOD-28).
-//!
-//! Clients return it with their answers: it is untrusted until opened, and valid for its own request alone (T-24).
+//! Encodes a `requestState`: where a request continues after its questions (MOD-28). Clients return it with their
+//! answers: it is untrusted until opened, and valid for its own request alone (T-24).
 
 use std::time::Duration;
 

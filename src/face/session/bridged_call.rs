@@ -1,7 +1,6 @@
-//! Makes one request of a session client as a call of the engine.
-//!
-//! A driver follows the call to its end, even if its client disconnects (LEG-11, T-81). The client reads the driver's
-//! messages from a bounded log; the first one decides between JSON and an event stream.
+//! Makes one request of a session client as a call of the engine. A driver follows the call to its end, even if its
+//! client disconnects (LEG-11, T-81). The client reads the driver's messages from a bounded log; the first one decides
+//! between JSON and an event stream.
 
 mod ask_client;
 

@@ -1,7 +1,6 @@
-//! Serves session clients without tasks, if the operator gives them tools instead.
-//!
-//! Their plain calls bypass the pipe: each is a call of the engine in the client's upstream session, and returns a task
-//! id after its grace period. A client has tasks if it declared them in its handshake, or used any in this session.
+//! Serves session clients without tasks, if the operator gives them tools instead. Their plain calls bypass the pipe:
+//! each is a call of the engine in the client's upstream session, and returns a task id after its grace period. A
+//! client has tasks if it declared them in its handshake, or used any in this session.
 
 use std::sync::Arc;
 use std::time::Duration;

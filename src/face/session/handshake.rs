@@ -1,6 +1,5 @@
-//! Answers `initialize` and ends sessions.
-//!
-//! Opens the client's session at the server, or a bridged one, and seals the session id.
+//! Answers `initialize` and ends sessions. Opens the client's session at the server, or a bridged one, and seals the
+//! session id.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Knows the tools of a session's server, as far as they were listed.
-//!
-//! Used for calls as tasks, and for all if tools are hidden. An unlisted name is looked up in the client's own session.
+//! Knows the tools of a session's server, as far as they were listed. Used for calls as tasks, and for all if tools are
+//! hidden. An unlisted name is looked up in the client's own session.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Refuses a client's answer to a question of a call whose tool it may not use any more.
-//!
-//! The server gets an error in its place, so that its call can end; the client sees no difference (B129).
+//! Refuses a client's answer to a question of a call whose tool it may not use any more. The server gets an error in
+//! its place, so that its call can end; the client sees no difference (B129).
 
 use super::SessionFaceState;
 use super::session_cache::ClientSession;

@@ -1,7 +1,6 @@
-//! The pipe: forwards messages between a session client and its upstream session.
-//!
-//! It needs no runner and no row. A call takes a permit and has a deadline; a response of any size is streamed. Read
-//! [`PipeForward::attempt`] first, then `face::pipe::forward` for the response, and `stream_edits` for its edits.
+//! The pipe: forwards messages between a session client and its upstream session. It needs no runner and no row. A call
+//! takes a permit and has a deadline; a response of any size is streamed. Read [`PipeForward::attempt`] first, then
+//! `face::pipe::forward` for the response, and `stream_edits` for its edits.
 
 mod client_filter;
 mod paused_calls;

@@ -1,6 +1,5 @@
-//! Registers sessions' open streams, on which the gateway can send its own messages.
-//!
-//! Only the newest stream of a session receives them, since nothing may be sent twice.
+//! Registers sessions' open streams, on which the gateway can send its own messages. Only the newest stream of a
+//! session receives them, since nothing may be sent twice.
 
 use std::collections::HashMap;
 use std::future::poll_fn;

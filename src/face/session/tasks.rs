@@ -1,7 +1,6 @@
-//! Serves tasks of session clients: calls as tasks, task methods, and notifications.
-//!
-//! A task's whole state is in the store; this module holds only the receivers of its messages. Read
-//! [`SessionFaceState::call`] for the start of a task, `result` for waiting for its outcome, and `task_notifier`.
+//! Serves tasks of session clients: calls as tasks, task methods, and notifications. A task's whole state is in the
+//! store; this module holds only the receivers of its messages. Read [`SessionFaceState::call`] for the start of a
+//! task, `result` for waiting for its outcome, and `task_notifier`.
 
 mod draft;
 mod result;

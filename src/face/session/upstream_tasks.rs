@@ -1,7 +1,6 @@
-//! Runs tools that a server runs only as tasks, for session clients (GW-11, GW-13).
-//!
-//! The gateway fetches the tools' task support in a session with the client's capabilities: a client may not have
-//! listed the tools in this process. Skipped if the server declared no tasks in its handshake.
+//! Runs tools that a server runs only as tasks, for session clients (GW-11, GW-13). The gateway fetches the tools' task
+//! support in a session with the client's capabilities: a client may not have listed the tools in this process. Skipped
+//! if the server declared no tasks in its handshake.
 
 use std::sync::Arc;
 use std::time::Duration;

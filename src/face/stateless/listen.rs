@@ -1,6 +1,5 @@
-//! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24).
-//!
-//! Notifications are read when the client reads: a slow client delays only itself; repeated changes are sent once.
+//! Serves `subscriptions/listen`: one long response with the notifications of a subscription (MOD-24). Notifications
+//! are read when the client reads: a slow client delays only itself; repeated changes are sent once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Forwards messages between stateless clients and a server of their era (GW-30).
-//!
-//! After the checks the same bytes are forwarded, and the response is streamed, with few edits (`answer_edits`). A call
-//! that may become a task goes to the engine. A disconnect drops the upstream's request, which cancels it.
+//! Forwards messages between stateless clients and a server of their era (GW-30). After the checks the same bytes are
+//! forwarded, and the response is streamed, with few edits (`answer_edits`). A call that may become a task goes to the
+//! engine. A disconnect drops the upstream's request, which cancels it.
 
 pub(in crate::face) mod answer_edits;
 

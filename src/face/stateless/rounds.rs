@@ -1,6 +1,5 @@
-//! Answers plain calls that ask questions, and resumes them with the answers (GW-20).
-//!
-//! The response has the questions and a sealed reference; the client repeats its request with both.
+//! Answers plain calls that ask questions, and resumes them with the answers (GW-20). The response has the questions
+//! and a sealed reference; the client repeats its request with both.
 
 use std::sync::{Arc, LazyLock};
 

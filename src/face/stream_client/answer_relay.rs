@@ -1,6 +1,5 @@
-//! Converts an endpoint's responses into messages for its client, and resumes streams until they are complete.
-//!
-//! An HTTP error becomes a JSON-RPC error.
+//! Converts an endpoint's responses into messages for its client, and resumes streams until they are complete. An HTTP
+//! error becomes a JSON-RPC error.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Checks proofs of possession (DPoP, RFC 9449): that a token's sender has the key that the token is bound to.
-//!
-//! A pure function of the proof's text, the request and the time. `seen_proofs` remembers which were used.
+//! Checks proofs of possession (DPoP, RFC 9449): that a token's sender has the key that the token is bound to. A pure
+//! function of the proof's text, the request and the time. `seen_proofs` remembers which were used.
 
 use std::time::Duration;
 

@@ -1,6 +1,5 @@
-//! Reads signed texts of three parts (JWS, RFC 7515): access tokens, and proofs of possession.
-//!
-//! The strict scan refuses JSON that two parsers could read differently; `jsonwebtoken` checks the signature alone.
+//! Reads signed texts of three parts (JWS, RFC 7515): access tokens, and proofs of possession. The strict scan refuses
+//! JSON that two parsers could read differently; `jsonwebtoken` checks the signature alone.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;

@@ -1,6 +1,5 @@
-//! Remembers which proofs of possession were used, so that none is used twice.
-//!
-//! Refuses when it is full: a proof that cannot be remembered could be repeated. Each gateway has its own memory.
+//! Remembers which proofs of possession were used, so that none is used twice. Refuses when it is full: a proof that
+//! cannot be remembered could be repeated. Each gateway has its own memory.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, HashSet};

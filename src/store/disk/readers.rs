@@ -1,7 +1,6 @@
-//! A pool of read-only connections to the file. Lists and single tasks have separate permits.
-//!
-//! A row whose pages are in memory is read in a few microseconds, less than the switch to a blocking thread and back
-//! costs. So a read of a single task runs on the thread of the request while such reads are fast: see [`DirectReads`].
+//! A pool of read-only connections to the file. Lists and single tasks have separate permits. A row whose pages are in
+//! memory is read in a few microseconds, less than the switch to a blocking thread and back costs. So a read of a
+//! single task runs on the thread of the request while such reads are fast: see [`DirectReads`].
 
 use std::io;
 use std::path::{Path, PathBuf};

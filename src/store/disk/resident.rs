@@ -1,7 +1,6 @@
-//! Keeps live rows, a cache of settled ones, and the sums in memory. Tracks unresolved inserts and unclaimed rows.
-//!
-//! The disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row only if
-//! no commit has touched the row's shard meanwhile. Any row may be left out for lack of space.
+//! Keeps live rows, a cache of settled ones, and the sums in memory. Tracks unresolved inserts and unclaimed rows. The
+//! disk is authoritative. The writer updates memory after each commit, by revision. A reader may add a row only if no
+//! commit has touched the row's shard meanwhile. Any row may be left out for lack of space.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};

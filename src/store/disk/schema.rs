@@ -1,6 +1,5 @@
-//! Defines the database file: its tables, its opening, and the detection of foreign files.
-//!
-//! Task ids are unhashed: lists return them, and payloads are beside them. File modes protect both (0600 in 0700).
+//! Defines the database file: its tables, its opening, and the detection of foreign files. Task ids are unhashed: lists
+//! return them, and payloads are beside them. File modes protect both (0600 in 0700).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};

@@ -1,6 +1,5 @@
-//! The writer's thread: commits a bounded queue of writes in batches, and owns the connection.
-//!
-//! Waiting writes share a transaction. A failed connection is not reused: after a failed fsync the next is void (F54).
+//! The writer's thread: commits a bounded queue of writes in batches, and owns the connection. Waiting writes share a
+//! transaction. A failed connection is not reused: after a failed fsync the next is void (F54).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Receives hints.
-//!
-//! A heartbeat is a commit, so it proves that the server kept its acknowledged writes, and is the same: [`Membership`].
+//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Receives hints. A
+//! heartbeat is a commit, so it proves that the server kept its acknowledged writes, and is the same: [`Membership`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections.
-//!
-//! A read is believed if its server has lately proved, on any of this replica's connections, that its data is
-//! durable; else the proof is made before the caller gets an answer ([`crate::replica::read_trust`]).
+//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections. A read is believed if
+//! its server has lately proved, on any of this replica's connections, that its data is durable; else the proof is made
+//! before the caller gets an answer ([`crate::replica::read_trust`]).
 
 use std::collections::HashMap;
 use std::io;

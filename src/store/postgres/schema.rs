@@ -1,7 +1,6 @@
-//! Defines the tables, and checks the server's version and settings.
-//!
-//! `tg_task` has a task's row with the disk store's record. Text is `bytea`: PostgreSQL rejects some. `tg_lane` is in
-//! [`super::statements`]; a negative time in `tg_replica` is distrusted ([`super::replica_rows::row_time`]).
+//! Defines the tables, and checks the server's version and settings. `tg_task` has a task's row with the disk store's
+//! record. Text is `bytea`: PostgreSQL rejects some. `tg_lane` is in [`super::statements`]; a negative time in
+//! `tg_replica` is distrusted ([`super::replica_rows::row_time`]).
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
-//! Opens connections to the database, and drives them.
-//!
-//! `poll_message` drives a connection, so no notice or notification is lost: a warning on a commit makes its outcome
-//! unknown. Dropping sends no cancel request: a cancelled commit that waits for its standby looks made.
+//! Opens connections to the database, and drives them. `poll_message` drives a connection, so no notice or notification
+//! is lost: a warning on a commit makes its outcome unknown. Dropping sends no cancel request: a cancelled commit that
+//! waits for its standby looks made.
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,6 +1,5 @@
-//! Caches settled rows that were read. A hint about another replica's write or removal, or lost hints, evicts them.
-//!
-//! A row is returned while its read is trusted, and for good after a later barrier ([`crate::replica::read_trust`]).
+//! Caches settled rows that were read. A hint about another replica's write or removal, or lost hints, evicts them. A
+//! row is returned while its read is trusted, and for good after a later barrier ([`crate::replica::read_trust`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,6 @@
-//! Counts the store's contents: exact for this replica, as of the last look for others.
-//!
-//! Each replica keeps its own deltas per owner; only their sum is a count, and a delta may be negative. Where deltas of several
-//! replicas cancel out, each replica reassigns its own to replica 0, where they are removed.
+//! Counts the store's contents: exact for this replica, as of the last look for others. Each replica keeps its own
+//! deltas per owner; only their sum is a count, and a delta may be negative. Where deltas of several replicas cancel
+//! out, each replica reassigns its own to replica 0, where they are removed.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,5 @@
-//! Runs one transaction, and determines its outcome with [`TransactionEnd::fate`] alone.
-//!
-//! One round trip. The last statement reads the commit settings of the server that commits, even behind a proxy.
+//! Runs one transaction, and determines its outcome with [`TransactionEnd::fate`] alone. One round trip. The last
+//! statement reads the commit settings of the server that commits, even behind a proxy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

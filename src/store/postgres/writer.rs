@@ -1,7 +1,6 @@
-//! The writer: a tokio task that commits all waiting writes as one transaction.
-//!
-//! A batch with an unknown commit ends its connection. The next one gets a number that excludes unfinished transactions
-//! of the last, and first removes rows with an unknown insert. From then on every write is resolved.
+//! The writer: a tokio task that commits all waiting writes as one transaction. A batch with an unknown commit ends its
+//! connection. The next one gets a number that excludes unfinished transactions of the last, and first removes rows
+//! with an unknown insert. From then on every write is resolved.
 
 use std::collections::VecDeque;
 use std::io;

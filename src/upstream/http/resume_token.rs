@@ -1,6 +1,5 @@
-//! Encodes tokens to resume calls in another process, and tracks positions in their streams.
-//!
-//! This process resumes after all read events, a later one after the events that the call's owner has received.
+//! Encodes tokens to resume calls in another process, and tracks positions in their streams. This process resumes after
+//! all read events, a later one after the events that the call's owner has received.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

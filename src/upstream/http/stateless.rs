@@ -1,6 +1,5 @@
-//! Implements requests to servers of 2026-07-28, without sessions.
-//!
-//! Read `stateless_sender` for one request, and `stateless_call` for a call with questions or the upstream's task
+//! Implements requests to servers of 2026-07-28, without sessions. Read `stateless_sender` for one request, and
+//! `stateless_call` for a call with questions or the upstream's task
 //! ([`relay_ext_tasks`](crate::dialect::relay_ext_tasks)). `StatelessExchange` owns it; `listen` subscribes.
 
 mod input_requests;

@@ -1,7 +1,6 @@
-//! Follows a call's task at the upstream: polls it, then fetches its outcome (UPC-01).
-//!
-//! The owner receives the events of an ordinary call. Polls decide; notifications only cause an earlier poll (UPC-02).
-//! A `tasks/result` stream is held open during questions, because some servers send them nowhere else (UPC-07).
+//! Follows a call's task at the upstream: polls it, then fetches its outcome (UPC-01). The owner receives the events of
+//! an ordinary call. Polls decide; notifications only cause an earlier poll (UPC-02). A `tasks/result` stream is held
+//! open during questions, because some servers send them nowhere else (UPC-07).
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,6 +1,5 @@
-//! Reads a session's GET stream, for messages that belong to no POST.
-//!
-//! It is reopened when it ends, omitted if the upstream has none, and keeps no session alive.
+//! Reads a session's GET stream, for messages that belong to no POST. It is reopened when it ends, omitted if the
+//! upstream has none, and keeps no session alive.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,7 +1,6 @@
-//! Manages clients' own sessions at one server: opens, renews, lends and ends them.
-//!
-//! It belongs to one client and is never pooled. Requests carry all that renews it ([`OwnSession`]); the state here is
-//! bounded, and may be lost. Read `lease` (calls that outlive the client's session) and `stream` (its GET).
+//! Manages clients' own sessions at one server: opens, renews, lends and ends them. It belongs to one client and is
+//! never pooled. Requests carry all that renews it ([`OwnSession`]); the state here is bounded, and may be lost. Read
+//! `lease` (calls that outlive the client's session) and `stream` (its GET).
 
 mod lease;
 mod memory;

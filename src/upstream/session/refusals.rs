@@ -1,7 +1,6 @@
-//! Counts consecutive refusals in one session: after two, a `ping` tests the session.
-//!
-//! A server that forgot a session may refuse in any form. Known texts ([`reply`](crate::upstream::reply)) renew a
-//! session at once; others are counted here. A response to the request itself is no refusal.
+//! Counts consecutive refusals in one session: after two, a `ping` tests the session. A server that forgot a session
+//! may refuse in any form. Known texts ([`reply`](crate::upstream::reply)) renew a session at once; others are counted
+//! here. A response to the request itself is no refusal.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;

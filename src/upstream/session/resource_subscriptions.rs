@@ -1,6 +1,5 @@
-//! Subscribes to resources in one session: one request for all listeners.
-//!
-//! Ends with the last listener. The upstream's state follows their count; one request at a time for each resource.
+//! Subscribes to resources in one session: one request for all listeners. Ends with the last listener. The upstream's
+//! state follows their count; one request at a time for each resource.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,7 +1,6 @@
-//! Routes an upstream's messages to their calls, and handles messages without a call.
-//!
-//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by
-//! task or token, else to the only running one, else to none (T-20): no client may see another call's question.
+//! Routes an upstream's messages to their calls, and handles messages without a call. All messages on a call's own
+//! stream belong to that call. On the session's stream a message goes to the call named by task or token, else to the
+//! only running one, else to none (T-20): no client may see another call's question.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,6 @@
-//! Adapts servers with another transport to streamable HTTP.
-//!
-//! A `MessageTransport` connects to such a server; one connection carries messages both ways, and is one session. Read
-//! `connection`, `call_table` (a message's call), `stateless` (no sessions), and `dedicated_process` (one call each).
+//! Adapts servers with another transport to streamable HTTP. A `MessageTransport` connects to such a server; one
+//! connection carries messages both ways, and is one session. Read `connection`, `call_table` (a message's call),
+//! `stateless` (no sessions), and `dedicated_process` (one call each).
 
 mod call_table;
 mod connection;

@@ -1,6 +1,5 @@
-//! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures.
-//!
-//! Knows no JSON. Follows no redirect, accepts no encoding, adds no header by itself.
+//! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures. Knows no JSON. Follows no
+//! redirect, accepts no encoding, adds no header by itself.
 
 mod address_reach;
 mod connector;

@@ -1,7 +1,6 @@
-//! Starts servers that are programs, and exchanges messages over standard input and output.
-//!
-//! The program runs under a [`supervisor`], which stops the program's whole process group once its own standard input
-//! ends, as it does when the gateway ends for any cause. So stopping always means: close the input and wait.
+//! Starts servers that are programs, and exchanges messages over standard input and output. The program runs under a
+//! [`supervisor`], which stops the program's whole process group once its own standard input ends, as it does when the
+//! gateway ends for any cause. So stopping always means: close the input and wait.
 
 mod program_output;
 

@@ -1,7 +1,6 @@
-//! Classifies a message in transit: whether it responds or may ask; reads its id.
-//!
-//! Reads names of members, the method and the id, in one pass, and keeps nothing else. A message that it cannot
-//! classify for sure is [`MessageClass::Asking`]: the caller then reads it whole and strictly.
+//! Classifies a message in transit: whether it responds or may ask; reads its id. Reads names of members, the method
+//! and the id, in one pass, and keeps nothing else. A message that it cannot classify for sure is
+//! [`MessageClass::Asking`]: the caller then reads it whole and strictly.
 
 use bytes::Bytes;
 use smallvec::SmallVec;

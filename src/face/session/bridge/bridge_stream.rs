@@ -1,7 +1,6 @@
-//! Serves a bridged session's own stream: notifications of the server and of tasks.
-//!
-//! Servers notify only subscribers. Notifications are read when the client reads: nothing runs in the background;
-//! resource subscriptions are kept for the next stream. Only the newest of several streams receives them (LEG-08).
+//! Serves a bridged session's own stream: notifications of the server and of tasks. Servers notify only subscribers.
+//! Notifications are read when the client reads: nothing runs in the background; resource subscriptions are kept for
+//! the next stream. Only the newest of several streams receives them (LEG-08).
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};

@@ -1,6 +1,5 @@
-//! Asks a session client the questions of one round, and returns the answers together (GW-22).
-//!
-//! Questions are requests on the call's stream. The engine holds the call, and limits how long a question stays open.
+//! Asks a session client the questions of one round, and returns the answers together (GW-22). Questions are requests
+//! on the call's stream. The engine holds the call, and limits how long a question stays open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Filters messages that a session client cannot handle (U31, U32).
-//!
-//! Questions that it did not declare or its version lacks, and unsafe URLs. The server gets the answer as in a task.
+//! Filters questions that a session client cannot handle (U31, U32): those that it did not declare or its version
+//! lacks, and unsafe URLs. The server gets the answer as in a task.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

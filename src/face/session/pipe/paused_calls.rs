@@ -1,7 +1,6 @@
-//! Keeps calls that lost their stream before the response, until their client resumes.
-//!
-//! An upstream of 2025-11-25 may close a stream after an event id, by which the client resumes (T-29). Meanwhile the
-//! call keeps permit and deadline. Later clients get its fault, unless the upstream kept an earlier response.
+//! Keeps calls that lost their stream before the response, until their client resumes. An upstream of 2025-11-25 may
+//! close a stream after an event id, by which the client resumes (T-29). Meanwhile the call keeps permit and deadline.
+//! Later clients get its fault, unless the upstream kept an earlier response.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

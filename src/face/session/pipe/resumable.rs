@@ -1,7 +1,6 @@
-//! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81).
-//!
-//! Used if no head comes for long, or the transport has no streams per call. The stream has event ids from 2025-03-26
-//! on and a replay buffer; the call continues while a response would be kept. Upstreams' own streams stay.
+//! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81). Used if no head comes for long,
+//! or the transport has no streams per call. The stream has event ids from 2025-03-26 on and a replay buffer; the call
+//! continues while a response would be kept. Upstreams' own streams stay.
 
 use std::collections::VecDeque;
 use std::io;

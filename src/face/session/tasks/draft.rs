@@ -1,6 +1,5 @@
-//! Serves tasks of SEP-1686 if enabled: calls with client-chosen ids, and their methods.
-//!
-//! A call is answered as usual, and its client may poll the task meanwhile.
+//! Serves tasks of SEP-1686 if enabled: calls with client-chosen ids, and their methods. A call is answered as usual,
+//! and its client may poll the task meanwhile.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
-//! Waits for a task's outcome: `tasks/result`, or a call with a chosen id (SEP-1686).
-//!
-//! Sends the task's questions and progress meanwhile. A client that drops the stream cancels nothing (L25-64). While
-//! the store is unavailable, the client waits: it would take an error for the outcome, and repeat the call.
+//! Waits for a task's outcome: `tasks/result`, or a call with a chosen id (SEP-1686). Sends the task's questions and
+//! progress meanwhile. A client that drops the stream cancels nothing (L25-64). While the store is unavailable, the
+//! client waits: it would take an error for the outcome, and repeat the call.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
-//! Encodes list cursors and question ids as ids that clients keep.
-//!
-//! Both contain their whole state: a restart loses no table, and any replica can read them.
+//! Encodes list cursors and question ids as ids that clients keep. Both contain their whole state: a restart loses no
+//! table, and any replica can read them.
 
 use crate::engine::TaskCursor;
 use crate::face::sealed::{GatewayId, IdKind, Sealer, sealed_in};

@@ -1,6 +1,5 @@
-//! Finds the call of a connection's message, and fills bounded queues without waiting.
-//!
-//! A slow reader delays no other call: its progress is dropped, its question refused. The response has reserved room.
+//! Finds the call of a connection's message, and fills bounded queues without waiting. A slow reader delays no other
+//! call: its progress is dropped, its question refused. The response has reserved room.
 
 use std::collections::HashMap;
 use std::io;

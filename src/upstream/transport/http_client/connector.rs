@@ -1,6 +1,5 @@
-//! Connects to one server: name, TCP, a proxy's tunnel, and TLS; chooses the proxy.
-//!
-//! Requests to `https` use a tunnel (CONNECT) that shows the proxy the host alone; `http` shows it the whole address.
+//! Connects to one server: name, TCP, a proxy's tunnel, and TLS; chooses the proxy. Requests to `https` use a tunnel
+//! (CONNECT) that shows the proxy the host alone; `http` shows it the whole address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
-//! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
-//!
-//! A request waits for a new connection and for a returned one, and takes the first; a new one not needed is kept.
+//! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all. A request waits for a new
+//! connection and for a returned one, and takes the first; a new one not needed is kept.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};

@@ -1,7 +1,6 @@
-//! Keeps a server's cookies for each gateway session, and sends them only there (RFC 6265).
-//!
-//! A load balancer names a session's node by a cookie for the gateway alone: clients' cookies are not forwarded (B75).
-//! Cookies are kept in memory by session id and origin, so that no session, principal or other server shares them.
+//! Keeps a server's cookies for each gateway session, and sends them only there (RFC 6265). A load balancer names a
+//! session's node by a cookie for the gateway alone: clients' cookies are not forwarded (B75). Cookies are kept in
+//! memory by session id and origin, so that no session, principal or other server shares them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,5 @@
-//! Logs a program's standard error, and lines of its standard output that are no messages.
-//!
-//! Lines per second and bytes per line are limited; further lines are counted.
+//! Logs a program's standard error, and lines of its standard output that are no messages. Lines per second and bytes
+//! per line are limited; further lines are counted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -98,7 +98,7 @@ const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
 const CODE_LINES_MAX: usize = 88_600;
-const COMMENT_LINES_MAX: usize = 10_050;
+const COMMENT_LINES_MAX: usize = 9_000;
 const FILES_MAX: usize = 515;
 
 /// Names that stand for several types: a list that may only shrink.

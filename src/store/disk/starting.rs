@@ -45,6 +45,10 @@ impl DiskStore {
         warn_of(&folder, medium);
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let path = schema::file_in(&folder);
+        if !path.exists() {
+            // Else a repository around the folder would take up the key and the results. Nothing depends on this file.
+            let _ = std::fs::write(folder.join(".gitignore"), "*\n");
+        }
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
         let opened = tokio::task::spawn_blocking(move || {

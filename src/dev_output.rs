@@ -11,9 +11,11 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tracing_appender::non_blocking::WorkerGuard;
 
 use crate::console;
 use crate::line_budget::LineBudget;
+use crate::line_queue::LineQueue;
 use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::{
     Message, Notification, Object, Payload, Request, RequestId, Response, ScanLimits, envelope, method, one_line,
@@ -29,6 +31,7 @@ static OUTPUT: OnceLock<DevOutput> = OnceLock::new();
 
 #[derive(Debug)]
 struct DevOutput {
+    lines: LineQueue,
     began: Instant,
     clients: LineBudget,
     messages: LineBudget,
@@ -39,6 +42,7 @@ struct DevOutput {
 named_variants! {
     pub enum DevSource, label {
         Files = "files",
+        Gateway = "gateway",
         /// The start, the end and the state of the program.
         Program = "program",
         Stderr = "stderr",
@@ -50,15 +54,18 @@ named_variants! {
     }
 }
 
-/// Turns the output on, for the rest of the process.
-pub fn install() {
+/// Turns the output on, for the rest of the process. Lines that wait are written when the guard is dropped.
+pub fn install() -> WorkerGuard {
+    let (lines, guard) = LineQueue::start(console::stdout(), "standard output");
     let _ = OUTPUT.set(DevOutput {
+        lines,
         began: Instant::now(),
         clients: LineBudget::new(),
         messages: LineBudget::new(),
         calls: Mutex::default(),
         tasks: Mutex::default(),
     });
+    guard
 }
 
 pub fn is_on() -> bool {
@@ -72,7 +79,7 @@ pub fn show(source: DevSource, text: impl Display) {
         DevSource::Client => output.clients.admit(),
         DevSource::Server => output.messages.admit(),
         // Rare, or counted by its reader.
-        DevSource::Files | DevSource::Program | DevSource::Stderr | DevSource::Stdout => Some(0),
+        DevSource::Files | DevSource::Gateway | DevSource::Program | DevSource::Stderr | DevSource::Stdout => Some(0),
     };
     if let Some(left_out) = left_out {
         output.print(source, left_out, &text);
@@ -95,7 +102,7 @@ impl DevOutput {
         line.push_str(&one_line::shown(&text.to_string(), LINE_BYTES_MAX));
         line.push('\n');
         // A terminal that is gone ends the command by its signal.
-        let _ = console::stdout().write_all(line.as_bytes());
+        let _ = self.lines.clone().write_all(line.as_bytes());
     }
 }
 

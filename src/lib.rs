@@ -56,6 +56,7 @@ pub mod cause;
 mod console;
 pub mod failpoint;
 mod line_budget;
+mod line_queue;
 pub mod metric;
 pub mod own_command;
 pub mod random;

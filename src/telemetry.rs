@@ -2,7 +2,6 @@
 
 mod families;
 mod json_lines;
-mod line_queue;
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -15,9 +14,9 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::TryInitError;
 
+use crate::line_queue::LineQueue;
 use crate::{console, metric};
 use json_lines::JsonLines;
-use line_queue::LineQueue;
 
 /// The environment variable with the log filter, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
@@ -63,7 +62,7 @@ pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
-    let (lines, guard) = LineQueue::start(io::stderr());
+    let (lines, guard) = LineQueue::start(io::stderr(), "standard error");
     let output = move || EscapedOutput(lines.clone());
     // The subscriber reports a failed write with eprintln!, which panics if standard error cannot be written.
     let log = tracing_subscriber::fmt().log_internal_errors(false);

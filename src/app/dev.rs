@@ -30,6 +30,9 @@ const EARLY: Duration = Duration::from_secs(2);
 const EARLY_RESTARTS_MAX: usize = 5;
 const TOOLS_SHOWN: usize = 10;
 
+/// How long the end waits for calls: nobody relies on a server under development.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
+
 #[derive(Clone, Debug)]
 pub struct DevSettings {
     /// The watched folders and files; if there are none, the command's own.
@@ -46,10 +49,22 @@ pub(super) struct Development {
     early_restarts: usize,
 }
 
+/// Shortens the drain, and says what it waits for.
+pub(super) fn prepare_end(gateway: &mut Gateway) {
+    gateway.drain_max = gateway.drain_max.min(DRAIN_MAX);
+    let calls = gateway.live_calls().survey();
+    if !calls.is_empty() {
+        let patience = gateway.drain_max;
+        dev_output::show(
+            DevSource::Gateway,
+            format_args!("waits {patience:?} for calls ({calls}); a second Ctrl-C ends it at once"),
+        );
+    }
+}
+
 impl Development {
-    /// Turns the output on, and watches all files except the gateway's own.
+    /// Watches all files except the gateway's own.
     pub(super) fn new(settings: &DevSettings, config: &Config) -> anyhow::Result<Self> {
-        dev_output::install();
         let watched = match settings.watched.as_slice() {
             [] => changes::watched_by(&settings.command),
             named => named.to_vec(),

@@ -36,7 +36,7 @@ use crate::server::RunningListener;
 use crate::store::postgres::PriorIncarnation;
 use crate::system::{self, SignalStream};
 use crate::task::{Clock as _, Reason, SystemClock};
-use crate::{console, telemetry};
+use crate::{console, dev_output, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
@@ -94,6 +94,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     // Signal handlers before the listeners: no signal may be missed.
     let mut signals = if file.is_some() { Signals::new()? } else { Signals::with_hangup()? };
     let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
+    let lines = developed.is_some().then(dev_output::install);
     let mut development = developed.map(|settings| Development::new(&settings, &config)).transpose()?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
@@ -128,12 +129,15 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     }
     service_manager::notify_ready();
     development.iter_mut().for_each(|development| development.start(&gateway));
-    let (gateway, notice) = match until_signal(gateway, &metrics, &mut signals, &mut reloads, development).await {
+    let (mut gateway, notice) = match until_signal(gateway, &metrics, &mut signals, &mut reloads, development).await {
         Ok(ServingEnd::Signal(gateway, notice)) => (*gateway, notice),
         Ok(ServingEnd::Nothing) => return Ok(ExitCode::SUCCESS),
         Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
         Err(error) => return refused(error, None),
     };
+    if lines.is_some() {
+        dev::prepare_end(&mut gateway);
+    }
     end(gateway, (!are_kept).then_some(notice), &mut signals, &upkeep).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)

@@ -125,6 +125,19 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
+fn the_end_says_that_it_waits_for_a_call_and_does_so_for_seconds() {
+    let mut dev = Started::developed(&[]);
+    let mut waiting = dev.calling("waits", &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    dev.wait("stderr  it waits");
+    dev.signal("-INT");
+    dev.wait("gateway waits 3s for calls (server-py: 1 held");
+    assert!(dev.child.wait().unwrap().success());
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    assert_eq!(fs::read_to_string(dev.folder.path().join("taskgate-data/.gitignore")).unwrap(), "*\n");
+}
+
+#[test]
 fn a_changed_file_starts_the_program_anew_and_the_next_call_reaches_it() {
     let mut dev = Started::developed(&[]);
     assert!(dev.call("quick", &[]).contains("first quick"));

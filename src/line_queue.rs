@@ -1,4 +1,4 @@
-//! Passes log lines to a thread that writes them: a reader that hangs blocks no other thread (F96).
+//! Passes lines to a thread that writes them: a reader that hangs blocks no other thread (F96).
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -17,16 +17,16 @@ const MESSAGES_MAX: usize = BYTES_MAX / LINE_BYTES_MIN + 1;
 
 /// The end of the queue to which lines are written. Clones share the queue.
 #[derive(Clone, Debug)]
-pub(super) struct LineQueue {
+pub(crate) struct LineQueue {
     lines: NonBlocking,
     backlog: Arc<Backlog>,
 }
 
 impl LineQueue {
     /// Starts the thread that writes to `output`. Dropping the guard waits until the lines are written, a second at most.
-    pub(super) fn start(output: impl Write + Send + 'static) -> (Self, WorkerGuard) {
-        let backlog = Arc::new(Backlog::default());
-        let thread = NonBlockingBuilder::default().buffered_lines_limit(MESSAGES_MAX).thread_name("log");
+    pub(crate) fn start(output: impl Write + Send + 'static, name: &'static str) -> (Self, WorkerGuard) {
+        let backlog = Arc::new(Backlog { name, bytes: AtomicUsize::new(0), lost: AtomicU64::new(0) });
+        let thread = NonBlockingBuilder::default().buffered_lines_limit(MESSAGES_MAX).thread_name("lines");
         let (lines, guard) = thread.finish(QueueOutput { output, backlog: Arc::clone(&backlog) });
         (Self { lines, backlog }, guard)
     }
@@ -43,8 +43,10 @@ impl Write for LineQueue {
 }
 
 /// The lines that wait or are being written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Backlog {
+    /// The output's name in the log.
+    name: &'static str,
     bytes: AtomicUsize,
     /// Lines lost since the log last said so.
     lost: AtomicU64,
@@ -70,7 +72,7 @@ impl Backlog {
         let held = self.bytes.fetch_sub(Self::cost(line), Ordering::Relaxed) - Self::cost(line);
         if held <= BYTES_MAX / 2 && self.lost.load(Ordering::Relaxed) > 0 {
             let lines = self.lost.swap(0, Ordering::Relaxed);
-            tracing::warn!(lines, "log lines were lost: standard error was not read in time");
+            tracing::warn!(lines, "lines were lost: {} was not read in time", self.name);
         }
     }
 }
@@ -121,7 +123,7 @@ mod tests {
             (5 << 20, 0),
         ] {
             let (sender, lines) = mpsc::sync_channel(0);
-            let (mut queue, guard) = LineQueue::start(Held(sender));
+            let (mut queue, guard) = LineQueue::start(Held(sender), "a test");
             for _ in 0..held + 3 {
                 queue.write_all(&vec![b'x'; line]).unwrap();
             }

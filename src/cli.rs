@@ -192,6 +192,19 @@ enum CliCommand {
     ///
     /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
     Health(HealthArguments),
+    /// Shows a running gateway: whether it is ready or why not, the state of its servers, and the calls whose clients wait.
+    ///
+    /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
+    ///
+    /// Exit codes: 0, 64 for a mistake in the command line, 69 if the gateway cannot be reached.
+    Status {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// The address of the gateway's admin listener.
+        #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+        admin: url::Url,
+    },
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
@@ -298,6 +311,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
         CliCommand::Keys { order } => make_key(&order),
         CliCommand::Health(arguments) => Ok(Box::pin(ask_health(&arguments)).await),
+        CliCommand::Status { json, admin } => Box::pin(operate(&admin, async |at| at.status(json).await)).await,
         CliCommand::Tasks { order, admin } => Box::pin(operate(&admin, async |at| tasks::run(&at, &order).await)).await,
         CliCommand::Replicas { order, admin } => {
             Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
@@ -433,7 +447,9 @@ async fn operate(
             say(why);
             Ok(ExitCode::FAILURE)
         }
-        Err(error @ (AdminRequestError::Address | AdminRequestError::Token)) => Ok(refuse(error)),
+        Err(error @ (AdminRequestError::Address | AdminRequestError::Token | AdminRequestError::Unconfirmed(_))) => {
+            Ok(refuse(error))
+        }
         Err(error) => {
             say(CauseChain(&error));
             Ok(ExitCode::from(UNAVAILABLE))

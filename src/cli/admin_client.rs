@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use super::printable::printable;
+use super::printable::{printable, printable_json, printable_lines};
 use crate::upstream::transport::credential::secret_value;
 
 pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
@@ -34,6 +34,8 @@ pub enum AdminRequestError {
     Token,
     #[error("the operator's token is missing or unknown; put it into {TOKEN_VARIABLE}")]
     Unauthorized,
+    #[error("{0}")]
+    Unconfirmed(String),
     #[error("the response is not from taskgate's admin listener")]
     Unintelligible,
 }
@@ -97,10 +99,32 @@ impl AdminClient {
         self.ask_with(method, body, path, query).await
     }
 
-    /// Sends a request on a new connection.
+    /// Asks for the status page, as text or as JSON.
+    pub(super) async fn status(&self, is_json: bool) -> Result<AdminOutput, AdminRequestError> {
+        let accepted = if is_json { "application/json" } else { "text/plain" };
+        let AdminAnswer { status, body } = self.send(Method::GET, accepted, Bytes::new(), &[], &[]).await?;
+        if !status.is_success() {
+            return refused(&body);
+        }
+        let text = String::from_utf8_lossy(&body);
+        Ok(AdminOutput::Done(if is_json { printable_json(&text) } else { printable_lines(&text) }))
+    }
+
     pub(super) async fn ask_with(
         &self,
         method: Method,
+        body: Bytes,
+        path: &[&str],
+        query: &[(&str, &str)],
+    ) -> Result<AdminAnswer, AdminRequestError> {
+        self.send(method, "application/json", body, path, query).await
+    }
+
+    /// Sends a request on a new connection.
+    async fn send(
+        &self,
+        method: Method,
+        accepted: &str,
         body: Bytes,
         path: &[&str],
         query: &[(&str, &str)],
@@ -117,7 +141,7 @@ impl AdminClient {
             .method(method)
             .uri(target)
             .header(HOST, format!("{host}:{port}"))
-            .header(ACCEPT, "application/json")
+            .header(ACCEPT, accepted)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|_| AdminRequestError::Address)?;

@@ -7,13 +7,14 @@ mod shape;
 mod syntax;
 
 use std::fmt::Display;
-use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use similar::TextDiff;
 
 use super::printable::{printable, printable_lines};
+use super::terminal::confirmed;
 use super::{refuse, say};
 use crate::console;
 use crate::own_command::{IS_RELEASED, OwnCommand};
@@ -26,8 +27,6 @@ use shape::{HostShape, ShapeError};
 const CONTEXT_LINES: usize = 3;
 const WRAPPED: &str = "wrapped";
 const DIRECT: &str = "direct";
-/// A longer answer is no yes.
-const ANSWER_BYTES_MAX: u64 = 64;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct InstallArguments {
@@ -248,10 +247,7 @@ impl<'a> HostChange<'a> {
         if self.is_confirmed {
             return Ok(true);
         }
-        if !io::stdin().is_terminal() {
-            return Err("standard input is no terminal, so the change cannot be confirmed; add --yes".to_owned());
-        }
-        let is_agreed = asked()?;
+        let is_agreed = confirmed("Change the file so? (yes/no) [no]: ")?;
         if !is_agreed {
             say("nothing was changed");
         }
@@ -261,18 +257,6 @@ impl<'a> HostChange<'a> {
 
 fn at<E: Display>(path: &Path) -> impl Fn(E) -> String {
     move |error| format!("{}: {error}", path.display())
-}
-
-fn asked() -> Result<bool, String> {
-    let mut stderr = console::stderr();
-    let _ = write!(stderr, "Change the file so? (yes/no) [no]: ").and_then(|()| stderr.flush());
-    let mut answer = String::new();
-    io::stdin()
-        .lock()
-        .take(ANSWER_BYTES_MAX)
-        .read_line(&mut answer)
-        .map_err(|error| format!("the answer cannot be read: {error}"))?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 fn has_colours() -> bool {

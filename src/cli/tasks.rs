@@ -9,9 +9,12 @@ use serde_json::value::RawValue;
 use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
 use super::listing::{self, ago, in_short, since};
 use super::printable::{printable, printable_json};
+use super::say;
+use super::terminal::confirmed;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
 const PAGE: usize = 1_000;
+const UNSETTLED: [&str; 3] = ["queued", "working", "input_required"];
 /// The most requests for a lookup by id: the gateway examines some of its tasks in each.
 const LOOKS_MAX: usize = 10_000;
 
@@ -23,7 +26,7 @@ pub enum TasksCommand {
         /// Only tasks of this upstream.
         #[arg(long, value_name = "NAME")]
         upstream: Option<String>,
-        /// Only tasks of this principal: the id of its API key, or the digest that lists and the log show.
+        /// Only tasks of this principal: the id of its API key, the digest that lists and the log show, or its name in the audit.
         #[arg(long, value_name = "NAME")]
         principal: Option<String>,
         /// Only tasks in this state.
@@ -48,11 +51,20 @@ pub enum TasksCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Cancels a task, as its client can.
+    /// Cancels tasks, as their clients can: those that are named, or all of a principal or an upstream that have not ended.
     Cancel {
-        /// The task's reference, or its id.
-        #[arg(value_name = "REF|ID")]
-        reference: String,
+        /// The references of tasks, or their ids.
+        #[arg(value_name = "REF|ID", required_unless_present_any = ["principal", "upstream"])]
+        references: Vec<String>,
+        /// All tasks of this principal that have not ended; named as for `list`.
+        #[arg(long, value_name = "NAME", conflicts_with = "references")]
+        principal: Option<String>,
+        /// All tasks of this upstream that have not ended; with --principal, those of both.
+        #[arg(long, value_name = "NAME", conflicts_with = "references")]
+        upstream: Option<String>,
+        /// Ask nothing.
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -100,8 +112,7 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
             let wanted = [("upstream", upstream), ("principal", principal), ("state", state), ("reason", reason)];
-            let wanted = wanted.map(|(name, value)| Some((name, value.as_deref()?)));
-            list(admin, wanted.into_iter().flatten().collect(), *limit, *json).await
+            list(admin, &filters(wanted), *limit, *json).await
         }
         TasksCommand::Show { reference, json } => {
             let answer = if is_id(reference) {
@@ -114,18 +125,72 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
             }
             shown(&answer)
         }
-        TasksCommand::Cancel { reference } => {
-            let mut reference = reference.clone();
-            if is_id(&reference) {
-                let found = ask_by_id(admin, &reference).await?;
-                if !found.status.is_success() {
-                    return shown(&found);
-                }
-                reference = read::<TaskEntry>(&found.body)?.reference;
-            }
-            shown(&admin.ask(Method::POST, &["tasks", &reference, "cancel"], &[]).await?)
+        TasksCommand::Cancel { references, .. } if references.len() == 1 => cancel(admin, &references[0]).await,
+        TasksCommand::Cancel { references, .. } if references.len() > 1 => cancel_each(admin, references).await,
+        TasksCommand::Cancel { principal, upstream, yes, .. } => {
+            cancel_all(admin, &filters([("upstream", upstream), ("principal", principal)]), *yes).await
         }
     }
+}
+
+fn filters<'f, const N: usize>(wanted: [(&'f str, &'f Option<String>); N]) -> Vec<(&'f str, &'f str)> {
+    wanted.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+}
+
+async fn cancel(admin: &AdminClient, name: &str) -> Result<AdminOutput, AdminRequestError> {
+    let mut reference = name.to_owned();
+    if is_id(name) {
+        let found = ask_by_id(admin, name).await?;
+        if !found.status.is_success() {
+            return shown(&found);
+        }
+        reference = read::<TaskEntry>(&found.body)?.reference;
+    }
+    shown(&admin.ask(Method::POST, &["tasks", &reference, "cancel"], &[]).await?)
+}
+
+/// A task that has ended meanwhile is named on standard error.
+async fn cancel_each(admin: &AdminClient, names: &[String]) -> Result<AdminOutput, AdminRequestError> {
+    let mut cancelled = 0;
+    for name in names {
+        match cancel(admin, name).await? {
+            AdminOutput::Refused(why) => say(format_args!("{}: {why}", printable(name))),
+            AdminOutput::Done(_) | AdminOutput::Part(_) => cancelled += 1,
+        }
+    }
+    Ok(match names.len() - cancelled {
+        0 => AdminOutput::Done(format!(
+            "cancelled: {cancelled}
+"
+        )),
+        _ => AdminOutput::Refused(format!("{cancelled} of {} tasks were cancelled", names.len())),
+    })
+}
+
+/// Cancels the tasks that the gateway has now and that have not ended, once they are confirmed.
+async fn cancel_all(
+    admin: &AdminClient,
+    wanted: &[(&str, &str)],
+    is_confirmed: bool,
+) -> Result<AdminOutput, AdminRequestError> {
+    let mut unsettled = Vec::<TaskEntry>::new();
+    for state in UNSETTLED {
+        match listed(admin, &[wanted, &[("state", state)]].concat(), usize::MAX).await? {
+            // Subtasks end with their parents.
+            Ok(found) => unsettled.extend(found.entries()?.into_iter().filter(|task| task.parent.is_none())),
+            Err(why) => return Ok(why),
+        }
+    }
+    if unsettled.is_empty() {
+        return Ok(AdminOutput::Refused("there is no such task that has not ended".to_owned()));
+    }
+    let table = table(&unsettled, SystemClock.now());
+    let question = format!("{table}Cancel these {} tasks? (yes/no) [no]: ", unsettled.len());
+    if !is_confirmed && !confirmed(&question).map_err(AdminRequestError::Unconfirmed)? {
+        return Ok(AdminOutput::Refused("nothing was cancelled".to_owned()));
+    }
+    let references: Vec<String> = unsettled.into_iter().map(|task| task.reference).collect();
+    cancel_each(admin, &references).await
 }
 
 fn shown(answer: &AdminAnswer) -> Result<AdminOutput, AdminRequestError> {
@@ -158,21 +223,32 @@ async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<AdminAnswer, AdminRe
     Err(AdminRequestError::Late)
 }
 
-async fn list(
+struct ListedTasks {
+    all: Vec<Box<RawValue>>,
+    has_more: bool,
+}
+
+impl ListedTasks {
+    fn entries(&self) -> Result<Vec<TaskEntry>, AdminRequestError> {
+        self.all.iter().map(|task| read(task.get().as_bytes())).collect()
+    }
+}
+
+/// The newest tasks, or the gateway's refusal.
+async fn listed(
     admin: &AdminClient,
-    wanted: Vec<(&str, &str)>,
+    wanted: &[(&str, &str)],
     limit: usize,
-    is_json: bool,
-) -> Result<AdminOutput, AdminRequestError> {
+) -> Result<Result<ListedTasks, AdminOutput>, AdminRequestError> {
     let (mut all, mut after) = (Vec::<Box<RawValue>>::new(), None::<String>);
     while all.len() < limit {
         let page = PAGE.min(limit - all.len()).to_string();
         let mut query = vec![("limit", page.as_str())];
-        query.extend(&wanted);
+        query.extend(wanted);
         query.extend(after.as_deref().map(|after| ("after", after)));
         let AdminAnswer { status, body } = admin.ask(Method::GET, &["tasks"], &query).await?;
         if !status.is_success() {
-            return refused(&body);
+            return refused(&body).map(Err);
         }
         let page: TaskListPage = read(&body)?;
         all.extend(page.tasks);
@@ -181,14 +257,26 @@ async fn list(
             break;
         }
     }
+    Ok(Ok(ListedTasks { all, has_more: after.is_some() }))
+}
+
+async fn list(
+    admin: &AdminClient,
+    wanted: &[(&str, &str)],
+    limit: usize,
+    is_json: bool,
+) -> Result<AdminOutput, AdminRequestError> {
+    let found = match listed(admin, wanted, limit).await? {
+        Ok(found) => found,
+        Err(why) => return Ok(why),
+    };
     let text = if is_json {
-        let tasks: Vec<_> = all.iter().map(|task| printable_json(task.get())).collect();
+        let tasks: Vec<_> = found.all.iter().map(|task| printable_json(task.get())).collect();
         format!("[{}]\n", tasks.join(","))
     } else {
-        let tasks = all.iter().map(|task| read(task.get().as_bytes())).collect::<Result<Vec<_>, _>>()?;
-        table(&tasks, SystemClock.now())
+        table(&found.entries()?, SystemClock.now())
     };
-    Ok(if after.is_some() { AdminOutput::Part(text) } else { AdminOutput::Done(text) })
+    Ok(if found.has_more { AdminOutput::Part(text) } else { AdminOutput::Done(text) })
 }
 
 fn state(task: &TaskEntry) -> String {

@@ -9,8 +9,11 @@ use tokio::sync::mpsc;
 
 use super::printable::printable;
 use super::ui::{CallStatus, Ui};
+use crate::console;
 
 const TICK: Duration = Duration::from_millis(100);
+/// A longer answer is no yes.
+const ANSWER_BYTES_MAX: u64 = 64;
 /// Neither is wider than the terminal: a wrapped line would be drawn again and again.
 const SPINNER: &str = "{spinner} {elapsed} {wide_msg}";
 const STEPS: &str = "{spinner} {elapsed} [{bar:20}] {pos}/{len} {wide_msg}";
@@ -175,6 +178,22 @@ fn read_lines(mut input: impl BufRead, lines: &mpsc::Sender<String>) {
             }
         }
     }
+}
+
+/// Asks a question on standard error, and reads one line. Fails if nobody can answer.
+pub(super) fn confirmed(question: &str) -> Result<bool, String> {
+    if !io::stdin().is_terminal() {
+        return Err("standard input is no terminal, so nothing can be confirmed; add --yes".to_owned());
+    }
+    let mut stderr = console::stderr();
+    let _ = write!(stderr, "{question}").and_then(|()| stderr.flush());
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .take(ANSWER_BYTES_MAX)
+        .read_line(&mut answer)
+        .map_err(|error| format!("the answer cannot be read: {error}"))?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 #[cfg(test)]

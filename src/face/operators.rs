@@ -250,9 +250,14 @@ impl OperatorTaskQuery {
         is_listed
             && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
             && self.state.as_deref().is_none_or(|wanted| wanted == state)
-            && self.principal.as_deref().is_none_or(|wanted| wanted == principal_reference(&task.key.owner))
+            && self.principal.as_deref().is_none_or(|wanted| is_named(&task.key.owner, wanted))
             && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == reason)
     }
+}
+
+/// By its name in lists and in the log, or by its whole name, as in rules and in the audit.
+fn is_named(principal: &Principal, name: &str) -> bool {
+    principal.as_str() == name || principal_reference(principal) == name
 }
 
 /// Sorts as the list does: the complement of the creation time, then the reference.

@@ -323,7 +323,7 @@ fn a_file_that_cannot_be_changed_is_refused_and_stays() {
         (b"{\"mcpServers\": 1}", &[], ": `mcpServers` holds no servers: each needs a name and settings"),
         (valid.as_bytes(), &["c"], ": there is no server `c`; there is `a`"),
         (b"{\"mcpServers\": {\"a\": {}}}", &["a"], ": a: has neither a command nor an address"),
-        (valid.as_bytes(), &[], "standard input is no terminal, so the change cannot be confirmed; add --yes"),
+        (valid.as_bytes(), &[], "standard input is no terminal, so nothing can be confirmed; add --yes"),
     ];
     for (content, servers, expected) in rows {
         let machine = Machine::new();

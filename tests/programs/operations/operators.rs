@@ -191,6 +191,45 @@ async fn a_task_is_found_by_its_id_too_and_a_long_list_says_on_stderr_that_it_is
     assert!(!program.log().contains(id.as_str().unwrap()), "{}", program.log());
 }
 
+#[tokio::test]
+async fn several_tasks_are_cancelled_by_name_or_as_all_of_a_principal() {
+    let (worker, _folder, program) = started().await;
+    for key in ["a", "b", "c", "d"] {
+        program.task("/up/mcp", key).await;
+    }
+    worker.calls(4).await;
+    let list = program.get("/tasks").await.json();
+    let references: Vec<&str> = tasks(&list).iter().map(|task| task["ref"].as_str().unwrap()).collect();
+    let (code, said, _) = operate(&program, &["cancel", references[0], references[1]]).await;
+    assert_eq!((code, said.as_str()), (Some(0), "cancelled: 2\n"));
+    let (code, said, why) = operate(&program, &["cancel", references[1], references[2]]).await;
+    assert_eq!((code, said.as_str()), (Some(1), ""));
+    let ended = format!("taskgate: {}: the task has ended: it is cancelled\n", references[1]);
+    assert_eq!(why, format!("{ended}taskgate: 1 of 2 tasks were cancelled\n"));
+    // `local` is the principal's whole name, as the audit has it.
+    let all = ["cancel", "--principal", "local"];
+    let (code, _, why) = operate(&program, &all).await;
+    assert_eq!((code, why.contains("add --yes")), (Some(64), true), "{why}");
+    let (code, said, _) = operate(&program, &[&all[..], &["--upstream", "other", "--yes"]].concat()).await;
+    assert_eq!((code, said.as_str()), (Some(1), ""));
+    let (code, said, _) = operate(&program, &[&all[..], &["--yes"]].concat()).await;
+    assert_eq!((code, said.as_str()), (Some(0), "cancelled: 1\n"));
+    let (code, _, why) = operate(&program, &[&all[..], &["--yes"]].concat()).await;
+    assert_eq!((code, why.trim()), (Some(1), "taskgate: there is no such task that has not ended"));
+}
+
+#[tokio::test]
+async fn the_status_page_is_a_command() {
+    let (worker, _folder, program) = started().await;
+    program.task("/up/mcp", "k").await;
+    worker.calls(1).await;
+    let (code, text, _) = program.operate(&["status"]).await;
+    assert_eq!((code, text), (Some(0), program.get("/").await.body));
+    let (code, text, _) = program.operate(&["status", "--json"]).await;
+    let status: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &status["ready"], &status["tasks"]["unsettled"]), (Some(0), &true.into(), &1.into()), "{text}");
+}
+
 /// GW-39: this is how the poisonous are found.
 #[tokio::test]
 async fn tasks_are_found_by_the_reason_for_which_they_failed() {

@@ -443,7 +443,7 @@ keys! {
         /// effect on loopback or beside `[listen.tls]`.
         reload plaintext: bool = flag(), default false;
         /// Values of `Host` that are served besides loopback, the bound address and the names of the certificate. Any
-        /// other `Host` gets 403, unless the request has an API key. On loopback without keys, a name here means that
+        /// other `Host` gets 403, unless each request needs a credential. On loopback without keys, a name here means that
         /// requests come through a proxy: every client is then served as with `anonymous = true`.
         reload allowed_hosts: Vec<String> = read_all(&HOST), default [], bounds "no port, no wildcard";
         /// Web pages that may call and read answers (CORS, preflights included) besides loopback pages (on a loopback

@@ -13,7 +13,8 @@ END
 field() { grep -o "\"$1\":\"[^\"]*" | head -n 1 | cut -d '"' -f 4; }
 # follow TASK: shows the task's progress until it no longer works, then the last response.
 follow() {
-  while answer=$(rpc tasks/get "\"taskId\": \"$1\"" "$1") && [ "$(echo "$answer" | field status)" = working ]; do
+  # No answer: the gateway may be restarting, and the task continues.
+  while answer=$(rpc tasks/get "\"taskId\": \"$1\"" "$1"); [ -z "$answer" ] || [ "$(echo "$answer" | field status)" = working ]; do
     echo "progress: $(echo "$answer" | field statusMessage)"
     sleep 1
   done

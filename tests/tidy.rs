@@ -34,6 +34,7 @@ const RANKS: [(&str, usize); 32] = [
     ("console", 0),
     ("failpoint", 0),
     ("line_budget", 0),
+    ("line_queue", 0),
     ("metric", 0),
     ("own_command", 0),
     ("random", 0),

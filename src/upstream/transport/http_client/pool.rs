@@ -1,5 +1,7 @@
-//! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all. A request waits for a new
-//! connection and for a returned one, and takes the first; a new one not needed is kept.
+//! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
+//!
+//! A request waits both for a new connection and for a returned one, and takes the first. A new connection that is no
+//! longer needed is pooled.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -57,16 +59,17 @@ struct Shared {
     connect_max: Duration,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
-    kept: Mutex<Kept>,
+    pooled: Mutex<PooledConnections>,
     /// Signals a returned connection.
-    came: Notify,
-    /// Whether the upstream last negotiated HTTP/2: the holder of `turn` opens the next connection for all waiting.
+    returned: Notify,
+    /// Whether the upstream last negotiated HTTP/2. Then the holder of `turn` opens its next connection for all waiting
+    /// requests.
     is_http2: AtomicBool,
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct PooledConnections {
     /// Least recently used first.
     idle: Vec<Idle>,
     http2: Option<Http2Connection>,
@@ -262,23 +265,23 @@ impl ConnectionPool {
             connect_max,
             http1,
             http2,
-            kept: Mutex::default(),
-            came: Notify::new(),
+            pooled: Mutex::default(),
+            returned: Notify::new(),
             is_http2: AtomicBool::new(false),
             turn: tokio::sync::Mutex::default(),
         }))
     }
 
     /// Sends the request that `request` builds for a connection's version; returns with the response's head. A request
-    /// that a kept connection had not begun goes to another. Dropping the future drops the request.
+    /// that a pooled connection had not begun goes to another. Dropping the future drops the request.
     pub(super) async fn send(
         &self,
         request: impl Fn(Version) -> Request<RequestBody>,
     ) -> Result<Response<PooledBody>, SendError> {
         loop {
             let leased = match self.0.take() {
-                Some(kept) => kept,
-                None => Box::pin(self.0.come_or_made()).await.map_err(SendError::Connect)?,
+                Some(pooled) => pooled,
+                None => Box::pin(self.0.checkout()).await.map_err(SendError::Connect)?,
             };
             let is_reused = leased.is_reused();
             let (answer, lease) = match leased {
@@ -293,7 +296,7 @@ impl ConnectionPool {
                         return Err(SendError::TooManyInterim);
                     }
                     if answer.is_ok() {
-                        self.0.give_back(connection);
+                        self.0.release(connection);
                     }
                     (answer, None)
                 }
@@ -327,14 +330,14 @@ impl Http1State {
 
 impl Shared {
     fn take(&self) -> Option<Leased> {
-        let mut kept = self.kept.lock();
-        if let Some(connection) = &kept.http2 {
+        let mut pooled = self.pooled.lock();
+        if let Some(connection) = &pooled.http2 {
             if connection.sender.is_ready() {
                 return Some(connection.lease(true));
             }
-            kept.http2 = None;
+            pooled.http2 = None;
         }
-        while let Some(Idle { connection, since }) = kept.idle.pop() {
+        while let Some(Idle { connection, since }) = pooled.idle.pop() {
             if connection.sender.is_ready() && since.elapsed() <= IDLE_MAX {
                 return Some(Leased::Http1(connection, None));
             }
@@ -342,19 +345,19 @@ impl Shared {
         None
     }
 
-    async fn come_or_made(self: &Arc<Self>) -> Result<Leased, BoxError> {
-        let mut making = self.making();
+    async fn checkout(self: &Arc<Self>) -> Result<Leased, BoxError> {
+        let mut connecting = self.connecting();
         loop {
-            let mut came = pin!(self.came.notified());
+            let mut returned = pin!(self.returned.notified());
             tokio::select! {
                 biased;
-                () = &mut came => (),
-                made = &mut making => return made?,
+                () = &mut returned => (),
+                opened = &mut connecting => return opened?,
             }
             let Some(leased) = self.take() else { continue };
             if matches!(leased, Leased::Http1(..)) {
                 TokioExecutor::new().execute(async move {
-                    if let Ok(Ok(Leased::Http1(connection, Some(driver)))) = making.await {
+                    if let Ok(Ok(Leased::Http1(connection, Some(driver)))) = connecting.await {
                         *connection.state.parked.lock() = Some(connection.sender);
                         TokioExecutor::new().execute(driver);
                     }
@@ -364,27 +367,28 @@ impl Shared {
         }
     }
 
-    /// Makes a connection in its own tokio task, which ends with its request: an unpolled request keeps no turn.
-    fn making(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
-        let ((mut waiting, made), shared) = (oneshot::channel(), Arc::clone(self));
+    /// Makes a connection in its own tokio task, which ends if the request is dropped. So a request that is not polled does not
+    /// keep the turn.
+    fn connecting(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
+        let ((mut waiting, opened), shared) = (oneshot::channel(), Arc::clone(self));
         TokioExecutor::new().execute(async move {
-            let made = tokio::select! {
+            let opened = tokio::select! {
                 () = waiting.closed() => return,
-                made = shared.make() => made,
+                opened = shared.connect() => opened,
             };
-            let _ = waiting.send(made);
+            let _ = waiting.send(opened);
         });
-        made
+        opened
     }
 
     /// Bounded in time.
-    async fn make(self: Arc<Self>) -> Result<Leased, BoxError> {
-        let making = async {
+    async fn connect(self: Arc<Self>) -> Result<Leased, BoxError> {
+        let connecting = async {
             let mut turn = None;
             if self.is_http2.load(Ordering::Relaxed) {
                 let held = self.turn.lock().await;
-                if let Some(kept) = self.take() {
-                    return Ok(kept);
+                if let Some(pooled) = self.take() {
+                    return Ok(pooled);
                 }
                 // The previous holder may have met HTTP/1.1.
                 turn = self.is_http2.load(Ordering::Relaxed).then_some(held);
@@ -396,7 +400,7 @@ impl Shared {
             drop(turn);
             Ok(leased?)
         };
-        tokio::time::timeout(self.connect_max, making).await?
+        tokio::time::timeout(self.connect_max, connecting).await?
     }
 
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
@@ -412,15 +416,15 @@ impl Shared {
         let (queue, left) = oneshot::channel();
         let leased;
         {
-            let mut kept = self.kept.lock();
+            let mut pooled = self.pooled.lock();
             // Another request was first: all share its connection.
-            if let Some(first) = kept.http2.as_ref().filter(|first| first.sender.is_ready()) {
+            if let Some(first) = pooled.http2.as_ref().filter(|first| first.sender.is_ready()) {
                 return Ok(first.lease(true));
             }
             let connection = Http2Connection::new(sender, queue);
             leased = connection.lease(false);
-            kept.http2 = Some(connection);
-            self.sweep_later(&mut kept);
+            pooled.http2 = Some(connection);
+            self.sweep_later(&mut pooled);
         }
         TokioExecutor::new().execute(async move {
             tokio::select! {
@@ -430,58 +434,58 @@ impl Shared {
                 _ = left => (),
             }
         });
-        self.came.notify_waiters();
+        self.returned.notify_waiters();
         Ok(leased)
     }
 
     /// Returns a connection after its response has begun: at once if the response is complete.
-    fn give_back(self: &Arc<Self>, connection: Http1Connection) {
+    fn release(self: &Arc<Self>, connection: Http1Connection) {
         let state = Arc::clone(&connection.state);
         let mut parked = state.parked.lock();
         if connection.sender.is_ready() {
             drop(parked);
-            self.keep(connection);
+            self.park_idle(connection);
         } else {
             // It becomes ready only while its driver is polled, which looks here afterwards.
             *parked = Some(connection.sender);
         }
     }
 
-    fn keep(self: &Arc<Self>, connection: Http1Connection) {
-        let mut kept = self.kept.lock();
-        kept.idle.push(Idle { connection, since: Instant::now() });
-        self.sweep_later(&mut kept);
-        drop(kept);
-        self.came.notify_one();
+    fn park_idle(self: &Arc<Self>, connection: Http1Connection) {
+        let mut pooled = self.pooled.lock();
+        pooled.idle.push(Idle { connection, since: Instant::now() });
+        self.sweep_later(&mut pooled);
+        drop(pooled);
+        self.returned.notify_one();
     }
 
-    fn sweep_later(self: &Arc<Self>, kept: &mut Kept) {
-        if !std::mem::replace(&mut kept.is_swept, true) {
+    fn sweep_later(self: &Arc<Self>, pooled: &mut PooledConnections) {
+        if !std::mem::replace(&mut pooled.is_swept, true) {
             TokioExecutor::new().execute(sweep(Arc::downgrade(self)));
         }
     }
 }
 
-/// Ends when no connection is kept.
+/// Ends when no connection is pooled.
 async fn sweep(shared: Weak<Shared>) {
     let mut until = Instant::now() + IDLE_MAX;
     loop {
         tokio::time::sleep_until(until).await;
         let Some(shared) = shared.upgrade() else { return };
-        let mut kept = shared.kept.lock();
-        kept.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
-        kept.http2.take_if(|connection| connection.idle_since().elapsed() >= IDLE_MAX);
+        let mut pooled = shared.pooled.lock();
+        pooled.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
+        pooled.http2.take_if(|connection| connection.idle_since().elapsed() >= IDLE_MAX);
         let stuck_at = |connection: &Http2Connection| connection.stuck_at(shared.connect_max);
-        if let Some(stuck) = kept.http2.take_if(|kept| stuck_at(kept).is_some_and(|at| at <= Instant::now())) {
+        if let Some(stuck) = pooled.http2.take_if(|pooled| stuck_at(pooled).is_some_and(|at| at <= Instant::now())) {
             stuck.usage.lock().is_left = true;
         }
-        let of_http2 = kept.http2.as_ref();
-        let oldest = kept.idle.first().map(|idle| idle.since).into_iter();
+        let of_http2 = pooled.http2.as_ref();
+        let oldest = pooled.idle.first().map(|idle| idle.since).into_iter();
         let expires = oldest.chain(of_http2.map(Http2Connection::idle_since)).map(|since| since + IDLE_MAX);
         match expires.chain(of_http2.and_then(stuck_at)).min() {
             Some(next) => until = next,
             None => {
-                kept.is_swept = false;
+                pooled.is_swept = false;
                 return;
             }
         }
@@ -516,7 +520,7 @@ impl Future for Http1Driver {
         if let Some(sender) = ready
             && let Some(shared) = this.shared.upgrade()
         {
-            shared.keep(Http1Connection { sender, state: Arc::clone(&this.state) });
+            shared.park_idle(Http1Connection { sender, state: Arc::clone(&this.state) });
         }
         Poll::Pending
     }

@@ -289,7 +289,7 @@ impl ConnectionPool {
                     let request = connection.state.counting(request(Version::HTTP_11));
                     let answer = connection.sender.try_send_request(request);
                     if let Some(driver) = driver {
-                        TokioExecutor::new().execute(driver);
+                        spawn_detached(driver);
                     }
                     let answer = answer.await;
                     if connection.state.is_interim_too_many() {
@@ -356,10 +356,10 @@ impl Shared {
             }
             let Some(leased) = self.take() else { continue };
             if matches!(leased, Leased::Http1(..)) {
-                TokioExecutor::new().execute(async move {
+                spawn_detached(async move {
                     if let Ok(Ok(Leased::Http1(connection, Some(driver)))) = connecting.await {
                         *connection.state.parked.lock() = Some(connection.sender);
-                        TokioExecutor::new().execute(driver);
+                        spawn_detached(driver);
                     }
                 });
             }
@@ -371,7 +371,7 @@ impl Shared {
     /// keep the turn.
     fn connecting(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
         let ((mut waiting, opened), shared) = (oneshot::channel(), Arc::clone(self));
-        TokioExecutor::new().execute(async move {
+        spawn_detached(async move {
             let opened = tokio::select! {
                 () = waiting.closed() => return,
                 opened = shared.connect() => opened,
@@ -426,7 +426,7 @@ impl Shared {
             pooled.http2 = Some(connection);
             self.sweep_later(&mut pooled);
         }
-        TokioExecutor::new().execute(async move {
+        spawn_detached(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
                     tracing::debug!(%error, "a connection to the upstream ended");
@@ -461,9 +461,14 @@ impl Shared {
 
     fn sweep_later(self: &Arc<Self>, pooled: &mut PooledConnections) {
         if !std::mem::replace(&mut pooled.is_swept, true) {
-            TokioExecutor::new().execute(sweep(Arc::downgrade(self)));
+            spawn_detached(sweep(Arc::downgrade(self)));
         }
     }
+}
+
+/// Not on the tracker: a drain waits for the exchanges, and a connection without one may be cut.
+fn spawn_detached(future: impl Future<Output = ()> + Send + 'static) {
+    TokioExecutor::new().execute(future);
 }
 
 /// Ends when no connection is pooled.

@@ -17,7 +17,7 @@ use crate::task::{Principal, PrincipalLimitTable, PrincipalLimits};
 /// The interval between log lines for one principal and bound.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// The most principals and bounds that are remembered; further refusals are only counted in metrics.
-const TOLD_MAX: usize = 1_024;
+const LOGGED_MAX: usize = 1_024;
 
 #[derive(Clone, Debug, Default)]
 pub struct SharedLimits(Arc<LimitState>);
@@ -25,7 +25,7 @@ pub struct SharedLimits(Arc<LimitState>);
 #[derive(Debug, Default)]
 struct LimitState {
     table: RwLock<Arc<PrincipalLimitTable>>,
-    told: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
+    refusals: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
     answers: AnswerBudget,
     /// The number of other replicas that divide the limits with this one.
     beside: AtomicUsize,
@@ -83,22 +83,22 @@ impl SharedLimits {
 
     /// Records that a principal reached the bound `allowed`: logs once a minute for each principal and key.
     pub fn refused(&self, principal: &Principal, key: &'static str, allowed: &dyn std::fmt::Display) {
-        if let Some(refused) = self.to_be_told(principal, key) {
+        if let Some(refused) = self.refusals_to_log(principal, key) {
             let principal = LoggedPrincipal(principal);
             tracing::warn!(%principal, key, bound = %allowed, refused, "a principal's requests are refused: it has reached a limit");
         }
     }
 
     /// The number of refusals since the last log line, if another one is due.
-    fn to_be_told(&self, principal: &Principal, key: &'static str) -> Option<u64> {
+    fn refusals_to_log(&self, principal: &Principal, key: &'static str) -> Option<u64> {
         let now = Instant::now();
         let is_old = |count: &RefusalCount| now.duration_since(count.last) >= LOG_EVERY;
-        let mut told = self.0.told.lock();
-        if told.len() >= TOLD_MAX {
-            told.retain(|_, count| !is_old(count));
+        let mut refusals = self.0.refusals.lock();
+        if refusals.len() >= LOGGED_MAX {
+            refusals.retain(|_, count| !is_old(count));
         }
-        let is_full = told.len() >= TOLD_MAX;
-        match told.entry((principal.clone(), key)) {
+        let is_full = refusals.len() >= LOGGED_MAX;
+        match refusals.entry((principal.clone(), key)) {
             Entry::Occupied(mut count) => {
                 let count = count.get_mut();
                 count.refused += 1;
@@ -123,24 +123,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_principal_is_told_of_once_a_minute_for_each_bound() {
         let (limits, ada, bob) = (SharedLimits::default(), Principal::holding("ada"), Principal::holding("bob"));
-        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), Some(1));
+        assert_eq!(limits.refusals_to_log(&ada, "polls_per_task"), Some(1));
         for _ in 0..7 {
-            assert_eq!(limits.to_be_told(&ada, "polls_per_task"), None);
+            assert_eq!(limits.refusals_to_log(&ada, "polls_per_task"), None);
         }
-        assert_eq!(limits.to_be_told(&ada, "requests_per_second"), Some(1), "another bound");
-        assert_eq!(limits.to_be_told(&bob, "polls_per_task"), Some(1), "another one");
+        assert_eq!(limits.refusals_to_log(&ada, "requests_per_second"), Some(1), "another bound");
+        assert_eq!(limits.refusals_to_log(&bob, "polls_per_task"), Some(1), "another one");
         tokio::time::advance(LOG_EVERY).await;
-        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), Some(8));
-        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), None);
+        assert_eq!(limits.refusals_to_log(&ada, "polls_per_task"), Some(8));
+        assert_eq!(limits.refusals_to_log(&ada, "polls_per_task"), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn however_many_are_refused_few_are_remembered() {
         let limits = SharedLimits::default();
-        let told = |n: usize| limits.to_be_told(&Principal::holding(&n.to_string()), "polls_per_task");
-        assert!((0..TOLD_MAX).all(|n| told(n) == Some(1)));
-        assert_eq!(told(TOLD_MAX), None);
+        let refusals = |n: usize| limits.refusals_to_log(&Principal::holding(&n.to_string()), "polls_per_task");
+        assert!((0..LOGGED_MAX).all(|n| refusals(n) == Some(1)));
+        assert_eq!(refusals(LOGGED_MAX), None);
         tokio::time::advance(LOG_EVERY).await;
-        assert_eq!(told(TOLD_MAX), Some(1), "the others are forgotten");
+        assert_eq!(refusals(LOGGED_MAX), Some(1), "the others are forgotten");
     }
 }

@@ -72,7 +72,7 @@ impl Gateway {
             tokio::time::sleep_until(end.max(Instant::now() + NOTIFY_MAX)).await;
             plan.late.cancel();
         };
-        let finished = finish(&calls, self.clients.heard_out(), &self.ending, notice, max);
+        let finished = finish(&calls, self.clients.last_requests_received(), &self.ending, notice, max);
         let finished = async {
             finished.await;
             plan.over.cancel();
@@ -146,7 +146,7 @@ fn until_calls_end(max: Duration) -> Duration {
 /// Waits for calls in progress, then ends the subscription streams: they get their tasks' results, and delay no drain.
 async fn finish(
     calls: &LiveCalls,
-    heard_out: impl Future<Output = ()>,
+    last_requests_received: impl Future<Output = ()>,
     ending: &CancellationToken,
     notice: Duration,
     max: Duration,
@@ -155,7 +155,7 @@ async fn finish(
     // During the notice everything is served as usual, and so are clients accepted until then. After that no call begins.
     tokio::time::sleep(notice).await;
     let drained = async {
-        heard_out.await;
+        last_requests_received.await;
         engine.drain(max).await;
         calls.have_ended().await;
     };

@@ -13,7 +13,7 @@ use super::task_store::{OpenedStore, StoreOpening};
 use super::{files, service_manager, task_store};
 use crate::audit::AuditLog;
 use crate::config::Config;
-use crate::face::endpoint::StoreAwayEndpoint;
+use crate::face::endpoint::UnavailableStoreEndpoint;
 use crate::face::sealed::KeyPrint;
 use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{
@@ -86,7 +86,7 @@ impl WaitingListeners {
         let admin = server::start_on(operators, sockets.admin.take()).await?;
         let metrics =
             listen_for_probes(None, config.metrics, readiness, metrics.clone().into(), sockets.metrics.take()).await?;
-        let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
+        let routes = Routes::new().below("/", Arc::new(UnavailableStoreEndpoint));
         let site = clients_site(config.listen.clone(), callers.clone(), routes, None);
         let clients = server::start_on(site, sockets.clients.take()).await?;
         service_manager::notify_ready();

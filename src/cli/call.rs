@@ -77,7 +77,7 @@ pub struct ResultForm {
 pub struct RetryPolicy {
     pub attempts_max: u32,
     /// How long an unreachable server is asked about a task.
-    pub away_max: Duration,
+    pub outage_max: Duration,
     /// The first pause between attempts to cancel; each further one is twice as long.
     pub pause: Duration,
     pub pause_max: Duration,
@@ -88,7 +88,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts_max: 9,
-            away_max: Duration::from_secs(60),
+            outage_max: Duration::from_secs(60),
             pause: Duration::from_millis(250),
             pause_max: Duration::from_secs(8),
         }

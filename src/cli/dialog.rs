@@ -167,7 +167,7 @@ impl<'a> CallDialog<'a> {
                 self.ui.output(&text);
                 continue;
             }
-            match object.as_ref().and_then(Media::of).and_then(|media| self.put_away(&media)) {
+            match object.as_ref().and_then(Media::of).and_then(|media| self.save_media(&media)) {
                 Some(words) => self.ui.output(&words),
                 None => self.ui.output(block.as_str()),
             }
@@ -178,11 +178,11 @@ impl<'a> CallDialog<'a> {
     }
 
     pub(super) fn fit_to_print(&mut self, result: &Object) -> Payload {
-        media::replaced(result, &mut |media| self.put_away(media))
+        media::replaced(result, &mut |media| self.save_media(media))
     }
 
     /// The replacement of binary data: the path of its file, or its description; `None` to print the data itself.
-    fn put_away(&mut self, media: &Media) -> Option<String> {
+    fn save_media(&mut self, media: &Media) -> Option<String> {
         match self.policy.result.out.as_ref().map(|folder| folder.save(media)) {
             Some(Ok(file)) => return Some(file.display().to_string()),
             Some(Err(why)) => {

@@ -306,7 +306,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
         let (now, retry) = (Instant::now(), self.dialog.policy.retry);
         if let TaskRequestError::Lost(lost) = why {
-            self.unavailable.get_or_insert((now + retry.away_max, lost.0));
+            self.unavailable.get_or_insert((now + retry.outage_max, lost.0));
         }
         let until = self.unavailable.map_or_else(String::new, |(end, _)| {
             let left = end.saturating_duration_since(now) + Duration::from_millis(999);

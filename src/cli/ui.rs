@@ -42,10 +42,10 @@ pub struct ProgressReport {
 
 impl ProgressReport {
     /// Converts an upstream's progress; `None` if its numbers do not fit.
-    pub(super) fn of(told: &upstream::Progress) -> Option<Self> {
-        let total = told.total.as_ref().and_then(|total| total.read().ok());
-        let message = told.message.as_deref().map(str::to_owned);
-        Some(Self { progress: told.progress.read().ok()?, total, message })
+    pub(super) fn of(progress: &upstream::Progress) -> Option<Self> {
+        let total = progress.total.as_ref().and_then(|total| total.read().ok());
+        let message = progress.message.as_deref().map(str::to_owned);
+        Some(Self { progress: progress.progress.read().ok()?, total, message })
     }
 }
 

@@ -247,7 +247,7 @@ impl Runner {
         };
         // A call is not sent before its mark is stored. Events after the naming of subtasks wait until these are
         // stored, so that the call's end follows theirs (SUB-13).
-        let may_be_heard =
+        let may_receive =
             !self.recorder.waits_for(UnstoredStep::Mark) && !self.recorder.waits_for(UnstoredStep::Subtasks);
         tokio::select! {
             biased;
@@ -256,7 +256,7 @@ impl Runner {
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
-            event = next_event(&self.engine, &mut self.call, &mut self.family), if may_be_heard => RunnerEvent::Upstream(event),
+            event = next_event(&self.engine, &mut self.call, &mut self.family), if may_receive => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }

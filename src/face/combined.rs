@@ -86,7 +86,7 @@ struct KnownMember {
     /// Its last introduction and when it came, unless clients get different ones.
     summary: RwLock<Option<(Arc<ServerSummary>, Instant)>>,
     circular: CircularLists,
-    away_logged: LogLimit,
+    outage_log: LogLimit,
     dropped_logged: LogLimit,
     late: Mutex<Option<LateAnswers>>,
 }
@@ -145,7 +145,7 @@ impl CombinedEndpoint {
             endpoint,
             summary: RwLock::default(),
             circular: CircularLists::default(),
-            away_logged: LogLimit::default(),
+            outage_log: LogLimit::default(),
             dropped_logged: LogLimit::default(),
             late: Mutex::default(),
         };
@@ -214,7 +214,7 @@ impl CombinedUpstreams {
             session.miss(upstream);
         }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
-        if self.members[at].away_logged.is_due() {
+        if self.members[at].outage_log.is_due() {
             tracing::warn!(endpoint = %path, %upstream, why, "an upstream is unavailable: its tools, prompts and resources are missing at the endpoint");
         }
     }

@@ -266,16 +266,16 @@ impl Endpoint for ClosingEndpoint {
     }
 }
 
-const STORE_AWAY: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
+const STORE_UNAVAILABLE: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
 
 /// Responds to clients while the store is unavailable at the start.
 #[derive(Debug)]
-pub struct StoreAwayEndpoint;
+pub struct UnavailableStoreEndpoint;
 
 #[async_trait]
-impl Endpoint for StoreAwayEndpoint {
+impl Endpoint for UnavailableStoreEndpoint {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
-        refuse_all(&request, &STORE_AWAY)
+        refuse_all(&request, &STORE_UNAVAILABLE)
     }
 }
 

@@ -258,8 +258,8 @@ impl Upstream for RenamingUpstream {
         self.inner.asked_in_result();
     }
 
-    fn doubt_era(&self) {
-        self.inner.doubt_era();
+    fn discard_era(&self) {
+        self.inner.discard_era();
     }
 
     fn end_idle(&self) {

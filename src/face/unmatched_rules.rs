@@ -13,22 +13,22 @@ use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, ScanLimits, envelope};
 
 /// The most rules with a log line each; one line counts the rest.
-const TOLD_MAX: usize = 32;
+const LOGGED_MAX: usize = 32;
 
 /// The rules of one upstream that have matched no tool yet.
 #[derive(Debug)]
 pub struct UnmatchedRules {
     upstream: Arc<str>,
     patterns: Mutex<Vec<WildMatch>>,
-    is_told: AtomicBool,
+    is_logged: AtomicBool,
 }
 
 impl UnmatchedRules {
     /// Patterns are compared with the names in the lists.
     pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
         let patterns: Vec<WildMatch> = patterns.cloned().collect();
-        let is_told = AtomicBool::new(patterns.is_empty());
-        Self { upstream: Arc::clone(upstream), patterns: Mutex::new(patterns), is_told }
+        let is_logged = AtomicBool::new(patterns.is_empty());
+        Self { upstream: Arc::clone(upstream), patterns: Mutex::new(patterns), is_logged }
     }
 
     /// For an upstream without rules, or with lists that another instance compares.
@@ -39,19 +39,19 @@ impl UnmatchedRules {
     /// Reads a result of `tools/list`, which may be one page of several.
     pub(super) fn look_at(&self, page: &Object) {
         let unmatched = self.after(page);
-        for pattern in unmatched.iter().take(TOLD_MAX) {
+        for pattern in unmatched.iter().take(LOGGED_MAX) {
             tracing::warn!(
                 upstream = %self.upstream, pattern = pattern.pattern(),
                 "a tool rule matches no tool of the server; compare its `match` with the names of the tools"
             );
         }
-        if let Some(more) = unmatched.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+        if let Some(more) = unmatched.len().checked_sub(LOGGED_MAX).filter(|more| *more > 0) {
             tracing::warn!(upstream = %self.upstream, more, "further tool rules match no tool of the server");
         }
     }
 
     pub(super) fn look_at_answer(&self, message: &Bytes) {
-        if self.is_told.load(Ordering::Relaxed) {
+        if self.is_logged.load(Ordering::Relaxed) {
             return;
         }
         if let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM)
@@ -63,7 +63,7 @@ impl UnmatchedRules {
 
     /// The rules to report after this page.
     fn after(&self, page: &Object) -> Vec<WildMatch> {
-        if self.is_told.load(Ordering::Relaxed) {
+        if self.is_logged.load(Ordering::Relaxed) {
             return Vec::new();
         }
         let Some(tools) = page.get("tools") else { return Vec::new() };
@@ -74,7 +74,7 @@ impl UnmatchedRules {
         if next_cursor(page).is_some() && !patterns.is_empty() {
             return Vec::new();
         }
-        self.is_told.store(true, Ordering::Relaxed);
+        self.is_logged.store(true, Ordering::Relaxed);
         std::mem::take(&mut *patterns)
     }
 }
@@ -90,10 +90,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(rules: &UnmatchedRules, page: serde_json::Value, told: &[&str]) {
+    fn check(rules: &UnmatchedRules, page: serde_json::Value, logged: &[&str]) {
         let page = Object::of(&Payload::of(&page)).unwrap();
         let found: Vec<String> = rules.after(&page).iter().map(WildMatch::pattern).collect();
-        assert_eq!(found, told, "{page:?}");
+        assert_eq!(found, logged, "{page:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::task::Timestamp;
 
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum interval with any lease: the lease of other replicas may be longer than the observer's.
-pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
+pub const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
 /// A paused replica learns from its dead row that it was replaced; without it, that the store lost acknowledged writes.
@@ -43,7 +43,7 @@ impl LeaseTerms {
     }
 
     pub fn heartbeat_interval(self) -> Duration {
-        (self.lease / 4).min(BEAT_EVERY_MAX)
+        (self.lease / 4).min(HEARTBEAT_INTERVAL_MAX)
     }
 
     /// A longer gap between an observer's own acknowledged heartbeats is an outage of the store.

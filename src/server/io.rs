@@ -108,7 +108,7 @@ impl FrameCounters {
 }
 
 /// How long the end of the peer's stream is held back, so that hyper accepts the streams right before it.
-const END_TOLD_AFTER: Duration = Duration::from_millis(1);
+const CLOSE_NOTICED_AFTER: Duration = Duration::from_millis(1);
 
 const GONE: &str = "the socket is there until drop";
 
@@ -257,7 +257,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
             let read = std::task::ready!(read);
             if this.frames.is_some() && (read.is_err() || buf.filled().len() == before) {
                 // h2 drops the streams that it has not yet accepted.
-                let ending = this.ending.get_or_insert_with(|| Box::pin(sleep(END_TOLD_AFTER)));
+                let ending = this.ending.get_or_insert_with(|| Box::pin(sleep(CLOSE_NOTICED_AFTER)));
                 return ending.as_mut().poll(context).map(Ok);
             }
             read?;

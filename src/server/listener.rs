@@ -31,8 +31,8 @@ use crate::tls::{ClientCertificateFiles, TlsFileError};
 /// How long the tasks of aborted connections are awaited.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// How long the last accepted connections may take to send a request: longer than they may be silent.
-const HEARD_OUT_MAX: Duration = Duration::from_secs(1);
-const HEARD_OUT_LOOK: Duration = Duration::from_millis(20);
+const LAST_REQUESTS_MAX: Duration = Duration::from_secs(1);
+const LAST_REQUESTS_LOOK: Duration = Duration::from_millis(20);
 /// The pause after a failed accept, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -111,8 +111,9 @@ impl RunningListener {
         self.connections_max - self.permits.all.available_permits()
     }
 
-    /// After a drain's notice: completes once connections accepted until then sent requests or ended, within a second.
-    pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
+    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests or
+    /// ended, at the latest after a second.
+    pub fn last_requests_received(&self) -> impl Future<Output = ()> + use<> {
         let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
             shared.phases.closing.cancelled().await;
@@ -121,11 +122,11 @@ impl RunningListener {
                     return shared.tracker.wait().await;
                 }
                 while permits.all.available_permits() < all {
-                    tokio::time::sleep(HEARD_OUT_LOOK).await;
+                    tokio::time::sleep(LAST_REQUESTS_LOOK).await;
                 }
             };
             // The remaining connections wait for a response.
-            let _ = tokio::time::timeout(HEARD_OUT_MAX, gone).await;
+            let _ = tokio::time::timeout(LAST_REQUESTS_MAX, gone).await;
         }
     }
 

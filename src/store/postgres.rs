@@ -42,7 +42,7 @@ use tokio_util::task::TaskTracker;
 
 use self::batch::WriteOutcome;
 use self::columns::{DamagedRow, EncodedRow, FetchedRow, SummaryRow};
-use self::control::{BeatContent, ReplicaControl};
+use self::control::{HeartbeatContent, ReplicaControl};
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
 use self::replica_rows::SharedReplicaView;
@@ -86,7 +86,7 @@ pub struct PostgresStore {
     state: Arc<StoreState>,
     connector: Arc<DatabaseConnector>,
     view: SharedReplicaView,
-    content: watch::Sender<BeatContent>,
+    content: watch::Sender<HeartbeatContent>,
     clock: Arc<SharedClock>,
     trust: ClockTrust,
     generation: StoreGeneration,
@@ -140,7 +140,7 @@ impl PostgresStore {
         tracker.spawn(end.clone().run_until_cancelled_owned(readers::mend(all)));
         let lists = ListReaders::new(lists);
         let config_digest = settings.replica.config_digest.clone();
-        let content = watch::Sender::new(BeatContent { is_leaving: false, config_digest });
+        let content = watch::Sender::new(HeartbeatContent { is_leaving: false, config_digest });
         let view = SharedReplicaView::new(view);
         let silence = end.child_token();
         let control = ReplicaControl {

@@ -30,7 +30,7 @@ pub(crate) enum AnswerHealth {
     /// With the upstream's `Retry-After`, if it sent one.
     Ill(Option<Duration>),
     /// Says nothing: the fault is elsewhere.
-    Untold,
+    Neutral,
 }
 
 impl AnswerHealth {
@@ -51,7 +51,7 @@ impl AnswerHealth {
     pub(crate) const fn of_fault(fault: &GatewayFault) -> Self {
         match matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed) {
             true => Self::Ill(None),
-            false => Self::Untold,
+            false => Self::Neutral,
         }
     }
 }
@@ -127,7 +127,7 @@ impl Breaker {
 
     fn note(&self, generation: u64, health: AnswerHealth) {
         let (failed, wish) = match health {
-            AnswerHealth::Untold => return,
+            AnswerHealth::Neutral => return,
             AnswerHealth::Well => (false, None),
             AnswerHealth::Ill(wish) => (true, wish),
         };
@@ -201,7 +201,7 @@ mod tests {
         ill(&breaker, 4);
         breaker.admit().unwrap().note(AnswerHealth::Well);
         ill(&breaker, 4);
-        breaker.admit().unwrap().note(AnswerHealth::Untold);
+        breaker.admit().unwrap().note(AnswerHealth::Neutral);
         let (held, late) = (breaker.admit().unwrap(), breaker.admit().unwrap());
         ill(&breaker, 1);
         let refused = breaker.admit().unwrap_err();
@@ -301,8 +301,8 @@ mod tests {
         for (reason, health) in [
             (Reason::UpstreamUnreachable, AnswerHealth::Ill(None)),
             (Reason::UpstreamClosed, AnswerHealth::Ill(None)),
-            (Reason::UpstreamTls, AnswerHealth::Untold),
-            (Reason::UpstreamMalformed, AnswerHealth::Untold),
+            (Reason::UpstreamTls, AnswerHealth::Neutral),
+            (Reason::UpstreamMalformed, AnswerHealth::Neutral),
         ] {
             assert_eq!(AnswerHealth::of_fault(&GatewayFault::new(reason, Executed::No)), health, "{reason:?}");
         }

@@ -31,10 +31,10 @@ use crate::wire::rpc_error::{
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// How long the probe may take, connecting included.
-pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
+pub(super) const PROBE_MAX: Duration = Duration::from_secs(3);
 /// For a server that must be started first. Servers with sessions need not answer before `initialize`: silence is a verdict.
 const START_MAX: Duration = Duration::from_secs(10);
-const ASK_AGAIN: Duration = Duration::from_secs(30);
+const PROBE_AGAIN: Duration = Duration::from_secs(30);
 
 /// Probes a server's era; with a client's credential if the server authenticates clients itself.
 #[async_trait]
@@ -48,7 +48,7 @@ pub(super) enum EraAnswer {
     /// A failure without a meaning for the era.
     NoVerdict,
     /// The server refused the client's credential: no verdict for other clients.
-    NotLetIn,
+    CredentialRefused,
 }
 
 /// The era of a server that answers a stateless request so. Every unrecognised error is a session server's.
@@ -108,7 +108,7 @@ impl EraCache {
     /// An unknown era. A `fixed` era is never probed.
     pub(super) fn new(fixed: Option<Era>) -> Self {
         let (known, questions) = (Mutex::new(EraKnowledge::Nothing), Mutex::default());
-        Self { fixed, ask_max: ASK_MAX, silence: None, known, questions }
+        Self { fixed, ask_max: PROBE_MAX, silence: None, known, questions }
     }
 
     /// As [`Self::new`], for a server that must be started to be probed.
@@ -130,7 +130,7 @@ impl EraCache {
             let mut known = self.known.lock();
             match &*known {
                 EraKnowledge::Verdict(era) => return *era,
-                EraKnowledge::NoVerdict(at) if at.elapsed() < ASK_AGAIN => return Era::Session,
+                EraKnowledge::NoVerdict(at) if at.elapsed() < PROBE_AGAIN => return Era::Session,
                 EraKnowledge::Asking(answered) => Arc::clone(answered),
                 EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) => {
                     let answered = Arc::new(SetOnce::new());
@@ -161,18 +161,18 @@ impl EraCache {
         *self.known.lock() = match answer {
             EraAnswer::Verdict(era) => EraKnowledge::Verdict(era),
             EraAnswer::NoVerdict => EraKnowledge::NoVerdict(Instant::now()),
-            EraAnswer::NotLetIn => EraKnowledge::Nothing,
+            EraAnswer::CredentialRefused => EraKnowledge::Nothing,
         };
         let _ = answered.set(());
     }
 
     /// Discards a verdict, so that the next request probes again. Without one, the pause before the next probe stays:
     /// an upstream that hangs must not cost its time limit with every request.
-    pub(super) fn doubt(&self) {
+    pub(super) fn discard_verdict(&self) {
         let mut known = self.known.lock();
         if matches!(*known, EraKnowledge::Verdict(_)) {
             *known = EraKnowledge::Nothing;
-            self.questions.lock().doubt_sessions();
+            self.questions.lock().forget_sessions();
         }
     }
 
@@ -270,7 +270,7 @@ impl EraUpstream {
             BeginError::Refused(error) => error,
             BeginError::Gateway(fault) => {
                 if contradicts(fault.http_status, None) {
-                    self.eras.doubt();
+                    self.eras.discard_verdict();
                 }
                 return None;
             }
@@ -281,7 +281,7 @@ impl EraUpstream {
                 Some(&self.stateless)
             }
             Era::Session => {
-                self.eras.doubt();
+                self.eras.discard_verdict();
                 None
             }
         }
@@ -318,8 +318,8 @@ impl Upstream for EraUpstream {
         self.era_of_client(era, context).await
     }
 
-    fn doubt_era(&self) {
-        self.eras.doubt();
+    fn discard_era(&self) {
+        self.eras.discard_verdict();
     }
 
     fn asked_in_result(&self) {
@@ -419,7 +419,7 @@ mod tests {
         let many = tokio::join!(probe.era(), probe.era(), probe.era());
         assert_eq!(many, (Era::Stateless, Era::Stateless, Era::Stateless));
         assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
-        probe.eras.doubt();
+        probe.eras.discard_verdict();
         assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 2));
     }
 
@@ -431,16 +431,16 @@ mod tests {
         let left = tokio::time::timeout(Duration::from_secs(2), probe.era()).await;
         assert!(left.is_err());
         assert_eq!(probe.era().await, Era::Session);
-        assert_eq!(began.elapsed(), ASK_MAX);
+        assert_eq!(began.elapsed(), PROBE_MAX);
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 1));
-        assert_eq!(began.elapsed(), ASK_MAX, "no client waits again");
-        tokio::time::sleep(ASK_AGAIN).await;
+        assert_eq!(began.elapsed(), PROBE_MAX, "no client waits again");
+        tokio::time::sleep(PROBE_AGAIN).await;
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 2));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_not_let_in_settles_nothing_for_others() {
-        let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::NotLetIn);
+        let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::CredentialRefused);
         assert_eq!((probe.era().await, probe.era().await, probe.count()), (Era::Session, Era::Session, 2));
     }
 

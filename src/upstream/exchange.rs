@@ -78,7 +78,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     fn asked_in_result(&self) {}
 
     /// Records that the server contradicted [`Upstream::era`]: it is probed again before the next request.
-    fn doubt_era(&self) {}
+    fn discard_era(&self) {}
 
     /// Ends idle sessions, if each holds one of few permits.
     fn end_idle(&self) {}

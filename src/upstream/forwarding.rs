@@ -139,7 +139,7 @@ impl ForwardedHeaders {
     }
 
     /// The same headers for requests after the upstream has accepted this one: a refusal does not count as this request's.
-    pub(super) fn apart(&self) -> Self {
+    pub(super) fn detached(&self) -> Self {
         let request = self.0.as_ref();
         request.map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.clone()))
     }

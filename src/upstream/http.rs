@@ -201,12 +201,12 @@ impl SessionUpstream {
         processes: CallPermits,
         output: Option<Arc<LastLines>>,
     ) -> Self {
-        let (protocol, apart) = (settings.protocol, settings.apart.clone());
+        let (protocol, dedicated) = (settings.protocol, settings.dedicated.clone());
         // Not the arguments, which may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&settings.name, &settings.program));
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), scope.clone(), output));
-        let stand =
-            TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone()).with_calls_apart(apart);
+        let stand = TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone())
+            .with_dedicated_calls(dedicated);
         let (transport, era) = (Transport::Adapted(Box::new(stand)), protocol.map(Era::of));
         // A program's messages come whole, and are counted where they are read.
         Self::over(transport, health, protocol, era, scope, SharedLimits::default())
@@ -265,7 +265,7 @@ impl SessionUpstream {
         token.ok_or(BeginError::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
     }
 
-    fn home(&self, context: &CallContext) -> SessionSource {
+    fn source(&self, context: &CallContext) -> SessionSource {
         SessionSource::Pool { pool: Arc::clone(&self.pool), key: SessionKey::of(context) }
     }
 }
@@ -296,12 +296,12 @@ impl Upstream for SessionUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::begin(&self.link, self.home(&context), request, &context).await?;
+        let exchange = HttpExchange::begin(&self.link, self.source(&context), request, &context).await?;
         Ok(Box::new(exchange))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::resume(&self.link, self.home(&context), &token, &context)?;
+        let exchange = HttpExchange::resume(&self.link, self.source(&context), &token, &context)?;
         Ok(Box::new(exchange))
     }
 
@@ -354,7 +354,7 @@ impl ClientSessionUpstream {
         Self { link, lease }
     }
 
-    fn home(&self) -> SessionSource {
+    fn source(&self) -> SessionSource {
         SessionSource::Own(Arc::clone(&self.lease))
     }
 }
@@ -375,11 +375,11 @@ impl Upstream for ClientSessionUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::begin(&self.link, self.home(), request, &context).await?))
+        Ok(Box::new(HttpExchange::begin(&self.link, self.source(), request, &context).await?))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::resume(&self.link, self.home(), &token, &context)?))
+        Ok(Box::new(HttpExchange::resume(&self.link, self.source(), &token, &context)?))
     }
 
     async fn notifications(

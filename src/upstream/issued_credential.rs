@@ -363,8 +363,8 @@ impl IssuerState {
 
     fn log(&self, failure: &TokenFailure) {
         let mut logged = self.logged.lock();
-        let is_told = logged.as_ref().is_some_and(|(last, at)| last == failure && at.elapsed() < LOGGED_EACH);
-        if is_told {
+        let is_logged = logged.as_ref().is_some_and(|(last, at)| last == failure && at.elapsed() < LOGGED_EACH);
+        if is_logged {
             return;
         }
         *logged = Some((failure.clone(), Instant::now()));
@@ -385,9 +385,9 @@ async fn run_command(upstream: &str, words: &[String]) -> Result<IssuedToken, To
     let (program, arguments) = words.split_first().ok_or_else(|| unavailable("the command is empty".to_owned()))?;
     let finished = timeout(RUN_MAX, finish(program, arguments)).await;
     let finished = finished.map_err(|_| unavailable("the command did not end in 10 s".to_owned()))?;
-    let Finished { output, noise, failed } =
+    let Finished { output, stderr, failed } =
         finished.map_err(|error| unavailable(format!("the command fails: {error}")))?;
-    for line in String::from_utf8_lossy(&noise).lines().filter(|line| !line.is_empty()) {
+    for line in String::from_utf8_lossy(&stderr).lines().filter(|line| !line.is_empty()) {
         tracing::warn!(%upstream, "the command of a credential says: {}", one_line::shown(line, LINE_BYTES_MAX));
     }
     if let Some(status) = failed {
@@ -402,7 +402,7 @@ async fn run_command(upstream: &str, words: &[String]) -> Result<IssuedToken, To
 
 struct Finished {
     output: Vec<u8>,
-    noise: Vec<u8>,
+    stderr: Vec<u8>,
     failed: Option<std::process::ExitStatus>,
 }
 
@@ -417,10 +417,10 @@ async fn finish(program: &str, arguments: &[String]) -> io::Result<Finished> {
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(io::Error::other("it has no standard streams"));
     };
-    let (output, noise) = tokio::try_join!(bounded(stdout, OUTPUT_BYTES_MAX), bounded(stderr, STDERR_BYTES_MAX))?;
+    let (output, stderr) = tokio::try_join!(bounded(stdout, OUTPUT_BYTES_MAX), bounded(stderr, STDERR_BYTES_MAX))?;
     let status = child.wait().await?;
     drop(open);
-    Ok(Finished { output, noise, failed: Some(status).filter(|status| !status.success()) })
+    Ok(Finished { output, stderr, failed: Some(status).filter(|status| !status.success()) })
 }
 
 /// Reads the first bytes, at most one more than `bytes_max`. It reads and drops the rest, so that the program can end.

@@ -25,7 +25,7 @@ const FETCH_MAX: Duration = Duration::from_secs(10);
 const FRESH_FOR: Duration = Duration::from_secs(60);
 const FAILED_FOR: Duration = Duration::from_secs(5);
 /// How long the same error is not logged again.
-const TOLD_FOR: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Longest accepted address, and most authorization servers.
 const ADDRESS_BYTES_MAX: usize = 2 * 1024;
 const SERVERS_MAX: usize = 64;
@@ -51,7 +51,7 @@ pub struct ResourceMetadata {
     announced: Mutex<Option<Url>>,
     /// One request at a time; others wait for its result.
     known: tokio::sync::Mutex<Option<KnownMetadata>>,
-    told: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -70,8 +70,8 @@ impl KnownMetadata {
 
 impl ResourceMetadata {
     pub(super) fn new(name: &Arc<str>, client: HttpClient, url: Url) -> Self {
-        let (announced, known, told) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
-        Self { name: Arc::clone(name), client, url, announced, known, told }
+        let (announced, known, logged_at) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Self { name: Arc::clone(name), client, url, announced, known, logged_at }
     }
 
     pub fn announce(&self, address: &str) {
@@ -157,11 +157,11 @@ impl ResourceMetadata {
 
     /// Logs for operators why clients cannot log in, at most once a minute.
     fn tell(&self, error: &MetadataError, announced: Option<&Url>) {
-        let mut told = self.told.lock();
-        if *error == MetadataError::Missing || told.is_some_and(|told| told.elapsed() < TOLD_FOR) {
+        let mut logged_at = self.logged_at.lock();
+        if *error == MetadataError::Missing || logged_at.is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL) {
             return;
         }
-        *told = Some(Instant::now());
+        *logged_at = Some(Instant::now());
         // Without path and query, which may hold a secret.
         let announced = announced.map(|address| address.origin().ascii_serialization()).unwrap_or_default();
         tracing::warn!(upstream = %self.name, announced, %error, "clients cannot learn how to log in at the server");

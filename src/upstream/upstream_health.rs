@@ -34,7 +34,7 @@ const REASONS: [Reason; 11] = [
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
 /// How long the same reason is not logged again.
-const TOLD_FOR: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const CAUSE_BYTES_MAX: usize = 200;
 
 const UNTRIED: u8 = 0;
@@ -80,7 +80,7 @@ pub struct UpstreamHealth {
     failures: [Counter; REASONS.len()],
     refuses: GaugeShare,
     /// The number of transport reports of the reasons that others find as well.
-    told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
+    found_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
     /// Read for each response, so that consecutive good ones cost nothing.
     now: AtomicU8,
     state: Mutex<UpstreamHealthState>,
@@ -89,13 +89,13 @@ pub struct UpstreamHealth {
 #[derive(Debug, Default)]
 struct UpstreamHealthState {
     last: Option<(UpstreamFailure, Timestamp)>,
-    told: [Option<Instant>; REASONS.len()],
+    logged_at: [Option<Instant>; REASONS.len()],
     /// Failures since then that were not logged.
-    untold: [u64; REASONS.len()],
+    unlogged: [u64; REASONS.len()],
     /// When a result above its bound was logged last, and how many were not logged since.
     large_results: (Option<Instant>, u64),
     /// Whether the log says that the upstream fails.
-    is_told: bool,
+    is_logged: bool,
     is_refused: bool,
     is_retired: bool,
 }
@@ -149,7 +149,7 @@ impl UpstreamHealth {
             address: Arc::from(address),
             failures: REASONS.map(counter),
             refuses: GaugeShare::new(metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(name))),
-            told_by_transports: Default::default(),
+            found_by_transports: Default::default(),
             now: AtomicU8::new(UNTRIED),
             state: Mutex::default(),
         }
@@ -162,13 +162,13 @@ impl UpstreamHealth {
     /// Records a transport's failure: counts it, and logs it unless logged recently. Skips faults of others.
     pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
-            self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
+            self.found_by_transports[at].fetch_add(1, Ordering::Relaxed);
         }
         self.note(trouble);
     }
 
     pub(crate) fn mark(&self) -> HealthMark {
-        HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
+        HealthMark(self.found_by_transports.each_ref().map(|found| found.load(Ordering::Relaxed)))
     }
 
     /// Records that a request ended with this fault, unless a transport has reported the reason since the request
@@ -177,11 +177,11 @@ impl UpstreamHealth {
         if fault.reason == Reason::ResultTooLarge {
             return self.note_large_result();
         }
-        let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
-            Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
+        let is_to_be_logged = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
+            Some(at) => self.found_by_transports[at].load(Ordering::Relaxed) == since.0[at],
             None => fault.reason == Reason::UpstreamTimeout,
         };
-        if is_to_be_told {
+        if is_to_be_logged {
             self.note(UpstreamFailure::of(fault));
         }
     }
@@ -189,12 +189,12 @@ impl UpstreamHealth {
     /// Logs a result above its bound once a minute. The upstream is well.
     fn note_large_result(&self) {
         let mut state = self.state.lock();
-        let (told, unlogged) = &mut state.large_results;
-        if told.is_some_and(|told| told.elapsed() < TOLD_FOR) {
+        let (logged_at, unlogged) = &mut state.large_results;
+        if logged_at.is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL) {
             *unlogged += 1;
             return;
         }
-        *told = Some(Instant::now());
+        *logged_at = Some(Instant::now());
         let unlogged_before = std::mem::take(unlogged);
         tracing::warn!(
             upstream = %self.name, reason = Reason::ResultTooLarge.key(), key = "limits.result_bytes_max", unlogged_before,
@@ -209,17 +209,17 @@ impl UpstreamHealth {
         trouble.cause.truncate(end.unwrap_or_default());
         let mut state = self.state.lock();
         self.now.store(FAILING, Ordering::Relaxed);
-        let is_due = state.told[at].is_none_or(|told| told.elapsed() >= TOLD_FOR);
+        let is_due = state.logged_at[at].is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL);
         if is_due {
-            let unlogged_before = std::mem::take(&mut state.untold[at]);
-            state.told[at] = Some(Instant::now());
-            state.is_told = true;
+            let unlogged_before = std::mem::take(&mut state.unlogged[at]);
+            state.logged_at[at] = Some(Instant::now());
+            state.is_logged = true;
             let (reason, cause) = (trouble.reason.key(), &trouble.cause);
             tracing::warn!(
                 upstream = %self.name, address = %self.address, reason, %cause, unlogged_before, "the upstream failed"
             );
         } else {
-            state.untold[at] += 1;
+            state.unlogged[at] += 1;
         }
         state.last = Some((trouble, SystemClock.now()));
     }
@@ -236,7 +236,7 @@ impl UpstreamHealth {
         let mut state = self.state.lock();
         self.now.store(OK, Ordering::Relaxed);
         // At most as often as that it fails.
-        if std::mem::take(&mut state.is_told) {
+        if std::mem::take(&mut state.is_logged) {
             tracing::info!(upstream = %self.name, "the upstream answers again");
         }
     }
@@ -332,7 +332,7 @@ mod tests {
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("content-type text/html"), "the transport knew the cause");
         ended(before, Reason::UpstreamClosed);
-        assert_eq!(state(&health).1, Some("upstream_closed"), "of that it has told nothing");
+        assert_eq!(state(&health).1, Some("upstream_closed"), "of that it has logged nothing");
         ended(health.mark(), malformed);
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "the first failure was reported before");
         ended(before, Reason::UpstreamTimeout);
@@ -348,11 +348,11 @@ mod tests {
         }
         fail(Reason::UpstreamTls);
         let at = |reason| REASONS.iter().position(|one| *one == reason).unwrap();
-        let untold = |reason| health.state.lock().untold[at(reason)];
-        assert_eq!((untold(Reason::UpstreamAuth), untold(Reason::UpstreamTls)), (9, 0));
-        tokio::time::advance(TOLD_FOR).await;
+        let unlogged = |reason| health.state.lock().unlogged[at(reason)];
+        assert_eq!((unlogged(Reason::UpstreamAuth), unlogged(Reason::UpstreamTls)), (9, 0));
+        tokio::time::advance(LOG_INTERVAL).await;
         fail(Reason::UpstreamAuth);
-        assert_eq!(untold(Reason::UpstreamAuth), 0);
+        assert_eq!(unlogged(Reason::UpstreamAuth), 0);
         assert!(health.last().unwrap().cause.len() <= CAUSE_BYTES_MAX);
     }
 }

@@ -120,8 +120,8 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
         let what = format!("an envelope has the unknown member `{unknown}`");
         return Err(EnvelopeError::Shape { what: Cow::Owned(what), id: parts.usable_id() });
     }
-    let told = parts.tell_apart(&outline.members);
-    told.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
+    let message = parts.classify(&outline.members);
+    message.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl<'t> EnvelopeParts<'t> {
         self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
     }
 
-    fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
+    fn classify(&self, members: &[Member]) -> Result<Message, &'static str> {
         let version = self.jsonrpc.clone().and_then(|span| self.string(span));
         if version.as_deref() != Some("2.0") {
             return Err("`jsonrpc` is not \"2.0\"");

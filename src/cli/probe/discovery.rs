@@ -431,7 +431,7 @@ fn program(
 ) -> StdioUpstreamSettings {
     let mut words = words.iter().cloned();
     StdioUpstreamSettings {
-        apart: DedicatedProcessRules::default(),
+        dedicated: DedicatedProcessRules::default(),
         stderr_use: StderrUse::Never,
         unusable: None,
         name,

@@ -116,7 +116,7 @@ pub(in crate::config) fn resolve(
         memory_bytes_max: own.memory_max.as_ref().map(|size| size.value),
         line_bytes_max,
         protocol,
-        apart: dedicated_processes(raw, names),
+        dedicated: dedicated_processes(raw, names),
         stderr_use: own.stderr.value,
         unusable: None,
     })

@@ -319,7 +319,7 @@ impl UpstreamCall {
     }
 
     pub(super) fn record_event(&mut self) {
-        self.in_progress.iter_mut().for_each(|call| call.heard(Instant::now()));
+        self.in_progress.iter_mut().for_each(|call| call.note_sign(Instant::now()));
     }
 
     pub(super) const fn outlives_drain(&self) -> bool {

@@ -328,7 +328,7 @@ impl HeldCall {
     }
 
     pub(in crate::face) fn record_activity(&mut self, at: Instant) {
-        self.in_progress.heard(at);
+        self.in_progress.note_sign(at);
     }
 
     /// The end of the wait for calls in progress.

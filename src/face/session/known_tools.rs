@@ -77,7 +77,7 @@ enum ToolListing {
     Listed,
     Unlisted,
     /// The server returned no list.
-    Untold,
+    NoList,
 }
 
 impl SessionFaceState {
@@ -111,7 +111,7 @@ impl SessionFaceState {
         match (listing.names.contains(tool), listing.is_whole) {
             (true, _) => ToolListing::Listed,
             (false, true) => ToolListing::Unlisted,
-            (false, false) => ToolListing::Untold,
+            (false, false) => ToolListing::NoList,
         }
     }
 
@@ -189,7 +189,7 @@ impl SessionFaceState {
         match self.listing_of(session, &caller.principal, &tool, inbound.array_tools.as_deref()).await {
             ToolListing::Listed => None,
             ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
-            ToolListing::Untold => Some(HiddenToolRefusal::Untold),
+            ToolListing::NoList => Some(HiddenToolRefusal::NoList),
         }
     }
 }
@@ -200,7 +200,7 @@ pub(super) enum HiddenToolRefusal {
     Item(ItemRefusal),
     Unknown,
     /// Without a list, the tool may be a hidden one.
-    Untold,
+    NoList,
 }
 
 impl HiddenToolRefusal {
@@ -209,12 +209,12 @@ impl HiddenToolRefusal {
         match self {
             Self::Item(refusal) => refusal.answer(&addressee, |complaint| refuse(&addressee, complaint)),
             Self::Unknown => refuse(&addressee, &RequestError::unknown_tool(request.params.object())),
-            Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
+            Self::NoList => addressee.error(http::StatusCode::OK, &no_list()),
         }
     }
 }
 
-fn untold() -> RpcError {
+fn no_list() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::UpstreamTimeout, Executed::No))
 }
 

@@ -289,11 +289,11 @@ impl SessionFaceState {
         let shared = Arc::clone(self);
         let upstream = Arc::clone(self.served.upstream.name());
         let origin = CallOrigin { upstream, tool: Arc::from(tool), maker: ClientKind::Session };
-        Arc::new(move |key, aside| {
+        Arc::new(move |key, notice| {
             let subscribers = shared.tasks.subscribers.get(key);
             let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());
             let related = named.unwrap_or_else(|| RelatedTask::of(key.id, chosen.as_ref()));
-            let message = match aside {
+            let message = match notice {
                 TaskNotice::Progress(progress) => {
                     rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
                 }

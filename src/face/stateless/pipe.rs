@@ -339,7 +339,7 @@ impl StatelessForward {
     /// Translates a refusal for the client.
     fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
-            self.served.upstream.doubt_era();
+            self.served.upstream.discard_era();
         }
         let Some(error) = error else { return Err(fault) };
         let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());

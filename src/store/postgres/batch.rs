@@ -19,7 +19,7 @@ const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
 /// Limits of one transaction that removes remains of dead incarnations.
-const RETIRED_LIVES_MAX: i64 = 64;
+const RETIRED_INCARNATIONS_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,8 +168,8 @@ impl GroupedWrites<'_> {
     async fn retire(&self, me: (i64, i64), incarnation: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
         let kept = if incarnation.is_some() { 0.0 } else { DEAD_ROWS_KEPT.as_secs_f64() };
         let one = incarnation.map(holder_column);
-        let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX, &one];
-        let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept, &one];
+        let close: Parameters<'_> = vec![&kept, &RETIRED_INCARNATIONS_MAX, &one];
+        let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_INCARNATIONS_MAX, &RETIRED_SUMS_MAX, &kept, &one];
         let mut statements = vec![(&self.statements.close_lanes, close), (&self.statements.retire, retire.clone())];
         if incarnation.is_some() {
             // A dead incarnation's row is deleted once it has no sums.

@@ -55,7 +55,7 @@ pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsett
 
 /// The contents of a heartbeat, beside the time.
 #[derive(Clone, Debug)]
-pub(super) struct BeatContent {
+pub(super) struct HeartbeatContent {
     pub(super) is_leaving: bool,
     pub(super) config_digest: Vec<u8>,
 }
@@ -68,7 +68,7 @@ pub(super) struct ReplicaControl {
     pub(super) clock: Arc<SharedClock>,
     pub(super) trust: ClockTrust,
     pub(super) membership: Membership,
-    pub(super) content: watch::Receiver<BeatContent>,
+    pub(super) content: watch::Receiver<HeartbeatContent>,
     pub(super) end: CancellationToken,
     pub(super) has_warned: bool,
     pub(super) dead: BTreeSet<Incarnation>,
@@ -227,7 +227,7 @@ impl ReplicaControl {
     async fn heartbeat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
         let (me, now) = (holder_column(self.state.holder), row_time(self.clock.now(), self.trust));
-        let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
+        let HeartbeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // The reason for a heartbeat that updated no row is read after a barrier.
         let made = transact(&link.session, &[(&link.heartbeat, values), (&link.proof, vec![])]).await;

@@ -19,7 +19,7 @@ use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, promise_of, transact};
 use super::{SharedClock, boot_time, schema};
-use crate::replica::membership::BEAT_EVERY_MAX;
+use crate::replica::membership::HEARTBEAT_INTERVAL_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration};
 use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
@@ -27,7 +27,7 @@ use crate::task::Clock as _;
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Time that a heartbeat may take, beyond the heartbeat interval.
-const BEAT_MAX: Duration = Duration::from_secs(1);
+const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 
 const REGISTER: &str = "WITH made AS (
         INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
@@ -152,7 +152,7 @@ struct SeenHeartbeat {
 /// The other replicas that send a heartbeat within one interval; silent rows may be old. A replica with keys that do
 /// not fit is watched until a heartbeat, an error (`SealKeys`), or until the lease ran out: then it is dead.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
-    let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
+    let until = Instant::now() + HEARTBEAT_INTERVAL_MAX + HEARTBEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenHeartbeat> = HashMap::new();
     let mut is_logged = false;
     loop {

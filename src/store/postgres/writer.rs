@@ -31,7 +31,7 @@ use crate::task::TaskKey;
 /// Tries of a batch that conflicts with another transaction.
 const TRIES_MAX: usize = 5;
 
-const ASIDE_MAX: usize = 1_024;
+const LATER_MAX: usize = 1_024;
 
 /// Interval between tries on a full disk.
 const FULL_PROBE_EVERY: Duration = Duration::from_secs(5);
@@ -239,7 +239,7 @@ impl PostgresWriter {
             } else {
                 later.push_back((write, reply));
             }
-            let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= ASIDE_MAX;
+            let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= LATER_MAX;
             next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
         }
         later.append(&mut self.deferred);

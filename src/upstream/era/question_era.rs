@@ -16,7 +16,7 @@ use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::{Object, Payload};
 
 /// How soon another handshake is tried after one without a verdict.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
+const PROBE_AGAIN: Duration = Duration::from_secs(30);
 
 /// How a server of 2026-07-28 can ask a call's client.
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,7 +88,7 @@ impl QuestionEra {
     }
 
     /// Forgets whether there are sessions: another server may be at the address.
-    pub(super) const fn doubt_sessions(&mut self) {
+    pub(super) const fn forget_sessions(&mut self) {
         self.sessions = SessionOffer::Unknown;
     }
 
@@ -98,7 +98,7 @@ impl QuestionEra {
             _ if self.has_asked => QuestionRoute::Stateless(StatelessReason::HasAsked),
             SessionOffer::Yes => QuestionRoute::Sessions,
             SessionOffer::No => QuestionRoute::Stateless(StatelessReason::NoSessions),
-            SessionOffer::NoVerdict(at) if now.duration_since(at) < ASK_AGAIN => {
+            SessionOffer::NoVerdict(at) if now.duration_since(at) < PROBE_AGAIN => {
                 QuestionRoute::Stateless(StatelessReason::NoVerdict)
             }
             SessionOffer::Unknown | SessionOffer::NoVerdict(_) => QuestionRoute::Handshake,
@@ -153,7 +153,7 @@ mod tests {
             }
             assert_eq!(era.route(now), expected, "{what}");
             let later = if expected == Stateless(StatelessReason::NoVerdict) { Handshake } else { expected };
-            assert_eq!(era.route(now + ASK_AGAIN), later, "{what}, later");
+            assert_eq!(era.route(now + PROBE_AGAIN), later, "{what}, later");
 
             let mut asks = era;
             asks.asked();

@@ -103,7 +103,7 @@ impl SessionSource {
 pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
     session: Mutex<Arc<UpstreamSession>>,
-    home: SessionSource,
+    source: SessionSource,
     timeouts: Timeouts,
     forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,
@@ -130,7 +130,7 @@ impl HttpCall {
     pub(super) fn new(
         call: Arc<SessionCall>,
         session: Arc<UpstreamSession>,
-        home: SessionSource,
+        source: SessionSource,
         context: &CallContext,
         above: Arc<[Arc<str>]>,
     ) -> Arc<Self> {
@@ -139,7 +139,7 @@ impl HttpCall {
         Arc::new(Self {
             call,
             session: Mutex::new(session),
-            home,
+            source,
             timeouts: context.timeouts,
             forwarded: context.forwarded.clone(),
             limits: ReadLimits::of_call(context),
@@ -160,7 +160,7 @@ impl HttpCall {
     /// Keeps its session open at the upstream after this process: some upstreams end the tasks of a session with it (T-31).
     pub(super) fn keep_for_later(&self) {
         self.session().keep_for_later();
-        if let SessionSource::Own(lease) = &self.home {
+        if let SessionSource::Own(lease) = &self.source {
             lease.keep_for_later();
         }
     }
@@ -230,7 +230,7 @@ impl HttpCall {
     }
 
     pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
-        let session = self.home.renew(lost, &self.forwarded).await?;
+        let session = self.source.renew(lost, &self.forwarded).await?;
         {
             let mut current = self.session.lock();
             if !Arc::ptr_eq(&current, lost) {
@@ -338,8 +338,9 @@ enum SideRequestError {
 from_variant!(SideRequestError::Gateway(GatewayFault));
 
 impl HttpCall {
-    /// Sends a repeatable request, again in a new session if this is lost. Faults are the request's, not the call's.
-    pub(super) async fn aside(
+    /// Sends a request that is safe to repeat. If the upstream lost the session, moves the call to another and repeats
+    /// the request there. A fault concerns this request, not the call.
+    pub(super) async fn request_beside_call(
         &self,
         method: &str,
         params: &Payload,

@@ -37,7 +37,7 @@ pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
     /// Events that the owner received. The stream is read ahead: a later process resumes before queued events.
-    heard: u64,
+    received: u64,
     sent: Instant,
 }
 
@@ -55,12 +55,12 @@ impl HttpExchange {
     /// Sends a call and returns once a connection has taken it. On an error nothing was sent.
     pub(super) async fn begin(
         link: &Arc<UpstreamLink>,
-        home: SessionSource,
+        source: SessionSource,
         request: UpstreamRequest,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let began = Instant::now();
-        let session = home.session(link, &context.forwarded).await?;
+        let session = source.session(link, &context.forwarded).await?;
         if let Some(level) = &context.log_level {
             session.lower_log_level(level).await;
         }
@@ -74,12 +74,12 @@ impl HttpExchange {
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
-        let http_call = HttpCall::new(call, session, home, context, Arc::default());
+        let http_call = HttpCall::new(call, session, source, context, Arc::default());
         let handed_over = &context.handed_over;
         let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
         let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
-        let mut exchange = Self { http_call, driven, heard: 0, sent: began };
+        let mut exchange = Self { http_call, driven, received: 0, sent: began };
         exchange.driven.hand_over(handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
@@ -88,7 +88,7 @@ impl HttpExchange {
     /// Resumes another process's call; its events show whether the upstream knows it. Fails for a foreign token.
     pub(super) fn resume(
         link: &Arc<UpstreamLink>,
-        home: SessionSource,
+        source: SessionSource,
         token: &ResumeToken,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
@@ -107,20 +107,20 @@ impl HttpExchange {
             ),
             CallPosition::Task { ref id, tasks, ref above } => {
                 let made = UpstreamTaskState::Made(Arc::clone(id));
-                (home.adopt(link, resumed.credentials, tasks), made, CallStart::Task, Arc::clone(above))
+                (source.adopt(link, resumed.credentials, tasks), made, CallStart::Task, Arc::clone(above))
             }
         };
         let (call, queue) = SessionCall::new(resumed.request, native);
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
             call.adopt_question(&ask);
         }
-        let http_call = HttpCall::new(call, session, home, context, above);
+        let http_call = HttpCall::new(call, session, source, context, above);
         if let CallPosition::Stream(place) = resumed.at {
             *http_call.places.lock() = StreamPlaces::resumed(place);
         }
         let (now, run) = (Instant::now(), Box::pin(Arc::clone(&http_call).run(start)));
         let driven = DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run);
-        Ok(Self { http_call, driven, heard: 0, sent: now })
+        Ok(Self { http_call, driven, received: 0, sent: now })
     }
 
     /// Runs the call until the upstream knows it (and its task, if asked for), or should. Events stay in the queue.
@@ -192,9 +192,9 @@ impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
         let event = self.driven.next().await;
         // The last event is in no queue; no event follows it.
-        self.heard += 1;
-        self.http_call.places.lock().heard(self.heard);
-        self.http_call.call.heard(&event);
+        self.received += 1;
+        self.http_call.places.lock().received(self.received);
+        self.http_call.call.received(&event);
         event
     }
 
@@ -230,7 +230,7 @@ impl Exchange for HttpExchange {
         let Some(task) = self.http_call.call.task.get().filter(|_| self.driven.is_running()) else { return Ok(()) };
         let answer = self
             .http_call
-            .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
+            .request_beside_call(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
             .await
             .map_err(ExchangeError)?;
         // Any other outcome is polled, soon.
@@ -254,7 +254,7 @@ impl Exchange for HttpExchange {
                 tasks: session.tasks,
                 above: Arc::clone(&self.http_call.above),
             },
-            None => CallPosition::Stream(self.http_call.places.lock().heard(self.heard).clone()),
+            None => CallPosition::Stream(self.http_call.places.lock().received(self.received).clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
     }

@@ -147,9 +147,10 @@ impl StreamPlaces {
         }
     }
 
-    /// Call it for each event that the owner receives. A later process that resumes at this position gets all others.
-    pub(super) fn heard(&mut self, heard: u64) -> &SseResumePoint {
-        let count = self.ahead.iter().take_while(|(told, _)| *told <= heard).count();
+    /// Call it for each event that the owner receives. A later process that resumes at the returned position gets all
+    /// others.
+    pub(super) fn received(&mut self, received: u64) -> &SseResumePoint {
+        let count = self.ahead.iter().take_while(|(queued, _)| *queued <= received).count();
         if let Some((_, place)) = self.ahead.drain(..count).next_back() {
             self.at = place;
         }
@@ -223,23 +224,23 @@ mod tests {
 
     #[test]
     fn a_place_is_reached_once_all_before_it_was_heard() {
-        let at = |places: &mut StreamPlaces, heard| {
-            places.heard(heard).last_event.clone().map(|id| id.to_str().unwrap().to_owned())
+        let at = |places: &mut StreamPlaces, received| {
+            places.received(received).last_event.clone().map(|id| id.to_str().unwrap().to_owned())
         };
         let mut places = StreamPlaces::default();
         assert_eq!(at(&mut places, 0), None);
         // The first event only primes the stream; the next yields two events, and the one after it none.
-        for (id, told) in [("e-0", 0), ("e-1", 2), ("e-2", 2), ("e-3", 3)] {
-            places.note(&event(id), told);
+        for (id, queued) in [("e-0", 0), ("e-1", 2), ("e-2", 2), ("e-3", 3)] {
+            places.note(&event(id), queued);
         }
         assert_eq!(places.read.last_event.as_ref().unwrap(), "e-3");
-        for (heard, place) in [(0, "e-0"), (1, "e-0"), (2, "e-2"), (3, "e-3"), (3, "e-3")] {
-            assert_eq!(at(&mut places, heard).as_deref(), Some(place), "{heard} heard");
+        for (received, place) in [(0, "e-0"), (1, "e-0"), (2, "e-2"), (3, "e-3"), (3, "e-3")] {
+            assert_eq!(at(&mut places, received).as_deref(), Some(place), "{received} received");
         }
         places.note(&event("e-4"), 5);
         // One of the counted events found no room.
         places.note(&event("e-5"), 4);
-        assert_eq!([4, 5].map(|heard| at(&mut places, heard)), ["e-3", "e-5"].map(|id| Some(id.to_owned())));
-        assert_eq!(StreamPlaces::resumed(places.read.clone()).heard(0).last_event, places.read.last_event);
+        assert_eq!([4, 5].map(|received| at(&mut places, received)), ["e-3", "e-5"].map(|id| Some(id.to_owned())));
+        assert_eq!(StreamPlaces::resumed(places.read.clone()).received(0).last_event, places.read.last_event);
     }
 }

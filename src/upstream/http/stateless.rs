@@ -136,7 +136,7 @@ impl EraDiscovery for StatelessUpstream {
                     | Reason::CredentialBound
                     | Reason::CredentialRefused,
                     _,
-                ) if credential.is_clients() => EraAnswer::NotLetIn,
+                ) if credential.is_clients() => EraAnswer::CredentialRefused,
                 // A server that does not know the method answers it with an error.
                 (Reason::ResultTooLarge, _) => EraAnswer::Verdict(Era::Stateless),
                 (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
@@ -248,7 +248,7 @@ impl StatelessExchange {
             events,
             answers: answered,
             questions: InputRequests::default(),
-            has_heard_client: false,
+            has_client_answer: false,
             task: task.clone(),
             untaken: Arc::clone(&untaken),
         };

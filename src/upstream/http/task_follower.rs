@@ -32,7 +32,7 @@ const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
 /// Shortest time between two polls caused by hints: some upstreams hint at every step.
-const HINTS_APART: Duration = Duration::from_millis(250);
+const HINT_INTERVAL: Duration = Duration::from_millis(250);
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How long a poll keeps its permit.
@@ -112,7 +112,7 @@ impl HttpCall {
     /// Best effort, if the upstream supports it (UPC-06).
     pub(super) async fn cancel_task(&self, task: &str) {
         if self.session().tasks.cancel
-            && self.aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
+            && self.request_beside_call(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
         {
             self.session().link.dropped("cancel_failed");
         }
@@ -123,7 +123,7 @@ impl TaskFollower<'_> {
     async fn run(mut self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
         let http_call = self.http_call;
         let result_params = self.params.clone();
-        let listen = || http_call.aside(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
+        let listen = || http_call.request_beside_call(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
         let mut held: HeldResult<'_> = None;
         let mut status = match made {
             Some(made) => self.learn(&made).await,
@@ -181,7 +181,7 @@ impl TaskFollower<'_> {
         let (link_of_poll, http_call, params) = (Arc::clone(&link), Arc::clone(self.http_call), self.params.clone());
         let polling = async move {
             let turn = link_of_poll.polls.acquire().await;
-            let mut polled = pin!(http_call.aside(method::TASKS_GET, &params, AnswerWait::Short));
+            let mut polled = pin!(http_call.request_beside_call(method::TASKS_GET, &params, AnswerWait::Short));
             match timeout(TURN_MAX, polled.as_mut()).await {
                 Ok(polled) => polled,
                 Err(_) => {
@@ -301,7 +301,7 @@ impl TaskFollower<'_> {
         {
             return Ok(Some(ExchangeEvent::Returned(result)));
         }
-        match self.http_call.aside(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
+        match self.http_call.request_beside_call(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
             // The call's own error, or the task is gone, or it has not ended after all (T-45).
             Ok(Err(error)) if peer::is_about_the_task(&error) => match self.look().await? {
                 Some(UpstreamTaskStatus::Done) => Ok(Some(ExchangeEvent::Faulted(error))),
@@ -381,7 +381,7 @@ impl PollSchedule {
 
     /// The earliest poll after a hint.
     fn soonest(&self) -> Instant {
-        self.last + HINTS_APART
+        self.last + HINT_INTERVAL
     }
 }
 

@@ -129,7 +129,7 @@ impl CallInProgress {
     }
 
     /// Records a message of the upstream. Takes the list's lock once a second at most: a stream has many parts.
-    pub fn heard(&mut self, at: Instant) {
+    pub fn note_sign(&mut self, at: Instant) {
         let now = self.shared.in_progress.millis(at);
         if now.wrapping_sub(self.last_sign) >= SIGN_STEP {
             self.last_sign = now;

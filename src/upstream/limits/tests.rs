@@ -43,7 +43,7 @@ async fn a_held_call_shows_its_upstreams_last_message_to_the_second() {
     assert_eq!(shown(), None);
     for (wait, expected) in [(300, 300), (400, 300), (599, 300), (1, 1_300), (5_000, 6_300), (999, 6_300)] {
         tokio::time::advance(Duration::from_millis(wait)).await;
-        call.heard(Instant::now());
+        call.note_sign(Instant::now());
         assert_eq!(shown(), Some(expected));
     }
 }

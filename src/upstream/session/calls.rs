@@ -29,7 +29,7 @@ pub(crate) struct SessionCall {
     /// The queue holds pointers: it has dozens of slots, and most calls send no event.
     events: mpsc::Sender<Box<ExchangeEvent>>,
     /// Events that were queued, and those about to be: for a moment, more than there are.
-    told: AtomicU64,
+    queued: AtomicU64,
     questions: Mutex<AskedQuestions>,
 }
 
@@ -73,8 +73,8 @@ impl SessionCall {
             UpstreamTaskState::Made(task) => SetOnce::new_with(Some(task)),
             UpstreamTaskState::Asked | UpstreamTaskState::Never => SetOnce::new(),
         };
-        let (hint, told, questions) = (Notify::new(), AtomicU64::new(0), Mutex::default());
-        (Arc::new(Self { id, task, may_be_task, hint, events, told, questions }), queue)
+        let (hint, queued, questions) = (Notify::new(), AtomicU64::new(0), Mutex::default());
+        (Arc::new(Self { id, task, may_be_task, hint, events, queued, questions }), queue)
     }
 
     fn is_task(&self, task: &str) -> bool {
@@ -88,23 +88,23 @@ impl SessionCall {
 
     /// Queues an event, waiting for room. Without a receiver it is dropped.
     pub(crate) async fn tell(&self, event: ExchangeEvent) {
-        self.told.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::Relaxed);
         let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Queues an event if there is room; returns whether it did.
     pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
-        self.told.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::Relaxed);
         let is_put = self.events.try_send(Box::new(event)).is_ok();
         if !is_put {
-            self.told.fetch_sub(1, Ordering::Relaxed);
+            self.queued.fetch_sub(1, Ordering::Relaxed);
         }
         is_put
     }
 
     /// The number of events queued so far. Never too low: another may be on its way into the queue just now.
-    pub(crate) fn told(&self) -> u64 {
-        self.told.load(Ordering::Relaxed)
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
     }
 
     pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
@@ -127,7 +127,7 @@ impl SessionCall {
         questions.open += usize::from(known.is_none());
     }
 
-    pub(crate) fn heard(&self, event: &ExchangeEvent) {
+    pub(crate) fn received(&self, event: &ExchangeEvent) {
         let show = |ask, is_shown| {
             if let Some(question) = self.questions.lock().asked.get_mut(ask) {
                 question.is_shown = is_shown;
@@ -266,7 +266,7 @@ mod tests {
             assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
         }
         assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
-        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told apart");
+        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is queued apart");
         assert!(call.withdraw(&RequestId::number(0).payload()));
         assert!(!call.withdraw(&RequestId::number(0).payload()), "closed once");
         assert_eq!(call.ask(&RequestId::number(32)), Ok(()));

@@ -119,7 +119,7 @@ impl GetStreamReader {
         self.was_open = true;
         self.note_decided();
         match self.follow(events).await {
-            Ok(heard) if heard || opened.elapsed() >= USEFUL_AFTER => GetStreamResult::Useful,
+            Ok(received_any) if received_any || opened.elapsed() >= USEFUL_AFTER => GetStreamResult::Useful,
             Ok(_) | Err(StalledError) => GetStreamResult::Useless,
         }
     }
@@ -133,19 +133,19 @@ impl GetStreamReader {
 
     /// Routes the stream's messages until it ends; returns whether any came. Fails if the server stopped within one.
     async fn follow(&mut self, mut events: EventStream) -> Result<bool, StalledError> {
-        let mut heard = false;
+        let mut received_any = false;
         loop {
             let event = match events.next().await {
                 Ok(Some(event)) => event,
                 Err(BodyReadError::Idle) => return Err(StalledError),
                 Ok(None) | Err(BodyReadError::Closed | BodyReadError::TooLarge | BodyReadError::Known(_)) => {
-                    return Ok(heard);
+                    return Ok(received_any);
                 }
             };
             self.point.note(&event);
             let Some(text) = reply::message_in(&event) else { continue };
-            heard = true;
-            let Some(session) = self.session.upgrade() else { return Ok(heard) };
+            received_any = true;
+            let Some(session) = self.session.upgrade() else { return Ok(received_any) };
             match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),

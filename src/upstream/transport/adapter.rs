@@ -88,7 +88,7 @@ pub(crate) trait MessageReceiver: Send {
 pub(crate) struct TransportAdapter {
     shared: Arc<AdapterShared>,
     wire: Box<dyn MessageTransport>,
-    apart: DedicatedProcessRules,
+    dedicated: DedicatedProcessRules,
     /// For stateless clients.
     connections: Mutex<stateless::StatelessConnections>,
 }
@@ -141,11 +141,16 @@ impl TransportAdapter {
             backoff: RestartBackoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), wire, apart: DedicatedProcessRules::default(), connections: Mutex::default() }
+        Self {
+            shared: Arc::new(shared),
+            wire,
+            dedicated: DedicatedProcessRules::default(),
+            connections: Mutex::default(),
+        }
     }
 
-    pub(crate) fn with_calls_apart(self, apart: DedicatedProcessRules) -> Self {
-        Self { apart, ..self }
+    pub(crate) fn with_dedicated_calls(self, dedicated: DedicatedProcessRules) -> Self {
+        Self { dedicated, ..self }
     }
 
     async fn post(
@@ -170,15 +175,15 @@ impl TransportAdapter {
             },
         };
         let answer = match &*message {
-            Message::Request(request) if self.apart.include(request) => {
-                self.call_apart(&session, request, outgoing, handed_over).await
+            Message::Request(request) if self.dedicated.include(request) => {
+                self.call_dedicated(&session, request, outgoing, handed_over).await
             }
             Message::Request(request) => {
                 session.note_level(request);
                 session.request(request, outgoing, handed_over).await
             }
             message @ (Message::Notification(_) | Message::Response(_)) => {
-                let told = match session.place_of(message) {
+                let sent = match session.place_of(message) {
                     Some((other, Some(text))) => {
                         other.tell(message, &outgoing.clone().with_body(text), handed_over).await
                     }
@@ -186,7 +191,7 @@ impl TransportAdapter {
                     None if session.cancels_opening(message) => Ok(()),
                     None => session.tell(message, outgoing, handed_over).await,
                 };
-                told.map(|()| answered(StatusCode::ACCEPTED))
+                sent.map(|()| answered(StatusCode::ACCEPTED))
             }
         };
         match answer {

@@ -70,7 +70,7 @@ pub struct StdioUpstreamSettings {
     pub line_bytes_max: usize,
     /// `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
-    pub apart: DedicatedProcessRules,
+    pub dedicated: DedicatedProcessRules,
     pub stderr_use: StderrUse,
     /// Why the configuration cannot start the program.
     pub unusable: Option<Arc<str>>,
@@ -194,21 +194,21 @@ impl MessageTransport for StdioTransport {
             end: SetOnce::new(),
             given_up: OnceLock::new(),
             silent,
-            is_heard: CancellationToken::new(),
+            stderr_ended: CancellationToken::new(),
         });
-        let noise = ProgramOutputLog::new(Arc::clone(name), number, self.output.clone(), stderr_use);
-        let noise = Arc::new(noise);
+        let output_log = ProgramOutputLog::new(Arc::clone(name), number, self.output.clone(), stderr_use);
+        let output_log = Arc::new(output_log);
         let tracker = &self.scope.tracker;
         tracker.spawn(write(stdin, queue, Arc::clone(&process)));
-        tracker.spawn(listen(stderr, Arc::clone(&noise), Arc::clone(&process)));
-        tracker.spawn(keep(child, Arc::clone(&process), Arc::clone(&noise)));
+        tracker.spawn(listen(stderr, Arc::clone(&output_log), Arc::clone(&process)));
+        tracker.spawn(reap(child, Arc::clone(&process), Arc::clone(&output_log)));
         let receiver = StdoutReceiver {
             stdout,
             decoder: LineDecoder::new(self.settings.line_bytes_max),
             ready: Vec::new().into_iter(),
             buffer: BytesMut::with_capacity(READ_BYTES),
             process: Arc::clone(&process),
-            noise,
+            output_log,
         };
         Ok(ConnectionEnds { sender: process, receiver: Box::new(receiver) })
     }
@@ -229,7 +229,7 @@ struct ServerProcess {
     /// Ends the reading: later output is not the program's.
     silent: CancellationToken,
     /// Cancelled at the end of standard error.
-    is_heard: CancellationToken,
+    stderr_ended: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -304,9 +304,9 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
 }
 
 /// Reads standard error to its end.
-async fn listen(stderr: ChildStderr, noise: Arc<ProgramOutputLog>, process: Arc<ServerProcess>) {
-    process.silent.run_until_cancelled(Box::pin(program_output::log(stderr, &noise))).await;
-    process.is_heard.cancel();
+async fn listen(stderr: ChildStderr, output_log: Arc<ProgramOutputLog>, process: Arc<ServerProcess>) {
+    process.silent.run_until_cancelled(Box::pin(program_output::log(stderr, &output_log))).await;
+    process.stderr_ended.cancel();
 }
 
 /// Line breaks in JSON are whitespace, so a blank is equivalent.
@@ -318,7 +318,7 @@ fn line_of(message: &Bytes) -> Vec<u8> {
 }
 
 /// Reaps a process that ends for any cause.
-async fn keep(mut child: Child, process: Arc<ServerProcess>, noise: Arc<ProgramOutputLog>) {
+async fn reap(mut child: Child, process: Arc<ServerProcess>, output_log: Arc<ProgramOutputLog>) {
     let by_itself = tokio::select! {
         status = child.wait() => Some(status),
         () = process.closing.cancelled() => None,
@@ -337,10 +337,10 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>, noise: Arc<ProgramO
     };
     if process.shows_stderr {
         // Its last lines are known before its calls fail.
-        let _ = tokio::time::timeout(OUTPUT_MAX, process.is_heard.cancelled()).await;
+        let _ = tokio::time::timeout(OUTPUT_MAX, process.stderr_ended.cancelled()).await;
     }
     let end = ProcessEnd { exit: status.ok().and_then(exit_of), is_own };
-    noise.ended(end);
+    output_log.ended(end);
     let _ = process.end.set(end);
     process.closing.cancel();
     tokio::time::sleep(OUTPUT_MAX).await;
@@ -357,7 +357,7 @@ struct StdoutReceiver {
     ready: std::vec::IntoIter<Bytes>,
     buffer: BytesMut,
     process: Arc<ServerProcess>,
-    noise: Arc<ProgramOutputLog>,
+    output_log: Arc<ProgramOutputLog>,
 }
 
 #[async_trait]
@@ -372,7 +372,7 @@ impl MessageReceiver for StdoutReceiver {
                         dev_output::received(self.process.number, &line);
                         return Ok(line);
                     }
-                    Some(_) | None => self.noise.stray(&line),
+                    Some(_) | None => self.output_log.stray(&line),
                 }
             }
             room.grow(self.decoder.held()).await;
@@ -468,7 +468,7 @@ mod tests {
             end,
             given_up: OnceLock::new(),
             silent,
-            is_heard: CancellationToken::new(),
+            stderr_ended: CancellationToken::new(),
         }
     }
 
@@ -514,7 +514,7 @@ mod tests {
             memory_bytes_max: None,
             line_bytes_max: 1024,
             protocol: None,
-            apart: DedicatedProcessRules::default(),
+            dedicated: DedicatedProcessRules::default(),
             stderr_use: StderrUse::Never,
             unusable: None,
         };
@@ -572,7 +572,7 @@ mod tests {
             memory_bytes_max: None,
             line_bytes_max: 1024,
             protocol: None,
-            apart: Default::default(),
+            dedicated: Default::default(),
             stderr_use: StderrUse::Never,
             unusable: None,
         }

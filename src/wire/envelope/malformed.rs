@@ -32,7 +32,7 @@ pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
         let mut look = MalformedMessageReader { text, at, ..MalformedMessageReader::default() };
         look.object();
         at = look.at;
-        found.push(look.told());
+        found.push(look.into_message());
     }
 }
 
@@ -123,7 +123,7 @@ impl MalformedMessageReader<'_> {
         self.text.len()
     }
 
-    fn told(self) -> MalformedMessage {
+    fn into_message(self) -> MalformedMessage {
         MalformedMessage {
             is_call: self.has_method && !self.has_outcome,
             is_answer: self.has_outcome || (self.has_version && !self.has_method),

@@ -54,7 +54,7 @@ pub struct EventGate {
     primers: PrimerPolicy,
     whole: HoldPolicy,
     event_bytes_max: usize,
-    sniff: Option<EventFilter>,
+    filter: Option<EventFilter>,
     held: BytesMut,
     state: GateState,
     /// Bytes of the current line, held or forwarded.
@@ -71,12 +71,13 @@ pub struct EventGate {
     is_of_interest: bool,
     /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
-    look: DataInspection,
+    /// The inspection of the event's data, where the data decides.
+    inspection: DataInspection,
 }
 
 #[derive(Debug, Default)]
 struct DataInspection {
-    glance: MessageClassifier,
+    classifier: MessageClassifier,
     /// How many bytes of `data:` the current line matches so far; `None` for another field.
     field: Option<usize>,
 }
@@ -85,7 +86,7 @@ impl DataInspection {
     const FIELD: &[u8] = b"data:";
 
     fn at_start() -> Self {
-        Self { glance: MessageClassifier::default(), field: Some(0) }
+        Self { classifier: MessageClassifier::default(), field: Some(0) }
     }
 
     fn pass(&mut self, mut bytes: &[u8]) {
@@ -94,7 +95,7 @@ impl DataInspection {
             bytes = &bytes[1..];
         }
         if self.field.is_some() {
-            self.glance.feed(bytes);
+            self.classifier.feed(bytes);
         }
     }
 }
@@ -123,7 +124,7 @@ impl EventGate {
             primers,
             whole,
             event_bytes_max,
-            sniff: None,
+            filter: None,
             held: BytesMut::new(),
             state: GateState::Lead,
             line: 0,
@@ -134,19 +135,19 @@ impl EventGate {
             has_field: false,
             is_of_interest: false,
             mark: Some(0),
-            look: DataInspection::at_start(),
+            inspection: DataInspection::at_start(),
         }
     }
 
     /// Releases a held event once it has `bytes_max` bytes and none match, and forwards it at any size. A result that
     /// may hold questions, or a message that is no response, matches too; if `may_ask_late` finds one later, that is an error.
-    pub const fn sniffing(
+    pub const fn filtering(
         mut self,
         bytes_max: usize,
         is_of_interest: fn(&[u8]) -> bool,
         may_ask_late: fn(&MessageClassifier) -> bool,
     ) -> Self {
-        self.sniff = Some(EventFilter { bytes_max, is_of_interest, may_ask_late });
+        self.filter = Some(EventFilter { bytes_max, is_of_interest, may_ask_late });
         self
     }
 
@@ -169,13 +170,13 @@ impl EventGate {
             self.after_return = is_return && line_end + 1 == bytes.len();
             let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
             self.line += line_end - at;
-            if self.whole == HoldPolicy::Asking || self.sniff.is_some() {
-                self.look(&bytes[at..line_end])?;
+            if self.whole == HoldPolicy::Asking || self.filter.is_some() {
+                self.inspect(&bytes[at..line_end])?;
             }
             if self.state != GateState::Passing {
                 self.held.extend_from_slice(&bytes[at..piece_end]);
                 from = piece_end;
-                out.extend(self.let_go());
+                out.extend(self.release());
                 if self.state == GateState::Keeping && self.held.len() > self.event_bytes_max {
                     return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
                 }
@@ -192,7 +193,7 @@ impl EventGate {
                 if self.state != GateState::Passing {
                     self.begin_line();
                 }
-                self.look.field = Some(0);
+                self.inspection.field = Some(0);
                 continue;
             }
             self.withheld = false;
@@ -209,7 +210,7 @@ impl EventGate {
             self.begin_line();
             self.has_field = false;
             self.is_of_interest = false;
-            self.look = DataInspection::at_start();
+            self.inspection = DataInspection::at_start();
         }
         if self.state == GateState::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
@@ -232,19 +233,19 @@ impl EventGate {
             let is_withheld = self.primers != PrimerPolicy::Pass;
             return Ok(if is_withheld { EventVerdict::Withheld } else { EventVerdict::Passes });
         }
-        let glance = || {
-            let mut glance = MessageClassifier::default();
-            glance.feed(data);
-            glance
+        let classifier = || {
+            let mut classifier = MessageClassifier::default();
+            classifier.feed(data);
+            classifier
         };
-        let is_held = match (self.whole, self.sniff) {
+        let is_held = match (self.whole, self.filter) {
             (HoldPolicy::Asking, _) if is_result(data) => false,
-            (HoldPolicy::Asking, _) => glance().shows() != MessageClass::Harmless,
+            (HoldPolicy::Asking, _) => classifier().shows() != MessageClass::Harmless,
             (HoldPolicy::Messages, None) => true,
-            (HoldPolicy::Messages, Some(sniff)) => {
-                let glance = glance();
-                let may_ask = glance.may_ask() || glance.shows() == MessageClass::Nothing;
-                data.len() < sniff.bytes_max || may_ask || (sniff.is_of_interest)(data)
+            (HoldPolicy::Messages, Some(filter)) => {
+                let classifier = classifier();
+                let may_ask = classifier.may_ask() || classifier.shows() == MessageClass::Nothing;
+                data.len() < filter.bytes_max || may_ask || (filter.is_of_interest)(data)
             }
         };
         match is_held {
@@ -297,33 +298,37 @@ impl EventGate {
         (!rest.is_empty()).then_some(rest)
     }
 
-    fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
-        self.look.pass(bytes);
+    fn inspect(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
+        self.inspection.pass(bytes);
         let is_passing = self.state == GateState::Passing;
-        if self.whole == HoldPolicy::Asking && is_passing && self.look.glance.shows() != MessageClass::Harmless {
+        if self.whole == HoldPolicy::Asking
+            && is_passing
+            && self.inspection.classifier.shows() != MessageClass::Harmless
+        {
             return Err(FramingError::TwoMessagesInOne);
         }
-        if is_passing && self.sniff.is_some_and(|sniff| (sniff.may_ask_late)(&self.look.glance)) {
+        if is_passing && self.filter.is_some_and(|filter| (filter.may_ask_late)(&self.inspection.classifier)) {
             return Err(FramingError::AsksTooLate);
         }
         Ok(())
     }
 
     /// Releases the held bytes of an event that does not match.
-    fn let_go(&mut self) -> Option<GateOutput> {
+    fn release(&mut self) -> Option<GateOutput> {
         if self.whole == HoldPolicy::Asking {
-            let is_harmless = self.state == GateState::Keeping && self.look.glance.shows() == MessageClass::Harmless;
+            let is_harmless =
+                self.state == GateState::Keeping && self.inspection.classifier.shows() == MessageClass::Harmless;
             if !is_harmless {
                 return None;
             }
             self.state = GateState::Passing;
             return Some(GateOutput::Through(self.held.split().freeze()));
         }
-        let sniff =
-            self.sniff.filter(|sniff| self.state == GateState::Keeping && self.held.len() >= sniff.bytes_max)?;
-        let glance = &self.look.glance;
-        let may_ask = glance.may_ask() || glance.shows() == MessageClass::Nothing;
-        if self.is_of_interest || may_ask || (sniff.is_of_interest)(&self.held) {
+        let filter =
+            self.filter.filter(|filter| self.state == GateState::Keeping && self.held.len() >= filter.bytes_max)?;
+        let classifier = &self.inspection.classifier;
+        let may_ask = classifier.may_ask() || classifier.shows() == MessageClass::Nothing;
+        if self.is_of_interest || may_ask || (filter.is_of_interest)(&self.held) {
             self.is_of_interest = true;
             return None;
         }
@@ -382,7 +387,7 @@ impl EventGate {
         }
         self.state = GateState::Keeping;
         if self.whole == HoldPolicy::Asking {
-            out.extend(self.let_go());
+            out.extend(self.release());
         }
     }
 }
@@ -563,7 +568,7 @@ mod tests {
     fn a_large_event_without_anything_of_interest_goes_on_as_it_comes() {
         let is_of_interest = |held: &[u8]| memchr::memmem::find(held, b"?").is_some();
         let gate = || {
-            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(
+            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).filtering(
                 16,
                 is_of_interest,
                 MessageClassifier::may_ask,
@@ -612,7 +617,7 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_kept_however_large_it_is() {
         let gate = || {
-            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(
+            EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).filtering(
                 16,
                 |_| false,
                 MessageClassifier::may_ask,

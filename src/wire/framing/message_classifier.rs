@@ -339,9 +339,9 @@ mod tests {
     #[track_caller]
     fn check(text: &str, shows: MessageClass) {
         for cut in 0..=text.len() {
-            let mut glance = MessageClassifier::default();
-            glance.feed(&text.as_bytes()[..cut]);
-            assert_eq!(glance.feed(&text.as_bytes()[cut..]), shows, "{text} cut at {cut}");
+            let mut classifier = MessageClassifier::default();
+            classifier.feed(&text.as_bytes()[..cut]);
+            assert_eq!(classifier.feed(&text.as_bytes()[cut..]), shows, "{text} cut at {cut}");
         }
     }
 
@@ -441,10 +441,10 @@ mod tests {
             (r#"{"result":{},"x":{"inputRequests":{}}}"#, false),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = MessageClassifier::default();
-                glance.feed(&text.as_bytes()[..cut]);
-                glance.feed(&text.as_bytes()[cut..]);
-                assert_eq!(glance.has_requests, has_requests, "{text} cut at {cut}");
+                let mut classifier = MessageClassifier::default();
+                classifier.feed(&text.as_bytes()[..cut]);
+                classifier.feed(&text.as_bytes()[cut..]);
+                assert_eq!(classifier.has_requests, has_requests, "{text} cut at {cut}");
             }
         }
     }
@@ -458,10 +458,10 @@ mod tests {
             (r#"{"result":{"a":"requestState","b":{"requestState":1}},"requestState":1}"#, false),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = MessageClassifier::default();
-                glance.feed(&text.as_bytes()[..cut]);
-                glance.feed(&text.as_bytes()[cut..]);
-                assert_eq!(glance.has_state(), has_state, "{text} cut at {cut}");
+                let mut classifier = MessageClassifier::default();
+                classifier.feed(&text.as_bytes()[..cut]);
+                classifier.feed(&text.as_bytes()[cut..]);
+                assert_eq!(classifier.has_state(), has_state, "{text} cut at {cut}");
             }
         }
     }
@@ -478,10 +478,10 @@ mod tests {
             (r#"{"params":{"id":1}}"#, None),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = MessageClassifier::default();
-                glance.feed(&text.as_bytes()[..cut]);
-                glance.feed(&text.as_bytes()[cut..]);
-                assert_eq!(glance.id().as_ref().map(RequestId::as_json), id, "{text} cut at {cut}");
+                let mut classifier = MessageClassifier::default();
+                classifier.feed(&text.as_bytes()[..cut]);
+                classifier.feed(&text.as_bytes()[cut..]);
+                assert_eq!(classifier.id().as_ref().map(RequestId::as_json), id, "{text} cut at {cut}");
             }
         }
     }
@@ -499,11 +499,11 @@ mod tests {
             (r#"{"id":7,"result":{}} {"id":8,"result":{}}"#, true, true),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = MessageClassifier::default();
-                glance.feed(&text.as_bytes()[..cut]);
-                glance.feed(&text.as_bytes()[cut..]);
+                let mut classifier = MessageClassifier::default();
+                classifier.feed(&text.as_bytes()[..cut]);
+                classifier.feed(&text.as_bytes()[cut..]);
                 assert_eq!(
-                    (glance.names_request(), glance.has_odd_id()),
+                    (classifier.names_request(), classifier.has_odd_id()),
                     (names_request, is_odd),
                     "{text} cut at {cut}"
                 );
@@ -513,10 +513,10 @@ mod tests {
 
     #[test]
     fn what_shows_itself_shows_at_once() {
-        let mut glance = MessageClassifier::default();
-        assert_eq!(glance.feed(br#"{"jsonrpc":"2.0","id":1"#), MessageClass::Nothing);
-        assert_eq!(glance.feed(br#","result":"#), MessageClass::Nothing);
-        assert_eq!(glance.feed(br#"{"content":["#), MessageClass::Harmless);
+        let mut classifier = MessageClassifier::default();
+        assert_eq!(classifier.feed(br#"{"jsonrpc":"2.0","id":1"#), MessageClass::Nothing);
+        assert_eq!(classifier.feed(br#","result":"#), MessageClass::Nothing);
+        assert_eq!(classifier.feed(br#"{"content":["#), MessageClass::Harmless);
     }
 
     /// Members as servers write them, and as they must not.

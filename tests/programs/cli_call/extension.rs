@@ -245,9 +245,9 @@ async fn polls_are_repeated_while_the_server_is_away() {
         check(of(script), verdict, &[], &[CALL, GET, GET, GET]).await;
     }
     // A server that stays away is given up in time, and how long that is was said.
-    let away_max = Duration::from_millis(700);
+    let outage_max = Duration::from_millis(700);
     let script = std::iter::once(handle()).chain(std::iter::repeat_n(Step::Drop, 40));
-    let retry = RetryPolicy { attempts_max: 1_000, away_max, ..RetryPolicy::default() };
+    let retry = RetryPolicy { attempts_max: 1_000, outage_max, ..RetryPolicy::default() };
     let run = Scenario { retry, ..of(script) }.run().await;
     assert_eq!(run.verdict, CallExit::Lost);
     run.assert_note("trying again, for 1s at most");

@@ -28,7 +28,7 @@ use crate::upstream::session::own::ResumedStreamKind;
 use crate::wire::{RequestId, envelope};
 
 /// The longest absence of a client beyond the upstream's `retry`.
-const AWAY_MAX: Duration = Duration::from_secs(60);
+const ABSENCE_MAX: Duration = Duration::from_secs(60);
 /// The longest `retry` during which a call holds its permit.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 /// The most remembered calls that missed their deadline. The client of a dropped one gets a stream without a response.
@@ -211,7 +211,7 @@ fn ended_key((nonce, event): &PauseKey) -> u128 {
 pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &StreamPause) {
     let shared = Arc::clone(&call.era.shared);
     let key = (call.era.session.token.nonce, at.event.clone());
-    let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
+    let patience = Instant::now() + at.retry.min(RETRY_MAX) + ABSENCE_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
     let nonce = key.0;
     shared.paused.keep(key.clone(), PausedCall { call, pace, until });

@@ -266,7 +266,9 @@ impl AnswerEdits {
         }
         let reason = match envelope::read(text, ScanLimits::UPSTREAM) {
             Ok(Message::Response(_)) => return false,
-            Ok(Message::Notification(told)) if self.admits(&told) => return !self.tools.show(&told),
+            Ok(Message::Notification(notification)) if self.admits(&notification) => {
+                return !self.tools.show(&notification);
+            }
             Ok(Message::Notification(_)) => "stray_notification",
             Ok(Message::Request(_)) | Err(_) => "stray_request",
         };
@@ -274,11 +276,11 @@ impl AnswerEdits {
         true
     }
 
-    fn admits(&self, told: &Notification) -> bool {
-        let params = told.params.object();
+    fn admits(&self, notification: &Notification) -> bool {
+        let params = notification.params.object();
         match &self.wishes {
-            Some(wishes) => wishes.admits(&told.method, params),
-            None => self.metadata.admits(&told.method, params),
+            Some(wishes) => wishes.admits(&notification.method, params),
+            None => self.metadata.admits(&notification.method, params),
         }
     }
 
@@ -308,14 +310,14 @@ impl AnswerEdits {
     /// A subscription's acknowledgement with the resources that its client asked for and may use (SEC-48); else `None`.
     fn acknowledged(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> Option<Bytes> {
         let wishes = self.wishes.as_ref().filter(|_| self.tools.narrow_updates() && classifier.may_be_request())?;
-        let Ok(Message::Notification(told)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
-        let params = told.params.object().filter(|_| told.method == method::LISTEN_ACKNOWLEDGED)?;
+        let Ok(Message::Notification(notification)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
+        let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
         let granted = params.get_object("notifications")?;
         let uris = granted.get("resourceSubscriptions")?;
         let is_shown = |uri: &String| wishes.want_updates_of(uri) && self.tools.has_resource(uri);
         let shown: Vec<String> = uris.items().filter_map(|uri| uri.read().ok()).filter(is_shown).collect();
         let granted = granted.edit().set("resourceSubscriptions", Payload::of(&shown)).finish();
-        Some(envelope::notification(&told.method, Some(&params.edit().set("notifications", granted).finish())))
+        Some(envelope::notification(&notification.method, Some(&params.edit().set("notifications", granted).finish())))
     }
 
     fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
@@ -333,7 +335,7 @@ impl ResponseEdits for AnswerEdits {
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList | EditTarget::Private => gate,
             // It yields each notification whole, and so each update of a resource (SEC-48).
-            EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest, self.may_ask_late()),
+            EditTarget::Other => gate.filtering(SNIFF_BYTES_MAX, is_of_interest, self.may_ask_late()),
         };
         edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
     }

@@ -83,7 +83,7 @@ impl HttpCall {
                         return Ok(StreamEnd::Answered(answer));
                     }
                     // All its messages are in the queue now.
-                    awaited.places.lock().note(&event, awaited.call.map_or(0, SessionCall::told));
+                    awaited.places.lock().note(&event, awaited.call.map_or(0, SessionCall::queued));
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
                 Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {

@@ -292,7 +292,7 @@ impl ListenSource {
         let mut settle: Option<Instant> = None;
         loop {
             let is_opening = !opening.is_terminated();
-            let heard_until = before.as_ref().map(|(_, until)| *until);
+            let overlap_end = before.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 (asked, opened) = &mut opening, if is_opening => match self.opened(asked, opened) {
                     Some(Ok(spoken)) => before = current.replace(spoken).map(|old| (old, Instant::now() + OVERLAP)),
@@ -307,7 +307,7 @@ impl ListenSource {
                     Some(news) => self.tell(news),
                     None => before = None,
                 },
-                () = until(heard_until) => before = None,
+                () = until(overlap_end) => before = None,
                 () = self.grown.notified(), if !is_opening => {
                     if !self.state.borrow().decides(&self.wanted.lock().wishes()) {
                         opening = self.open();

@@ -47,7 +47,8 @@ pub(super) struct StatelessCall {
     pub(super) events: ExchangeEventSender,
     pub(super) answers: mpsc::Receiver<Box<GivenAnswer>>,
     pub(super) questions: InputRequests,
-    pub(super) has_heard_client: bool,
+    /// Whether a client answered in this round.
+    pub(super) has_client_answer: bool,
     pub(super) task: UpstreamTaskCell,
     /// Whether the upstream has yet to accept answers.
     pub(super) untaken: Arc<AtomicBool>,
@@ -87,7 +88,7 @@ impl StatelessCall {
             let responses = match &round.requests {
                 Some(asked) => {
                     let responses = self.put(asked).await?;
-                    match self.has_heard_client {
+                    match self.has_client_answer {
                         true => unseen = UnseenRounds(0),
                         // Most servers go on without an answer, so the first one is sent at once.
                         false if unseen.0 == 0 => unseen = UnseenRounds(1),
@@ -108,10 +109,10 @@ impl StatelessCall {
     /// Sends a round's questions and waits for all answers: after a partial retry the upstream asks again (UPC-14).
     async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
-        self.has_heard_client = false;
+        self.has_client_answer = false;
         self.tell_all(asked).await?;
         while !self.questions.is_complete() {
-            self.hear_answer().await?;
+            self.receive_answer().await?;
         }
         Ok(self.questions.responses())
     }
@@ -129,13 +130,13 @@ impl StatelessCall {
     }
 
     /// Cancel safe.
-    async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
+    async fn receive_answer(&mut self) -> Result<(), RequestFailure> {
         let Some(answered) = self.answers.recv().await else {
             // The exchange is gone; this future goes with it.
             return std::future::pending().await;
         };
         let GivenAnswer { ask, answer, by } = *answered;
-        self.has_heard_client |= by == AnsweredBy::Client;
+        self.has_client_answer |= by == AnsweredBy::Client;
         let taken = self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted);
         self.note_untaken();
         taken
@@ -307,8 +308,8 @@ impl StatelessCall {
         loop {
             tokio::select! {
                 biased;
-                heard = self.hear_answer() => {
-                    heard?;
+                received = self.receive_answer() => {
+                    received?;
                     if self.questions.responses().is_some() {
                         return Ok(());
                     }

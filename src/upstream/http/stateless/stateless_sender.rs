@@ -224,17 +224,17 @@ impl StatelessSender {
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
     ) -> Result<Payload, RequestFailure> {
-        let is_heard = AtomicBool::new(false);
-        match self.once(draft, hear, handed_over, &is_heard).await {
+        let has_progress = AtomicBool::new(false);
+        match self.once(draft, hear, handed_over, &has_progress).await {
             Err(RequestFailure::Faulted(error))
                 if error.code == HEADER_MISMATCH && *draft.method == *method::TOOLS_CALL =>
             {
                 // A server checks headers before it runs a call. This call has sent progress, so it must not be sent again.
-                if is_heard.load(Ordering::Relaxed) {
+                if has_progress.load(Ordering::Relaxed) {
                     return Err(malformed(Executed::Unknown));
                 }
                 match Box::pin(self.refresh()).await {
-                    Ok(()) => self.once(draft, hear, handed_over, &is_heard).await,
+                    Ok(()) => self.once(draft, hear, handed_over, &has_progress).await,
                     // Without the list, the call is still refused for its headers.
                     Err(_) => Err(RequestFailure::Faulted(error)),
                 }
@@ -254,18 +254,18 @@ impl StatelessSender {
         Ok(())
     }
 
-    /// Sends a request once; `is_heard` is set by a message about it before its response.
+    /// Sends a request once; `has_progress` is set by a message about it before its response.
     async fn once(
         &self,
         draft: &DraftRequest,
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
-        is_heard: &AtomicBool,
+        has_progress: &AtomicBool,
     ) -> Result<Payload, RequestFailure> {
         let id = own_ids::mint();
         let post = self.post(draft, &id);
         let post = match draft.is_under_way() {
-            true => post.under_way().forwarding(self.forwarded.apart()),
+            true => post.under_way().forwarding(self.forwarded.detached()),
             false => post,
         };
         let head = self.link.transport.send(&post, handed_over);
@@ -283,17 +283,17 @@ impl StatelessSender {
                 reply::answer_in(&text, &id).ok_or_else(|| malformed(Executed::Yes))?.outcome
             }
             Ok(AcceptedResponse::Events(events)) => {
-                self.follow(events, &id, hear, is_heard).await.map_err(RequestFailure::Lost)?
+                self.follow(events, &id, hear, has_progress).await.map_err(RequestFailure::Lost)?
             }
             Err(ResponseRefusal::Rpc(error)) => {
                 if contradicts(Some(400), Some(&error)) {
-                    self.eras.doubt();
+                    self.eras.discard_verdict();
                 }
                 Err(error)
             }
             Err(ResponseRefusal::Gateway(fault)) => {
                 if contradicts(fault.http_status, None) {
-                    self.eras.doubt();
+                    self.eras.discard_verdict();
                 }
                 return Err(RequestFailure::Lost(fault));
             }
@@ -378,7 +378,7 @@ impl StatelessSender {
         mut events: EventStream,
         id: &RequestId,
         hear: Option<&ExchangeEventSender>,
-        is_heard: &AtomicBool,
+        has_progress: &AtomicBool,
     ) -> Result<Result<Payload, RpcError>, GatewayFault> {
         let mut strange = 0;
         loop {
@@ -398,7 +398,7 @@ impl StatelessSender {
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
                     (Some(event), Some(hear)) => {
-                        is_heard.store(true, Ordering::Relaxed);
+                        has_progress.store(true, Ordering::Relaxed);
                         drop(hear.send(Box::new(event)).await);
                     }
                     (Some(_), None) => (),

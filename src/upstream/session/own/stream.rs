@@ -25,8 +25,8 @@ use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, MessageText, ScanLimits};
 
 /// How long a client's stream waits for an unavailable server, and the pause between two attempts.
-const AWAY_MAX: Duration = Duration::from_secs(60);
-const AWAY_PAUSE: Duration = Duration::from_millis(500);
+const OUTAGE_MAX: Duration = Duration::from_secs(60);
+const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long a call waits for the gateway's own stream: some servers send no head before the first event.
 const OPEN_MAX: Duration = Duration::from_secs(1);
@@ -313,11 +313,11 @@ impl OwnSessions {
         method: &RawMethod,
         session: &OwnSession,
     ) -> Result<JudgedResponse, GatewayFault> {
-        let end = Instant::now() + AWAY_MAX;
+        let end = Instant::now() + OUTAGE_MAX;
         loop {
             match self.send(binding, method.clone(), &session.forwarded).await {
-                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
-                    tokio::time::sleep(AWAY_PAUSE).await;
+                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + OUTAGE_PAUSE < end => {
+                    tokio::time::sleep(OUTAGE_PAUSE).await;
                 }
                 judged => return judged,
             }

@@ -78,7 +78,7 @@ pub(super) struct CallTable {
 enum UnsolicitedStream {
     /// No listener yet.
     Early(Vec<MessageText>),
-    Heard(MessageQueue, Option<StreamPurpose>),
+    Listening(MessageQueue, Option<StreamPurpose>),
 }
 
 /// How idle a connection without requests is.
@@ -95,7 +95,7 @@ pub(super) struct ConnectionIdleness {
 pub(super) struct EnteredRequest {
     pub(super) messages: AnswerMessages,
     /// Notified of the first message.
-    pub(super) heard: Arc<Notify>,
+    pub(super) first_message: Arc<Notify>,
     /// Cancelled once the request is not in the table any more.
     pub(super) over: CancellationToken,
 }
@@ -103,7 +103,7 @@ pub(super) struct EnteredRequest {
 #[derive(Debug)]
 struct CallEntry {
     queue: MessageQueue,
-    heard: Arc<Notify>,
+    first_message: Arc<Notify>,
     /// Room for the response.
     last: mpsc::OwnedPermit<io::Result<MessageText>>,
     is_tool: bool,
@@ -164,10 +164,10 @@ impl CallTable {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX + 1);
         let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
         let params = request.params.object();
-        let (heard, over) = (Arc::new(Notify::new()), CancellationToken::new());
+        let (first_message, over) = (Arc::new(Notify::new()), CancellationToken::new());
         let call = CallEntry {
             queue,
-            heard: Arc::clone(&heard),
+            first_message: Arc::clone(&first_message),
             last,
             is_tool: request.method == method::TOOLS_CALL,
             is_first: request.method == method::INITIALIZE,
@@ -181,21 +181,21 @@ impl CallTable {
         };
         self.calls.insert(request.id.clone(), call);
         self.touch();
-        Ok(EnteredRequest { messages, heard, over })
+        Ok(EnteredRequest { messages, first_message, over })
     }
 
     /// Whether the response has a request.
     pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &MessageText) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
         call.last.send(Ok(text.clone()));
-        call.heard.notify_one();
+        call.first_message.notify_one();
         true
     }
 
     pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
         let Some(call) = self.remove(id) else { return false };
         call.last.send(Err(io::Error::other(BodyBreakError(fault))));
-        call.heard.notify_one();
+        call.first_message.notify_one();
         true
     }
 
@@ -262,7 +262,7 @@ impl CallTable {
         };
         match call {
             Some(call) => {
-                call.heard.notify_one();
+                call.first_message.notify_one();
                 call.queue.put(text)
             }
             None => self.note_to_all(text),
@@ -280,13 +280,13 @@ impl CallTable {
         let Some(queue) = id else {
             return match &self.own {
                 UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
-                UnsolicitedStream::Heard(queue, _) => queue.put(text),
+                UnsolicitedStream::Listening(queue, _) => queue.put(text),
             };
         };
         queue.put(text)?;
         let call = self.calls.values_mut().find(|call| call.queue.sender.same_channel(&queue.sender));
         if let Some(call) = &call {
-            call.heard.notify_one();
+            call.first_message.notify_one();
         }
         if let Some(call) = call.filter(|call| call.questions.len() < QUESTIONS_MAX) {
             call.questions.push(request.id.clone());
@@ -298,7 +298,7 @@ impl CallTable {
     pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX);
         if let UnsolicitedStream::Early(early) =
-            std::mem::replace(&mut self.own, UnsolicitedStream::Heard(queue.clone(), purpose))
+            std::mem::replace(&mut self.own, UnsolicitedStream::Listening(queue.clone(), purpose))
         {
             for text in early {
                 let _ = queue.put(&text);
@@ -314,7 +314,7 @@ impl CallTable {
         }
         let unused = self.left_for();
         // Only the reader of a gateway's stream knows whether its session is in use.
-        let is_served = matches!(&self.own, UnsolicitedStream::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
+        let is_served = matches!(&self.own, UnsolicitedStream::Listening(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
         Some(ConnectionIdleness { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
     }
 
@@ -322,7 +322,7 @@ impl CallTable {
     pub(super) fn left_for(&mut self) -> Duration {
         let listens = match &self.own {
             UnsolicitedStream::Early(_) => false,
-            UnsolicitedStream::Heard(queue, purpose) => {
+            UnsolicitedStream::Listening(queue, purpose) => {
                 !queue.is_closed() && purpose.as_ref().is_none_or(StreamPurpose::is_served)
             }
         };
@@ -360,7 +360,7 @@ impl CallTable {
                 Ok(())
             }
             UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
-            UnsolicitedStream::Heard(queue, _) => queue.put(text),
+            UnsolicitedStream::Listening(queue, _) => queue.put(text),
         }
     }
 
@@ -416,7 +416,7 @@ impl CallTable {
         if let Some(id) = subscription {
             let (_, call) = self.call(&id)?;
             let outer = call.terms.outer.as_ref()?;
-            return Some((call, request_ids::told_of(notification, &outer.id)));
+            return Some((call, request_ids::notification_for(notification, &outer.id)));
         }
         match notification.method.as_str() {
             method::PROGRESS => {

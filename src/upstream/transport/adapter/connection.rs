@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub(super) enum ConnectionPurpose {
     Session,
     /// One call of a session that has another connection. `process` distinguishes the questions of several.
-    Apart {
+    Dedicated {
         process: String,
     },
     Stateless,
@@ -58,7 +58,7 @@ pub(super) struct AdapterConnection {
     openers: AtomicUsize,
     pub(super) origin: OnceLock<SessionTemplate>,
     /// For single calls of this session.
-    pub(super) apart: Mutex<Vec<Arc<Self>>>,
+    pub(super) dedicated: Mutex<Vec<Arc<Self>>>,
     /// Calls that wait for their dedicated connection. A client's cancel cancels the call's token.
     pub(super) opening: Mutex<HashMap<RequestId, CancellationToken>>,
     /// Requests that got an id of the adapter.
@@ -94,7 +94,7 @@ impl AdapterConnection {
             place: Mutex::new(Some(place)),
             openers: AtomicUsize::new(0),
             origin: OnceLock::new(),
-            apart: Mutex::default(),
+            dedicated: Mutex::default(),
             opening: Mutex::default(),
             numbered: AtomicI64::new(0),
             is_proven: AtomicBool::new(false),
@@ -160,7 +160,7 @@ impl AdapterConnection {
     /// The table, unless a connection is being opened or runs beside this one.
     fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
         let is_opening = self.openers.load(Ordering::Relaxed) > 0;
-        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_over());
         (!is_opening && !has_calls).then(|| self.table.lock())
     }
 
@@ -171,7 +171,7 @@ impl AdapterConnection {
 
     /// The table, marked as used if a connection beside this one runs.
     fn looked_at(&self) -> MutexGuard<'_, CallTable> {
-        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_over());
         let mut table = self.table.lock();
         if has_calls {
             table.touch();
@@ -265,7 +265,7 @@ impl AdapterConnection {
             // `send` that is dropped then sends nothing.
             () = async {
                 handed_over.wait().await;
-                begun.heard.notified().await;
+                begun.first_message.notified().await;
             } => (),
         }
         unless_sent.disarm();
@@ -374,7 +374,7 @@ impl AdapterConnection {
         }
         self.over.cancel();
         self.table.lock().end(self.fault());
-        self.apart.lock().drain(..).for_each(|other| other.end());
+        self.dedicated.lock().drain(..).for_each(|other| other.end());
         drop(receiver);
         if let Some(sender) = self.sender.get() {
             sender.close().await;

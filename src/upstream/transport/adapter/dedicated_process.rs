@@ -38,7 +38,7 @@ impl Eq for DedicatedProcessRules {}
 
 impl DedicatedProcessRules {
     pub fn new(rules: Vec<(WildMatch, bool)>, names: ToolNames) -> Self {
-        match rules.iter().any(|(_, is_apart)| *is_apart) {
+        match rules.iter().any(|(_, is_dedicated)| *is_dedicated) {
             true => Self { rules, names },
             false => Self::default(),
         }
@@ -52,7 +52,7 @@ impl DedicatedProcessRules {
         let Some(params) = request.params.object().filter(|params| !params.contains("task")) else { return false };
         let Some(own) = params.get_str("name") else { return false };
         let PublishedName::Name(name) = self.names.shown(&own) else { return false };
-        self.rules.iter().find(|(pattern, _)| pattern.matches(&name)).is_some_and(|(_, is_apart)| *is_apart)
+        self.rules.iter().find(|(pattern, _)| pattern.matches(&name)).is_some_and(|(_, is_dedicated)| *is_dedicated)
     }
 }
 
@@ -70,7 +70,7 @@ impl Drop for OpeningCall<'_> {
 
 impl TransportAdapter {
     /// Runs a call of a session on its own connection, which must be ready in time.
-    pub(super) async fn call_apart(
+    pub(super) async fn call_dedicated(
         &self,
         session: &Arc<AdapterConnection>,
         request: &Request,
@@ -101,7 +101,7 @@ impl TransportAdapter {
         let process = self.shared.processes.fetch_add(1, Ordering::Relaxed).to_string();
         let (other, unless_kept) = self
             .open(
-                ConnectionPurpose::Apart { process },
+                ConnectionPurpose::Dedicated { process },
                 &owner_of(&origin.outgoing),
                 PermitWait::Waits,
                 origin.outgoing.forwarded(),
@@ -132,13 +132,13 @@ impl AdapterConnection {
     }
 
     fn keep(&self, other: &Arc<Self>) -> Result<(), GatewayFault> {
-        let mut apart = self.apart.lock();
-        apart.retain(|other| !other.is_over());
+        let mut dedicated = self.dedicated.lock();
+        dedicated.retain(|other| !other.is_over());
         // The session's end ends the connections listed by then.
         if self.is_over() {
             return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
         }
-        apart.push(Arc::clone(other));
+        dedicated.push(Arc::clone(other));
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl AdapterConnection {
     fn begin_opening(&self, id: &RequestId) -> Option<OpeningCall<'_>> {
         let mut opening = self.opening.lock();
         let has = |session: &Self| session.table.lock().has(id);
-        if opening.contains_key(id) || has(self) || self.apart.lock().iter().any(|other| has(other)) {
+        if opening.contains_key(id) || has(self) || self.dedicated.lock().iter().any(|other| has(other)) {
             return None;
         }
         let cancelled = CancellationToken::new();
@@ -166,17 +166,17 @@ impl AdapterConnection {
 
     /// The connection of a notification or answer about such a call, and the text to send there.
     pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
-        let apart = self.apart.lock();
+        let dedicated = self.dedicated.lock();
         match message {
             Message::Notification(notification) => {
                 let id = notification.cancelled()?;
-                let other = apart.iter().find(|other| other.table.lock().has(&id))?;
+                let other = dedicated.iter().find(|other| other.table.lock().has(&id))?;
                 Some((Arc::clone(other), None))
             }
             Message::Response(response) => {
                 let (process, id) = request_ids::inward(response.id.as_ref()?)?;
-                let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Apart { process: own } if *own == process);
-                let other = apart.iter().find(is_meant)?;
+                let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Dedicated { process: own } if *own == process);
+                let other = dedicated.iter().find(is_meant)?;
                 let text = request_ids::answer(response, &id);
                 Some((Arc::clone(other), Some(text)))
             }

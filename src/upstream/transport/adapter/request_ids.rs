@@ -6,7 +6,7 @@ use crate::wire::envelope::{Notification, Params, Request, Response};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
 /// Prefix of question ids from processes for one call.
-const APART: &str = "process:";
+const DEDICATED: &str = "process:";
 
 /// A request under the adapter's own id, which is its progress token too.
 pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
@@ -33,7 +33,7 @@ pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
 }
 
 /// A subscription's notification, under the listener's id.
-pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
+pub(super) fn notification_for(notification: &Notification, id: &RequestId) -> Bytes {
     let edited = notification.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
         let metadata = metadata.edit().set(meta::SUBSCRIPTION_ID, id.payload()).finish();
@@ -79,13 +79,13 @@ pub(super) fn without_tasks(request: &Request) -> Request {
 
 /// A question's id for the session's client.
 pub(super) fn outward(process: &str, id: &RequestId) -> RequestId {
-    RequestId::text(&format!("{APART}{process}:{}", id.as_json()))
+    RequestId::text(&format!("{DEDICATED}{process}:{}", id.as_json()))
 }
 
 /// The asking process and the question's id there; `None` for the session's own process.
 pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
-    let (process, own) = text.strip_prefix(APART)?.split_once(':')?;
+    let (process, own) = text.strip_prefix(DEDICATED)?.split_once(':')?;
     let own = Payload::parse(&Bytes::copy_from_slice(own.as_bytes()), ScanLimits::CLIENT).ok()?;
     Some((process.to_owned(), RequestId::from_payload(&own)?))
 }

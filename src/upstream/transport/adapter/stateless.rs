@@ -83,7 +83,7 @@ impl TransportAdapter {
             return Ok(answered(StatusCode::ACCEPTED));
         };
         let terms = || RequestTerms { is_kept: outgoing.is_kept(), ..RequestTerms::default() };
-        if self.apart.include(request) {
+        if self.dedicated.include(request) {
             let owner = owner_of(outgoing);
             let (session, unless_called) =
                 self.open(ConnectionPurpose::Stateless, &owner, PermitWait::Waits, outgoing.forwarded()).await?;

@@ -120,12 +120,12 @@ impl SessionCookies {
 
     pub(super) fn note(&self, session: &HeaderValue, from: &Uri, headers: &HeaderMap) {
         let fields = headers.get_all(SET_COOKIE).iter().filter_map(|field| field.to_str().ok());
-        let told: Vec<_> = fields.take(COOKIES_MAX).filter_map(|field| SessionCookie::read(field, from)).collect();
-        if told.is_empty() {
+        let received: Vec<_> = fields.take(COOKIES_MAX).filter_map(|field| SessionCookie::read(field, from)).collect();
+        if received.is_empty() {
             return;
         }
         let mut cookies = self.by_session.get(session).map(|cookies| cookies.to_vec()).unwrap_or_default();
-        for cookie in told {
+        for cookie in received {
             cookies.retain(|known| known.is_alive() && (known.name != cookie.name || known.path != cookie.path));
             if cookie.is_alive() && cookies.len() < COOKIES_MAX {
                 cookies.push(cookie);
@@ -144,7 +144,7 @@ impl SessionCookies {
 mod tests {
     use super::*;
 
-    fn told(lines: &[&str]) -> HeaderMap {
+    fn received(lines: &[&str]) -> HeaderMap {
         lines.iter().map(|line| (SET_COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap())).collect()
     }
 
@@ -176,7 +176,7 @@ mod tests {
         ] {
             let cookies = SessionCookies::new();
             for line in lines {
-                cookies.note(&a, &from, &told(&[line]));
+                cookies.note(&a, &from, &received(&[line]));
             }
             let field = cookies.field(&a, &to.parse().unwrap());
             assert_eq!(field.as_ref().map_or("", |field| field.to_str().unwrap()), expected, "{lines:?}");
@@ -192,9 +192,9 @@ mod tests {
         let cookies = SessionCookies::new();
         let lines: Vec<_> = (0..100).map(|n| format!("n{n}=1")).collect();
         for line in &lines {
-            cookies.note(&session, &from, &told(&[line]));
+            cookies.note(&session, &from, &received(&[line]));
         }
-        cookies.note(&session, &from, &told(&[&format!("n0={}", "x".repeat(COOKIE_BYTES_MAX))]));
+        cookies.note(&session, &from, &received(&[&format!("n0={}", "x".repeat(COOKIE_BYTES_MAX))]));
         let field = cookies.field(&session, &from).unwrap();
         assert_eq!(field.to_str().unwrap().split("; ").count(), COOKIES_MAX);
         assert!(!field.to_str().unwrap().contains("xx"));
@@ -208,13 +208,13 @@ mod tests {
         let sessions = usize::try_from(BYTES_MAX).unwrap() / COOKIE_BYTES_MAX;
         let session = |n: usize| HeaderValue::from_str(&format!("s-{n}")).unwrap();
         for n in 0..sessions {
-            cookies.note(&session(n), &from, &told(&[&large]));
+            cookies.note(&session(n), &from, &received(&[&large]));
             for _ in 0..8 {
                 cookies.field(&session(n), &from);
             }
         }
         for n in sessions..sessions + 100 {
-            cookies.note(&session(n), &from, &told(&[&large]));
+            cookies.note(&session(n), &from, &received(&[&large]));
             cookies.by_session.run_pending_tasks();
             assert!(cookies.field(&session(n), &from).is_some(), "{n}");
             assert!(cookies.by_session.weighted_size() <= BYTES_MAX);

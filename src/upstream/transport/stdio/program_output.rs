@@ -140,7 +140,7 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Reads to the end: a program without a reader would block on a full pipe.
-pub(super) async fn log(mut stderr: ChildStderr, noise: &ProgramOutputLog) {
+pub(super) async fn log(mut stderr: ChildStderr, output_log: &ProgramOutputLog) {
     let mut buffer = vec![0; READ_BYTES];
     let mut line = Vec::new();
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
@@ -149,14 +149,14 @@ pub(super) async fn log(mut stderr: ChildStderr, noise: &ProgramOutputLog) {
             line.extend_from_slice(&text[..text.len().min(LINE_BYTES_MAX.saturating_sub(line.len()))]);
             if piece.len() > text.len() {
                 if !line.trim_ascii().is_empty() {
-                    noise.said(line.trim_ascii_end());
+                    output_log.said(line.trim_ascii_end());
                 }
                 line.clear();
             }
         }
     }
     if !line.is_empty() {
-        noise.said(&line);
+        output_log.said(&line);
     }
 }
 
@@ -167,8 +167,8 @@ mod tests {
     #[test]
     fn of_what_a_program_says_the_last_lines_are_kept() {
         let last = Arc::new(LastLines::default());
-        let noise = ProgramOutputLog::new(Arc::from("local"), 1, Some(Arc::clone(&last)), StderrUse::Never);
-        (0..1_000).for_each(|n| noise.said(format!("line {n}").as_bytes()));
+        let output_log = ProgramOutputLog::new(Arc::from("local"), 1, Some(Arc::clone(&last)), StderrUse::Never);
+        (0..1_000).for_each(|n| output_log.said(format!("line {n}").as_bytes()));
         let expected: Vec<_> = (980..1_000).map(|n| format!("line {n}")).collect();
         assert_eq!(last.all(), expected, "however many of them are logged");
     }

@@ -112,7 +112,7 @@ impl AdapterConnection {
     fn answer(&self, response: &wire::Response, text: &MessageText) {
         let outer = match (&self.kind, &response.id) {
             (ConnectionPurpose::Stateless, Some(id)) => self.table.lock().outer(id),
-            (ConnectionPurpose::Session | ConnectionPurpose::Apart { .. }, _)
+            (ConnectionPurpose::Session | ConnectionPurpose::Dedicated { .. }, _)
             | (ConnectionPurpose::Stateless, None) => None,
         };
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
@@ -150,7 +150,7 @@ impl AdapterConnection {
             ConnectionPurpose::Session => table.note(notification, text),
             ConnectionPurpose::Stateless if table.end_cancelled_subscription(notification) => Ok(()),
             ConnectionPurpose::Stateless => table.note_named(notification, |copy| self.counted(copy)),
-            ConnectionPurpose::Apart { process } => match notification.cancelled() {
+            ConnectionPurpose::Dedicated { process } => match notification.cancelled() {
                 Some(id) => {
                     let (notification, text) =
                         request_ids::withdrawal(notification, &request_ids::outward(process, &id));
@@ -166,7 +166,7 @@ impl AdapterConnection {
             ConnectionPurpose::Session => self.table.lock().ask(request, text),
             // Such servers ask in results only.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
-            ConnectionPurpose::Apart { process } => {
+            ConnectionPurpose::Dedicated { process } => {
                 let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
                 self.table.lock().ask(&request, &self.counted(text))
             }

@@ -132,7 +132,7 @@ async fn a_cancel_ends_a_call_whose_own_process_is_not_ready() {
         scope.clone(),
     );
     let rules = DedicatedProcessRules::new(vec![(WildMatch::new("*"), true)], ToolNames::default());
-    let adapter = adapter.with_calls_apart(rules);
+    let adapter = adapter.with_dedicated_calls(rules);
     let initialize = json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {} });
     say.send(text(&json!({ "jsonrpc": "2.0", "id": 1, "result": {} }))).await.unwrap();
     let opened = adapter.send(&post(None, &initialize), &HandedOver::default()).await.unwrap();

@@ -424,7 +424,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         // With their own names, tools are known only to the renamer.
         false => UnmatchedRules::none(&config.name),
     };
-    let namer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
+    let renamer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
     let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
         ServerSettings::Http(http) => SessionUpstream::within(http, parts.scope.clone(), &parts.limits)
@@ -442,16 +442,16 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         metadata,
         resource: config.oauth_resource,
     });
-    let channel = ToolRenamer::channel(namer.as_ref(), http.channel());
+    let channel = ToolRenamer::channel(renamer.as_ref(), http.channel());
     let eras = http.for_stateless_clients();
     let served = Served {
         settings,
         unmatched_rules: Arc::new(unmatched_rules),
         engine: Arc::clone(&parts.engine),
         channel,
-        stateless: ToolRenamer::upstream(namer.as_ref(), eras.stateless()),
-        upstream: ToolRenamer::upstream(namer.as_ref(), Arc::new(eras)),
-        pool: ToolRenamer::upstream(namer.as_ref(), http),
+        stateless: ToolRenamer::upstream(renamer.as_ref(), eras.stateless()),
+        upstream: ToolRenamer::upstream(renamer.as_ref(), Arc::new(eras)),
+        pool: ToolRenamer::upstream(renamer.as_ref(), http),
         is_stateless,
         permits,
         rates: Arc::clone(&parts.rates),

@@ -44,7 +44,7 @@ pub(crate) fn live(number: usize) -> Task {
     let now = SystemClock.now();
     let params = serde_json::json!({"name": "small", "arguments": {"text": "x".repeat(TEXT_BYTES)}});
     let key = TaskKey { owner: Principal::local(), id: id(number) };
-    let origin = CallOrigin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: ClientKind::Stateless };
+    let origin = CallOrigin { upstream: Arc::from("tasks"), tool: Arc::from("small"), client: ClientKind::Stateless };
     let times = TaskTimes {
         ttl: Duration::from_secs(86_400),
         keep_result_min: Duration::from_secs(900),

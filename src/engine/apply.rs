@@ -254,7 +254,7 @@ impl Engine {
             died_programs::note(&after.key, *process);
         }
         let label = outcome_label(outcome);
-        if after.shown == TaskVisibility::Hidden {
+        if after.visibility == TaskVisibility::Hidden {
             tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
             return;
         }
@@ -312,7 +312,7 @@ impl Engine {
     }
 
     pub(super) fn count_in_flight(&self, task: &Task) {
-        if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
+        if !task.is_settled() && task.visibility == TaskVisibility::Handle && task.tree.parent.is_none() {
             self.metrics.taken_over(&task.origin.upstream);
         }
     }

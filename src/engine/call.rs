@@ -21,7 +21,7 @@ pub(super) const EVENTS_MAX: usize = 32;
 #[derive(Clone)]
 pub struct CallSpec {
     pub owner: Principal,
-    pub maker: ClientKind,
+    pub client: ClientKind,
     pub upstream: Arc<dyn Upstream>,
     /// Permits at the upstream; `None` for methods that need none.
     pub permits: Option<Arc<CallPermits>>,
@@ -81,11 +81,14 @@ impl CallSpec {
     }
 
     /// A queued task for the call, or for a part of it: not sent, and without resume data.
-    pub(super) fn new_task(&self, key: TaskKey, shown: TaskVisibility, now: Timestamp) -> Task {
-        let origin =
-            CallOrigin { upstream: Arc::clone(self.upstream.name()), tool: Arc::clone(&self.tool), maker: self.maker };
+    pub(super) fn new_task(&self, key: TaskKey, visibility: TaskVisibility, now: Timestamp) -> Task {
+        let origin = CallOrigin {
+            upstream: Arc::clone(self.upstream.name()),
+            tool: Arc::clone(&self.tool),
+            client: self.client,
+        };
         let ToolPolicy { ttl, keep_result_min, poll_interval, .. } = self.policy;
-        Task::queued(key, shown, origin, now, TaskTimes { ttl, keep_result_min, poll_interval })
+        Task::queued(key, visibility, origin, now, TaskTimes { ttl, keep_result_min, poll_interval })
     }
 }
 

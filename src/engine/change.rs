@@ -167,7 +167,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
-        for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
+        for task in found.into_iter().filter(|task| task.visibility == TaskVisibility::Handle) {
             if !self.may_read(caller, &task.origin) {
                 continue;
             }
@@ -365,7 +365,7 @@ fn require_listed(parent: &Task, task: Arc<Task>) -> Result<Arc<Task>, TaskError
 }
 
 fn require_visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-    if task.shown == TaskVisibility::Handle { Ok(task) } else { Err(TaskError::Unknown) }
+    if task.visibility == TaskVisibility::Handle { Ok(task) } else { Err(TaskError::Unknown) }
 }
 
 /// Rows read in one step; other tasks run in between.
@@ -389,7 +389,7 @@ impl Engine {
         loop {
             let step = SURVEY_STEP.min(SURVEY_MAX - looked_at);
             let page = self.store.survey(PageRange::new(after, step, self.clock.now())).await?;
-            for task in page.tasks.iter().filter(|task| task.shown == TaskVisibility::Handle) {
+            for task in page.tasks.iter().filter(|task| task.visibility == TaskVisibility::Handle) {
                 if look(task).is_break() {
                     return Ok(None);
                 }
@@ -414,7 +414,7 @@ impl Engine {
         for key in self.store.find_reference(reference, SAME_MAX).await? {
             let found = match self.load_any(&key).await {
                 // A part is listed in its parent's tree, though its owner does not see it.
-                Ok(task) if task.shown == TaskVisibility::Part => Ok(task),
+                Ok(task) if task.visibility == TaskVisibility::Part => Ok(task),
                 Ok(_) => self.load_visible(&key).await,
                 Err(error) => Err(error),
             };

@@ -69,14 +69,15 @@ impl CallTargets {
     }
 }
 
-/// Handles rows of ended processes at these upstreams: until none is left, or if shared until `stop` or a drain.
-pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
+/// Claims the rows that ended processes left at the configured upstreams, and handles each. Returns once none is left;
+/// in a shared store it runs until `stop` or a drain.
+pub async fn run(engine: Arc<Engine>, targets: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let (notices, waiting) = mpsc::channel(NOTICES_MAX);
-    let (engine, origins) = (&engine, &origins);
+    let (engine, targets) = (&engine, &targets);
     let claiming = async move {
         loop {
-            let seen = pass(engine, origins, &notices).await;
+            let seen = pass(engine, targets, &notices).await;
             if seen > 0 {
                 tracing::info!(tasks = seen, "all tasks of earlier processes were handled");
             }
@@ -86,7 +87,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
             tokio::time::sleep(CLAIM_EVERY).await;
         }
     };
-    let recovering = async { tokio::join!(claiming, notify_all(engine, origins, waiting)) };
+    let recovering = async { tokio::join!(claiming, notify_all(engine, targets, waiting)) };
     tokio::select! {
         () = stop.cancelled() => (),
         () = leaving.cancelled() => (),
@@ -95,11 +96,11 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
 }
 
 /// Handles the rows whose upstreams are notified of a cancel. One that does not respond delays only these.
-async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mpsc::Receiver<RecoveryCandidate>) {
+async fn notify_all(engine: &Arc<Engine>, targets: &CallTargets, mut waiting: mpsc::Receiver<RecoveryCandidate>) {
     let rows = futures_util::stream::poll_fn(|context| waiting.poll_recv(context));
     let handled = rows.for_each_concurrent(AT_ONCE, |mut found| async move {
         let mut pauses = RETRIES;
-        while let RecoveryProgress::Again(left) = handle(engine, origins, found, None).await {
+        while let RecoveryProgress::Again(left) = handle(engine, targets, found, None).await {
             tokio::time::sleep(pauses.take()).await;
             found = left;
         }
@@ -108,13 +109,13 @@ async fn notify_all(engine: &Arc<Engine>, origins: &CallTargets, mut waiting: mp
 }
 
 /// Claims and handles all rows; returns their number. Failed rows are retried at growing intervals, and delay no claim.
-async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) -> usize {
-    let handle = |found| handle(engine, origins, found, Some(notices));
+async fn pass(engine: &Arc<Engine>, targets: &CallTargets, notices: &Notices) -> usize {
+    let handle = |found| handle(engine, targets, found, Some(notices));
     let mut left = LeftRows::new();
     let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
     let (mut seen, mut is_claim_failure_logged) = (0, false);
     loop {
-        let pause = match engine.store.claim(CLAIM_MAX, &origins.names()).await {
+        let pause = match engine.store.claim(CLAIM_MAX, &targets.names()).await {
             Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
             Ok(keys) if keys.is_empty() => CLAIM_EVERY,
             Ok(keys) => {
@@ -146,11 +147,11 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets, notices: &Notices) ->
 }
 
 /// Resumes rows of this process that have no runner, as recovery does. A row that was not resumed is found again later.
-async fn resume_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
+async fn resume_own(engine: &Arc<Engine>, targets: &CallTargets, rows: Vec<TaskKey>) {
     // These rows are already counted as in flight.
     let seen = |key| RecoveryCandidate { was_seen: true, is_own: true, ..RecoveryCandidate::new(key) };
     let mut left = Vec::new();
-    for_all(rows.into_iter().map(seen).collect(), |found| handle(engine, origins, found, None), &mut left).await;
+    for_all(rows.into_iter().map(seen).collect(), |found| handle(engine, targets, found, None), &mut left).await;
     let mut retried = engine.retried.lock();
     for row in left {
         retried.remove(&row.key);
@@ -267,26 +268,26 @@ fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
 fn decide(
     engine: &Engine,
     task: &Task,
-    reach: Option<&CallTarget>,
+    target: Option<&CallTarget>,
     policy: Option<&ToolPolicy>,
     now: Timestamp,
 ) -> RecoveryDecision {
     let verdict = verdict(task, policy, now, engine.why_lost());
-    if lets_clients_in(reach, task) { without_credential(verdict, task) } else { verdict }
+    if lets_clients_in(target, task) { without_credential(verdict, task) } else { verdict }
 }
 
 /// Handles a row. If its upstream must be notified, the row goes to the channel `notices`, unless that is absent or full.
 async fn handle(
     engine: &Arc<Engine>,
-    origins: &CallTargets,
+    targets: &CallTargets,
     found: RecoveryCandidate,
     notices: Option<&Notices>,
 ) -> RecoveryProgress {
     let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
     loop {
-        let done = match row.judge(origins).await {
+        let done = match row.judge(targets).await {
             Ok(work) => match work.notified().and_then(|_| notices?.try_reserve().ok()) {
-                Some(place) => return row.wait_in(place),
+                Some(permit) => return row.wait_in(permit),
                 None => row.carry_out(work).await,
             },
             Err(end) => Err(end),
@@ -352,7 +353,8 @@ impl<'a> ClaimedRow<'a> {
         Some(Self { engine, found, commands: Some(claim?), looks: 0 })
     }
 
-    async fn judge(&mut self, origins: &CallTargets) -> Result<RowWork, RowEnd> {
+    /// Reads the row, and decides its next step.
+    async fn judge(&mut self, targets: &CallTargets) -> Result<RowWork, RowEnd> {
         let (engine, found) = (self.engine, &mut self.found);
         if self.looks == LOOKS_MAX {
             return Err(RowEnd::Left);
@@ -370,14 +372,14 @@ impl<'a> ClaimedRow<'a> {
             ParentState::Gone => {
                 // Cancels an element of a split call. A server's subtask is not cancelled, nor an element that lost its row in
                 // this process: its exchange still serves the plain call (GW-33).
-                let notifies = origins.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
+                let notifies = targets.of(&task.origin).filter(|_| task.recovery.call.is_some() && !found.is_own);
                 return Ok(RowWork { task, step: RowStep::Remove, notifies });
             }
         }
         if !found.was_seen {
             engine.count_in_flight(&task);
         }
-        let target = origins.of(&task.origin);
+        let target = targets.of(&task.origin);
         // A call that would now reach another tool is treated as a call of a removed upstream.
         let policy = target.as_ref().filter(|target| !target.would_send_another(&task));
         let policy = policy.map(|target| target.settings.rules.policy_of(&task.origin.tool));
@@ -469,10 +471,10 @@ impl<'a> ClaimedRow<'a> {
     }
 
     /// Releases the row for `notify_all`.
-    fn wait_in(self, place: mpsc::Permit<'_, RecoveryCandidate>) -> RecoveryProgress {
+    fn wait_in(self, permit: mpsc::Permit<'_, RecoveryCandidate>) -> RecoveryProgress {
         self.engine.retried.lock().insert(self.found.key.clone());
         let progress = self.release();
-        place.send(self.found);
+        permit.send(self.found);
         progress
     }
 
@@ -487,8 +489,8 @@ fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
 }
 
 /// Whether a call was made with its client's credential, as far as its owner or the upstream's present configuration shows.
-fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
-    task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.is_per_client())
+fn lets_clients_in(target: Option<&CallTarget>, task: &Task) -> bool {
+    task.key.owner.is_unchecked() || target.is_some_and(|target| target.settings.forwarding.is_per_client())
 }
 
 enum ParentState {
@@ -514,15 +516,15 @@ fn notifies(verdict: &RecoveryDecision, task: &Task) -> bool {
     match verdict {
         RecoveryDecision::Notify => true,
         // No client returns for a hidden task, so its call is cancelled, too.
-        RecoveryDecision::Settle(_) => task.shown == TaskVisibility::Hidden,
+        RecoveryDecision::Settle(_) => task.visibility == TaskVisibility::Hidden,
         RecoveryDecision::Leave | RecoveryDecision::Run(_) | RecoveryDecision::Expire => false,
     }
 }
 
-/// Carries out a decision that needs no runner, and notifies `reach`; whether a change was stored.
+/// Carries out a decision that needs no runner, and notifies `target`; whether a change was stored.
 async fn finish(
     engine: &Arc<Engine>,
-    reach: Option<&CallTarget>,
+    target: Option<&CallTarget>,
     task: &Task,
     verdict: &RecoveryDecision,
 ) -> Result<bool, TaskError> {
@@ -535,12 +537,12 @@ async fn finish(
             let settled = settle(engine, key, event).await?;
             if settled {
                 // Best effort: nothing records it.
-                notify_upstream(reach, task).await;
+                notify_upstream(target, task).await;
             }
             Ok(settled)
         }
         RecoveryDecision::Notify => {
-            notify_upstream(reach, task).await;
+            notify_upstream(target, task).await;
             settle(engine, key, Event::Notified).await
         }
     }
@@ -559,11 +561,11 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 }
 
 /// Cancels a call at its upstream, if its resume data is known; bounded by the exchange.
-async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
-    let Some((reach, position)) = notifiable(reach, task) else { return };
-    let policy = reach.settings.rules.policy_of(&task.origin.tool);
-    let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
-    match reach.upstream.resume(ResumeToken(position.clone()), call.context).await {
+async fn notify_upstream(target: Option<&CallTarget>, task: &Task) {
+    let Some((target, position)) = notifiable(target, task) else { return };
+    let policy = target.settings.rules.policy_of(&task.origin.tool);
+    let call = target.restored_call(task, policy, UpstreamTaskMode::Never);
+    match target.upstream.resume(ResumeToken(position.clone()), call.context).await {
         Ok(mut exchange) => exchange.cancel("no client waits for this call any more").await,
         Err(error) => {
             tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be notified of a cancel")
@@ -572,9 +574,9 @@ async fn notify_upstream(reach: Option<&CallTarget>, task: &Task) {
 }
 
 /// The upstream at which the call can be cancelled, and the resume data for that.
-fn notifiable<'a>(reach: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a CallTarget, &'a Payload)> {
+fn notifiable<'a>(target: Option<&'a CallTarget>, task: &'a Task) -> Option<(&'a CallTarget, &'a Payload)> {
     let position = task.recovery.resume.as_ref()?;
-    Some((reach.filter(|reach| !lets_clients_in(Some(reach), task))?, position))
+    Some((target.filter(|target| !lets_clients_in(Some(target), task))?, position))
 }
 
 impl CallTarget {
@@ -595,7 +597,7 @@ impl CallTarget {
         let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());
         let maker = CallMaker {
             principal: task.key.owner.clone(),
-            kind: task.origin.maker,
+            kind: task.origin.client,
             questions: declared_questions(&capabilities),
             capabilities,
             forwarded: ForwardedHeaders::default(),
@@ -612,16 +614,17 @@ impl CallTarget {
     }
 }
 
-/// Resumes rows of this process without a runner, until `stop` or a drain. Invariant: a row that this process holds has
-/// a runner, or its parent has one, or recovery retries it; else the task would work until its `ttl`, or its server
-/// miss a cancel. Only rows of two consecutive looks count, as one may fall between a runner's last write and its end.
-pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
+/// Resumes rows of this process that have no runner, until `stop` or a drain. Invariant: a row that this process holds has a
+/// runner, or its parent has one, or recovery retries it; else the task would be at work until its `ttl`, or its server would
+/// not be notified of a cancel. A row counts only if two consecutive looks find it, since one may fall between a runner's last
+/// write and its end.
+pub async fn resume_rows_without_runner(engine: Arc<Engine>, targets: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let looking = async {
         let mut found = BTreeSet::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            found = look_for_rows(&engine, &origins, found).await;
+            found = look_for_rows(&engine, &targets, found).await;
         }
     };
     tokio::select! {
@@ -632,7 +635,7 @@ pub async fn resume_rows_without_runner(engine: Arc<Engine>, origins: CallTarget
 }
 
 /// Finds rows without a runner, and resumes the rows that were also in `before`. Returns the rows found.
-async fn look_for_rows(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
+async fn look_for_rows(engine: &Arc<Engine>, targets: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
     let found = match engine.rows_without_runner().await {
         Ok(found) => found,
         Err(error) => {
@@ -643,7 +646,7 @@ async fn look_for_rows(engine: &Arc<Engine>, origins: &CallTargets, before: BTre
     let rows: Vec<_> = found.intersection(&before).take(RESUMED_MAX).cloned().collect();
     if !rows.is_empty() {
         tracing::error!(tasks = rows.len(), "tasks without a runner are resumed like tasks of an earlier process");
-        resume_own(engine, origins, rows).await;
+        resume_own(engine, targets, rows).await;
     }
     found
 }

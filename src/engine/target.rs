@@ -66,7 +66,7 @@ impl CallTarget {
         let (tool, policy) = tool.unwrap_or_else(|| (Arc::from(""), settings.rules.default.clone()));
         CallSpec {
             owner: maker.principal,
-            maker: maker.kind,
+            client: maker.kind,
             upstream,
             permits,
             queue_deadline: settings.queue_deadline,

@@ -67,17 +67,17 @@ impl ToolRenamer {
     }
 
     /// The upstream as clients see it.
-    pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
-        match namer {
-            Some(namer) => Arc::new(RenamingUpstream { inner, namer: Arc::clone(namer) }),
+    pub fn upstream(renamer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
+        match renamer {
+            Some(renamer) => Arc::new(RenamingUpstream { inner, renamer: Arc::clone(renamer) }),
             None => inner,
         }
     }
 
     /// The channel for forwarded messages as clients see it.
-    pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
-        match namer {
-            Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),
+    pub fn channel(renamer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
+        match renamer {
+            Some(renamer) => Arc::new(RenamingChannel { inner, renamer: Arc::clone(renamer) }),
             None => inner,
         }
     }
@@ -179,7 +179,7 @@ fn unknown_tool(params: Option<&Object>) -> RpcError {
 #[derive(Debug)]
 struct RenamingUpstream {
     inner: Arc<dyn Upstream>,
-    namer: Arc<ToolRenamer>,
+    renamer: Arc<ToolRenamer>,
 }
 
 #[async_trait]
@@ -196,7 +196,7 @@ impl Upstream for RenamingUpstream {
         match &*request.method {
             method::TOOLS_CALL => {
                 let params = request.params.as_ref().and_then(Object::of);
-                match self.namer.called(params.as_ref()) {
+                match self.renamer.called(params.as_ref()) {
                     RenamedCall::As(_, params) => {
                         self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
                     }
@@ -206,7 +206,7 @@ impl Upstream for RenamingUpstream {
             }
             method::TOOLS_LIST => {
                 let inner = self.inner.begin(request, context).await?;
-                Ok(Box::new(ToolListExchange { inner, namer: Arc::clone(&self.namer) }))
+                Ok(Box::new(ToolListExchange { inner, renamer: Arc::clone(&self.renamer) }))
             }
             _ => self.inner.begin(request, context).await,
         }
@@ -218,7 +218,7 @@ impl Upstream for RenamingUpstream {
 
     /// Stores the upstream's name of the tool, which remains the called one if the rules change.
     fn stored(&self, params: &Payload) -> Payload {
-        match self.namer.called(Object::of(params).as_ref()) {
+        match self.renamer.called(Object::of(params).as_ref()) {
             RenamedCall::As(_, own) => own.detached(),
             RenamedCall::AsItIs | RenamedCall::Unknown => params.detached(),
         }
@@ -227,7 +227,7 @@ impl Upstream for RenamingUpstream {
     fn restored(&self, tool: &str, params: &Payload) -> Option<Payload> {
         let named = Object::of(params).and_then(|params| Some((params.get_string("name")?, params)));
         let Some((own, object)) = named else { return Some(params.clone()) };
-        let is_same = self.namer.names.own(tool).is_some_and(|now| *now == *own);
+        let is_same = self.renamer.names.own(tool).is_some_and(|now| *now == *own);
         is_same.then(|| object.edit().set("name", Payload::of(tool)).finish())
     }
 
@@ -293,7 +293,7 @@ impl Exchange for UnknownToolExchange {
 
 struct ToolListExchange {
     inner: Box<dyn Exchange>,
-    namer: Arc<ToolRenamer>,
+    renamer: Arc<ToolRenamer>,
 }
 
 #[async_trait]
@@ -301,7 +301,7 @@ impl Exchange for ToolListExchange {
     async fn next(&mut self) -> ExchangeEvent {
         let event = self.inner.next().await;
         let ExchangeEvent::Returned(result) = &event else { return event };
-        let listed = Object::of(result).and_then(|object| self.namer.listed(&object));
+        let listed = Object::of(result).and_then(|object| self.renamer.listed(&object));
         listed.map_or(event, ExchangeEvent::Returned)
     }
 
@@ -321,7 +321,7 @@ impl Exchange for ToolListExchange {
 #[derive(Debug)]
 struct RenamingChannel {
     inner: Arc<dyn OwnSessionChannel>,
-    namer: Arc<ToolRenamer>,
+    renamer: Arc<ToolRenamer>,
 }
 
 enum RenamedMessage {
@@ -346,7 +346,7 @@ impl RenamingChannel {
     }
 
     fn call(&self, request: &Request, text: MessageText) -> RenamedMessage {
-        match self.namer.called(request.params.object()) {
+        match self.renamer.called(request.params.object()) {
             RenamedCall::As(own, params) => {
                 RenamedMessage::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
             }
@@ -385,7 +385,7 @@ impl RawChannel for RenamingChannel {
             RawMethod::Get { last_event: Some(event) } => {
                 let verb = RawMethod::Get { last_event: Some(event) };
                 let response = self.inner.send(RawRequest { verb, ..request }).await?;
-                return Arc::clone(&self.namer).answer(response).await;
+                return Arc::clone(&self.renamer).answer(response).await;
             }
             verb @ (RawMethod::Note(_) | RawMethod::Get { last_event: None } | RawMethod::Delete) => {
                 return self.inner.send(RawRequest { verb, ..request }).await;
@@ -407,7 +407,7 @@ impl RawChannel for RenamingChannel {
             RenamedMessage::Nowhere(id, error) => Ok(refusal(&id, &error)),
             RenamedMessage::ForList(message) => {
                 let response = self.inner.send(RawRequest { verb: verb(message, all), ..request }).await?;
-                Arc::clone(&self.namer).answer(response).await
+                Arc::clone(&self.renamer).answer(response).await
             }
         }
     }
@@ -426,13 +426,13 @@ impl RawChannel for RenamingChannel {
     }
 
     fn hides_tools(&self) -> bool {
-        self.namer.names.hide_some()
+        self.renamer.names.hide_some()
     }
 }
 
 impl OwnSessionChannel for RenamingChannel {
     fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
-        ToolRenamer::upstream(Some(&self.namer), self.inner.calls_in(lease))
+        ToolRenamer::upstream(Some(&self.renamer), self.inner.calls_in(lease))
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn known() -> [Arc<str>; 1] {
 
 pub(crate) fn task(owner: &str, id: u128) -> Task {
     let key = TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) };
-    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Stateless };
+    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), client: ClientKind::Stateless };
     let times = TaskTimes { ttl: TTL, keep_result_min: Duration::from_secs(10), poll_interval: Duration::from_secs(1) };
     Task { phase: Phase::Working, ..Task::queued(key, TaskVisibility::Handle, origin, START, times) }
 }
@@ -309,7 +309,7 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     for (phase, id) in phases.into_iter().zip(0_u8..) {
         let made = Task {
             created_at: START.after(Duration::from_millis(id.into())),
-            shown: if id == 1 { TaskVisibility::Hidden } else { TaskVisibility::Handle },
+            visibility: if id == 1 { TaskVisibility::Hidden } else { TaskVisibility::Handle },
             status_message: (id % 2 == 0).then(|| Arc::from("half")),
             ..task("a", id.into())
         };
@@ -347,7 +347,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
         let updated_at = created_at.after(Duration::from_millis(u64::from(number * 5 % 9)));
         let mut one = Task { created_at, updated_at: created_at, ..task("a", u128::from(number) << 120) };
         match number {
-            3 => one.shown = TaskVisibility::Hidden,
+            3 => one.visibility = TaskVisibility::Hidden,
             5 | 10 | 11 => one.chosen = Some(ChosenId { session: SessionScope(7), text: Arc::from("mine") }),
             7 => one.key.owner = Principal::new("b"),
             _ => (),

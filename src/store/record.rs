@@ -104,7 +104,7 @@ fn put_task(out: &mut RecordWriter, task: &Task) {
     // Without `..`, so that a new field fails to compile until it is encoded.
     let Task {
         key: TaskKey { owner, id },
-        shown,
+        visibility,
         origin,
         created_at,
         updated_at,
@@ -122,7 +122,7 @@ fn put_task(out: &mut RecordWriter, task: &Task) {
     } = task;
     out.text(owner.as_str());
     out.fixed(&id.bits().to_be_bytes());
-    put_shown(out, *shown);
+    put_visibility(out, *visibility);
     put_origin(out, origin);
     out.time(*created_at);
     out.time(*updated_at);
@@ -148,7 +148,7 @@ fn take_task(body: &mut RecordReader) -> Option<Task> {
             owner: Principal::new(&body.text()?),
             id: TaskId::from_bits(u128::from_be_bytes(body.fixed()?)),
         },
-        shown: take_shown(body)?,
+        visibility: take_visibility(body)?,
         origin: take_origin(body)?,
         created_at: body.time()?,
         updated_at: body.time()?,
@@ -199,15 +199,15 @@ fn take_tree(body: &mut RecordReader) -> Option<TreeLinks> {
     Some(TreeLinks { parent, children })
 }
 
-fn put_shown(out: &mut RecordWriter, shown: TaskVisibility) {
-    out.byte(match shown {
+fn put_visibility(out: &mut RecordWriter, visibility: TaskVisibility) {
+    out.byte(match visibility {
         TaskVisibility::Handle => 0,
         TaskVisibility::Hidden => 1,
         TaskVisibility::Part => 2,
     });
 }
 
-fn take_shown(body: &mut RecordReader) -> Option<TaskVisibility> {
+fn take_visibility(body: &mut RecordReader) -> Option<TaskVisibility> {
     match body.byte()? {
         0 => Some(TaskVisibility::Handle),
         1 => Some(TaskVisibility::Hidden),
@@ -217,10 +217,10 @@ fn take_shown(body: &mut RecordReader) -> Option<TaskVisibility> {
 }
 
 fn put_origin(out: &mut RecordWriter, origin: &CallOrigin) {
-    let CallOrigin { upstream, tool, maker } = origin;
+    let CallOrigin { upstream, tool, client } = origin;
     out.text(upstream);
     out.text(tool);
-    out.byte(match maker {
+    out.byte(match client {
         ClientKind::Session => 0,
         ClientKind::Stateless => 1,
     });
@@ -228,12 +228,12 @@ fn put_origin(out: &mut RecordWriter, origin: &CallOrigin) {
 
 fn take_origin(body: &mut RecordReader) -> Option<CallOrigin> {
     let (upstream, tool) = (body.text()?, body.text()?);
-    let maker = match body.byte()? {
+    let client = match body.byte()? {
         0 => ClientKind::Session,
         1 => ClientKind::Stateless,
         _ => return None,
     };
-    Some(CallOrigin { upstream, tool, maker })
+    Some(CallOrigin { upstream, tool, client })
 }
 
 fn put_phase(out: &mut RecordWriter, phase: &Phase) {
@@ -380,7 +380,7 @@ pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task 
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);
     let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };
-    let origin = CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless };
+    let origin = CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, client: ClientKind::Stateless };
     let times =
         TaskTimes { ttl: ttl.max(readable), keep_result_min: Duration::ZERO, poll_interval: Duration::from_secs(1) };
     let failure = Failure::Gateway(GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown));

@@ -78,7 +78,7 @@ impl ListFilter {
     }
 
     pub fn fits(&self, task: &Summary) -> bool {
-        task.shown.is_listed()
+        task.visibility.is_listed()
             && task.chosen.as_ref().map(|chosen| chosen.session) == self.scope
             && self.phases.contains(&task.phase.kind())
             && self.ids.as_ref().is_none_or(|ids| ids.contains(&task.key.id))

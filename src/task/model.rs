@@ -18,7 +18,7 @@ pub const LINGER: Duration = Duration::from_secs(5 * 60);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub key: TaskKey,
-    pub shown: TaskVisibility,
+    pub visibility: TaskVisibility,
     pub origin: CallOrigin,
     pub created_at: Timestamp,
     /// Never goes backwards, even if the clock does.
@@ -50,12 +50,18 @@ pub struct TaskTimes {
 
 impl Task {
     /// A new task: not sent, without idempotency key, relatives, or recovery state.
-    pub fn queued(key: TaskKey, shown: TaskVisibility, origin: CallOrigin, made: Timestamp, times: TaskTimes) -> Self {
+    pub fn queued(
+        key: TaskKey,
+        visibility: TaskVisibility,
+        origin: CallOrigin,
+        made: Timestamp,
+        times: TaskTimes,
+    ) -> Self {
         // As stored: a row that is read back must equal the task that was written.
         let whole = |span| Duration::from_millis(millis(span));
         Self {
             key,
-            shown,
+            visibility,
             origin,
             created_at: made,
             updated_at: made,
@@ -262,7 +268,7 @@ impl TaskVisibility {
 pub struct CallOrigin {
     pub upstream: Arc<str>,
     pub tool: Arc<str>,
-    pub maker: ClientKind,
+    pub client: ClientKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

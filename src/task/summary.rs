@@ -12,7 +12,7 @@ use crate::wire::one_line::{first_text, status_text};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,
-    pub shown: TaskVisibility,
+    pub visibility: TaskVisibility,
     pub origin: CallOrigin,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
@@ -129,7 +129,7 @@ impl Summary {
     pub fn with_failure(task: &Task, failure: Option<Arc<str>>) -> Self {
         Self {
             key: task.key.clone(),
-            shown: task.shown,
+            visibility: task.visibility,
             origin: task.origin.clone(),
             created_at: task.created_at,
             updated_at: task.updated_at,

@@ -286,7 +286,7 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
         task.idempotency = None;
     }
     let age = now.since(task.created_at);
-    task.ttl = match task.shown {
+    task.ttl = match task.visibility {
         TaskVisibility::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
         // No client knows its `ttl`, so it can be shortened.
         TaskVisibility::Hidden => age.saturating_add(LINGER),
@@ -297,10 +297,10 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
 
 /// Shows a hidden task, and gives its open questions new keys: keys of rounds before the handle are invalid after it (EXT-43).
 fn reveal(task: &mut Task) -> bool {
-    if task.shown != TaskVisibility::Hidden {
+    if task.visibility != TaskVisibility::Hidden {
         return false;
     }
-    task.shown = TaskVisibility::Handle;
+    task.visibility = TaskVisibility::Handle;
     if let Phase::AwaitingInput(open) = &mut task.phase {
         for question in std::mem::take(open).into_values() {
             open.insert(task.next_key, question);

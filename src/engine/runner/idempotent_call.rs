@@ -105,7 +105,7 @@ impl Runner {
     /// Holds a call that has its row, while the client waits for the outcome.
     fn hold(&mut self) -> RunnerFlow {
         self.becomes_task();
-        self.recorder.set_shown(TaskVisibility::Hidden);
+        self.recorder.set_visibility(TaskVisibility::Hidden);
         RunnerFlow::Continue
     }
 
@@ -114,7 +114,7 @@ impl Runner {
         self.dialog.detach();
         self.dialog.set_grace_end(None);
         self.dialog.questions_mut().stop_gathering();
-        self.recorder.set_shown(TaskVisibility::Handle);
+        self.recorder.set_visibility(TaskVisibility::Handle);
         self.recorder.take_repetitions(true);
         tracing::debug!("a call under an idempotency key continues without its client");
         self.mirror_subtasks().await;
@@ -132,7 +132,7 @@ impl Runner {
         if task.is_settled() || !self.recorder.has_row() {
             return Err(Reason::TtlExpired);
         }
-        self.recorder.set_shown(TaskVisibility::Handle);
+        self.recorder.set_visibility(TaskVisibility::Handle);
         Ok(task)
     }
 

@@ -38,7 +38,7 @@ pub(super) struct Recorder {
 struct RunnerRow {
     key: TaskKey,
     /// Whether its owner has the handle. `Hidden` while a client with an idempotency key waits for the outcome.
-    shown: TaskVisibility,
+    visibility: TaskVisibility,
     /// Whether the metrics include it.
     is_counted: bool,
     commands: RunnerCommands,
@@ -69,13 +69,13 @@ impl Recorder {
         let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, panic_target) };
         recorder.checkpoint.record_position(task.recovery.resume.clone());
         recorder.checkpoint.check_soon();
-        recorder.row = Some(RunnerRow::new(task.key.clone(), task.shown, true, commands));
+        recorder.row = Some(RunnerRow::new(task.key.clone(), task.visibility, true, commands));
         recorder
     }
 
-    pub(super) fn record_inserted(&mut self, key: TaskKey, shown: TaskVisibility, commands: RunnerCommands) {
+    pub(super) fn record_inserted(&mut self, key: TaskKey, visibility: TaskVisibility, commands: RunnerCommands) {
         *self.panic_target.lock() = BugRecipient::Task(key.clone());
-        self.row = Some(RunnerRow::new(key, shown, false, commands));
+        self.row = Some(RunnerRow::new(key, visibility, false, commands));
     }
 
     /// Forgets the row, because it is removed.
@@ -92,16 +92,16 @@ impl Recorder {
     }
 
     pub(super) fn handle(&self) -> Option<&TaskKey> {
-        self.row.as_ref().filter(|row| row.shown.outlives_client()).map(|row| &row.key)
+        self.row.as_ref().filter(|row| row.visibility.outlives_client()).map(|row| &row.key)
     }
 
     pub(super) fn has_handle(&self) -> bool {
         self.handle().is_some()
     }
 
-    pub(super) const fn set_shown(&mut self, shown: TaskVisibility) {
+    pub(super) const fn set_visibility(&mut self, visibility: TaskVisibility) {
         if let Some(row) = &mut self.row {
-            row.shown = shown;
+            row.visibility = visibility;
         }
     }
 
@@ -303,9 +303,9 @@ impl Recorder {
 }
 
 impl RunnerRow {
-    fn new(key: TaskKey, shown: TaskVisibility, is_counted: bool, commands: RunnerCommands) -> Self {
+    fn new(key: TaskKey, visibility: TaskVisibility, is_counted: bool, commands: RunnerCommands) -> Self {
         commands.is_stored();
-        Self { key, shown, is_counted, commands, progress: None, progress_due: None }
+        Self { key, visibility, is_counted, commands, progress: None, progress_due: None }
     }
 }
 

@@ -83,7 +83,7 @@ impl Runner {
         };
         let is_held = self.spec.is_held_by_key() && retry.plan != Plan::Task;
         if is_held {
-            self.recorder.set_shown(TaskVisibility::Hidden);
+            self.recorder.set_visibility(TaskVisibility::Hidden);
         }
         if self.recorder.has_handle() {
             // Another request of this client received the handle a moment ago.

@@ -63,10 +63,10 @@ impl Runner {
 
     pub(super) async fn insert(
         &mut self,
-        shown: TaskVisibility,
+        visibility: TaskVisibility,
         first: Option<Question>,
     ) -> Result<Arc<Task>, GatewayFault> {
-        self.try_insert(shown, first).await.map_err(|error| {
+        self.try_insert(visibility, first).await.map_err(|error| {
             self.engine.unstored.refused(&error);
             not_stored(error)
         })
@@ -75,7 +75,7 @@ impl Runner {
     /// Inserts the row, or returns the store's error.
     pub(super) async fn try_insert(
         &mut self,
-        shown: TaskVisibility,
+        visibility: TaskVisibility,
         first: Option<Question>,
     ) -> Result<Arc<Task>, StoreError> {
         let key = match &self.spec.chosen {
@@ -98,7 +98,7 @@ impl Runner {
             },
             idempotency: self.spec.idempotency,
             chosen: self.spec.chosen.clone(),
-            ..self.spec.new_task(key.clone(), shown, now)
+            ..self.spec.new_task(key.clone(), visibility, now)
         };
         if let Some(question) = first {
             task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
@@ -125,7 +125,7 @@ impl Runner {
         self.engine.unstored.stored();
         failpoint::hit("handle-durable");
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
-        self.recorder.record_inserted(key, shown, commands);
+        self.recorder.record_inserted(key, visibility, commands);
         if self.is_kept() {
             self.recorder.position_written(position);
             self.recorder.check_soon();
@@ -135,7 +135,7 @@ impl Runner {
 
     /// Stores a new task, after the rows of its elements if its call is split and it has a handle.
     async fn store_tree(&mut self, mut task: Box<Task>, now: Timestamp) -> Result<Arc<Task>, StoreError> {
-        if task.shown == TaskVisibility::Handle && self.call.elements().is_some() {
+        if task.visibility == TaskVisibility::Handle && self.call.elements().is_some() {
             task.tree.children = Box::pin(self.insert_elements(&task.key, now)).await?;
             if !task.tree.children.is_empty() {
                 // The rows of its elements have the params.
@@ -168,7 +168,7 @@ impl Runner {
         let applied = self.write(key, added.into_iter().chain([Event::Revealed]).collect()).await;
         let refused = match applied {
             Ok(applied) if applied.changed => {
-                self.recorder.set_shown(TaskVisibility::Handle);
+                self.recorder.set_visibility(TaskVisibility::Handle);
                 return Ok(applied.task);
             }
             // It settled in between: the command that says so is already queued.

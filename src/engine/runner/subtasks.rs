@@ -105,7 +105,7 @@ impl Runner {
             None => self.size_of(&top, key).await?,
         };
         let limits = self.spec.subtask_limits;
-        let shown = self.shown_below(&own).await?;
+        let visibility = self.visibility_below(&own).await?;
         let mut fresh: Vec<NewSubtask> = Vec::new();
         let mut stored = Ok(true);
         for subtask in named {
@@ -122,7 +122,7 @@ impl Runner {
             };
             let new = match refused {
                 Some(why) => Ok(Err(why)),
-                None => self.new_subtask(&own, shown, id, subtask).await,
+                None => self.new_subtask(&own, visibility, id, subtask).await,
             };
             match new {
                 Ok(Ok(new)) => fresh.push(new),
@@ -147,7 +147,7 @@ impl Runner {
         for subtask in made {
             let id = TaskId::of_subtask(top.id, &subtask.id);
             let index = own.tree.children.iter().position(|child| *child == id);
-            match (index, self.new_subtask(&own, shown, id, subtask).await?) {
+            match (index, self.new_subtask(&own, visibility, id, subtask).await?) {
                 (Some(index), Ok(new)) => self.follow(index, new).await,
                 (None, Ok(_)) => (),
                 (_, Err(why)) => self.family.leave_out(why),
@@ -198,14 +198,14 @@ impl Runner {
     }
 
     /// The visibility of a task's subtasks: new ones have the same as their siblings.
-    async fn shown_below(&mut self, own: &Task) -> Result<TaskVisibility, TaskError> {
+    async fn visibility_below(&mut self, own: &Task) -> Result<TaskVisibility, TaskError> {
         if own.tree.parent.is_some() {
-            return Ok(own.shown);
+            return Ok(own.visibility);
         }
         if let Some(first) = own.tree.children.first() {
             let first = self.engine.load_any(&TaskKey { owner: own.key.owner.clone(), id: *first }).await;
             match first {
-                Ok(first) => return Ok(first.shown),
+                Ok(first) => return Ok(first.visibility),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error),
             }
@@ -217,7 +217,7 @@ impl Runner {
     async fn new_subtask(
         &mut self,
         own: &Task,
-        shown: TaskVisibility,
+        visibility: TaskVisibility,
         id: TaskId,
         subtask: UpstreamSubtask,
     ) -> Result<Result<NewSubtask, &'static str>, TaskError> {
@@ -260,7 +260,7 @@ impl Runner {
                 ..Recovery::default()
             },
             tree: TreeLinks { parent: Some(own.key.id), ..TreeLinks::default() },
-            ..self.spec.new_task(key, shown, now)
+            ..self.spec.new_task(key, visibility, now)
         };
         Ok(Ok(NewSubtask { task: Arc::new(task.exact()), commands, permit, resume: subtask.resume }))
     }
@@ -293,7 +293,7 @@ impl Runner {
     async fn follow(&mut self, index: usize, new: NewSubtask) {
         let NewSubtask { task, commands, permit, resume } = new;
         self.family.watch(&self.engine, index, task.key.clone(), Vec::new());
-        let spec = self.subtask_spec(task.shown);
+        let spec = self.subtask_spec(task.visibility);
         let mut exchange = ExchangeStage::again(&spec);
         if let Err(error) = exchange.resume(&spec, resume).await {
             tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
@@ -304,7 +304,7 @@ impl Runner {
     }
 
     /// The call of a subtask, which can never be sent.
-    fn subtask_spec(&self, shown: TaskVisibility) -> CallSpec {
+    fn subtask_spec(&self, visibility: TaskVisibility) -> CallSpec {
         let mut spec = self.spec.clone();
         spec.request.params = None;
         // The server works on it regardless of its other calls.
@@ -314,9 +314,9 @@ impl Runner {
         spec.chosen = None;
         spec.is_repeatable = false;
         spec.rounds = RoundSupport::Unknown;
-        spec.sees_subtasks = shown == TaskVisibility::Handle;
+        spec.sees_subtasks = visibility == TaskVisibility::Handle;
         spec.context.share = Some(self.engine.share_of(&spec));
-        if shown == TaskVisibility::Part
+        if visibility == TaskVisibility::Part
             && let (Some(notice_sink), Some(parent)) = (self.spec.notice_sink.clone(), self.recorder.key())
         {
             // Its client knows only the parent.

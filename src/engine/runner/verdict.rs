@@ -55,7 +55,7 @@ pub(in crate::engine) fn verdict(
     let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
     let unknown = lost(why_lost, if is_queued { Executed::No } else { Executed::Unknown });
     // No client holds a valid reference to a hidden task.
-    let Some(policy) = policy.filter(|_| task.shown.outlives_client()) else { return unknown };
+    let Some(policy) = policy.filter(|_| task.visibility.outlives_client()) else { return unknown };
     if is_split {
         return RecoveryDecision::Run(RecoveryAction::Watch);
     }
@@ -91,7 +91,7 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
         RecoveryDecision::Leave => return,
         RecoveryDecision::Notify => "notified",
         RecoveryDecision::Expire => "settled",
-        RecoveryDecision::Settle(_) if task.shown == TaskVisibility::Hidden => "settled",
+        RecoveryDecision::Settle(_) if task.visibility == TaskVisibility::Hidden => "settled",
         RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
             tracing::error!(
                 task = %LoggedTask(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,

@@ -107,7 +107,7 @@ impl ReplayBuffer {
             // A reader that has received the response has one more than there are events.
             state.read = number.saturating_add(1).min(state.next + 1);
         });
-        ReplayReader { log: Arc::clone(self), own, state: self.state.subscribe() }
+        ReplayReader { buffer: Arc::clone(self), own, state: self.state.subscribe() }
     }
 
     /// Waits until the reader has room. Returns whether there is a reader.
@@ -239,14 +239,14 @@ impl Drop for ReplayWriter {
 /// Dropping it means that the client disconnected or lost its stream.
 #[derive(Debug)]
 pub(in crate::face) struct ReplayReader {
-    log: Arc<ReplayBuffer>,
+    buffer: Arc<ReplayBuffer>,
     own: u64,
     state: watch::Receiver<ReplayState>,
 }
 
 impl ReplayReader {
     pub(in crate::face) fn stream(&self) -> u128 {
-        self.log.stream
+        self.buffer.stream
     }
 
     /// The next item; `None` if nothing follows, or another reader took over. Cancel safe.
@@ -255,7 +255,7 @@ impl ReplayReader {
         let is_due = |state: &ReplayState| state.reader != Some(own) || state.unread() > 0 || state.is_over();
         self.state.wait_for(is_due).await.ok()?;
         let mut word = None;
-        self.log.state.send_modify(|state| {
+        self.buffer.state.send_modify(|state| {
             if state.reader != Some(own) {
                 return;
             }
@@ -269,10 +269,10 @@ impl ReplayReader {
                     let is_comment = event.part.is_comment();
                     if is_comment {
                         state.size -= event.part.len();
-                        self.log.bytes.fetch_sub(event.part.len(), Ordering::Relaxed);
+                        self.buffer.bytes.fetch_sub(event.part.len(), Ordering::Relaxed);
                         state.events.remove(at);
                     }
-                    self.log.trim(state);
+                    self.buffer.trim(state);
                     let is_named = !is_comment && !event.bears_id;
                     word = Some(ReplayItem::Event(event.part, is_named.then_some(event.number)));
                 }
@@ -304,10 +304,10 @@ impl ReplayReader {
 
 impl Drop for ReplayReader {
     fn drop(&mut self) {
-        self.log.state.send_modify(|state| {
+        self.buffer.state.send_modify(|state| {
             if state.reader == Some(self.own) {
                 state.reader = None;
-                self.log.trim(state);
+                self.buffer.trim(state);
                 let read = state.read;
                 for event in state.events.iter_mut().filter(|event| event.number >= read) {
                     event.part = event.part.detached();
@@ -337,7 +337,7 @@ struct ReplayEntry {
     id: u128,
     request: RequestId,
     item: Option<NamedItem>,
-    log: Arc<ReplayBuffer>,
+    buffer: Arc<ReplayBuffer>,
     is_answered: bool,
 }
 
@@ -346,21 +346,21 @@ struct ReplayEntry {
 pub(in crate::face) struct ResumableStream {
     pub(in crate::face) request: RequestId,
     pub(in crate::face) item: Option<NamedItem>,
-    log: Arc<ReplayBuffer>,
+    buffer: Arc<ReplayBuffer>,
 }
 
 impl ResumableStream {
     /// Reads on after an event. Ends earlier readers.
     pub(in crate::face) fn read_after(&self, number: u64) -> ReplayReader {
-        self.log.read_after(number)
+        self.buffer.read_after(number)
     }
 }
 
 impl ReplayBuffers {
     pub(in crate::face) fn begin(&self, stream: u128) -> (ReplayWriter, ReplayReader) {
-        let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
-        let reader = log.read_after(0);
-        (ReplayWriter(log), reader)
+        let buffer = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
+        let reader = buffer.read_after(0);
+        (ReplayWriter(buffer), reader)
     }
 
     /// Makes a buffer resumable once its client learns the stream's id.
@@ -371,15 +371,15 @@ impl ReplayBuffers {
         item: Option<NamedItem>,
         reader: &ReplayReader,
     ) {
-        let (log, id) = (&reader.log, reader.log.stream);
-        log.state.send_modify(|state| state.is_kept = true);
+        let (buffer, id) = (&reader.buffer, reader.buffer.stream);
+        buffer.state.send_modify(|state| state.is_kept = true);
         let mut kept = self.kept.lock();
         let streams = kept.by_session.entry(nonce).or_default();
         if streams.len() >= PER_SESSION_MAX {
             let finished = streams.iter().position(|stream| stream.is_answered);
             streams.remove(finished.unwrap_or_default());
         }
-        streams.push_back(ReplayEntry { id, request, item, log: Arc::clone(log), is_answered: false });
+        streams.push_back(ReplayEntry { id, request, item, buffer: Arc::clone(buffer), is_answered: false });
         self.settle(&mut kept, nonce, id);
         self.tidy(&mut kept);
     }
@@ -393,9 +393,9 @@ impl ReplayBuffers {
     pub(in crate::face) fn find(&self, nonce: u128, id: u128) -> Option<ResumableStream> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
-        let ReplayEntry { request, item, log, .. } =
+        let ReplayEntry { request, item, buffer, .. } =
             kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
-        Some(ResumableStream { request: request.clone(), item: item.clone(), log: Arc::clone(log) })
+        Some(ResumableStream { request: request.clone(), item: item.clone(), buffer: Arc::clone(buffer) })
     }
 
     pub(in crate::face) fn forget(&self, nonce: u128) {
@@ -407,7 +407,7 @@ impl ReplayBuffers {
         let stream = streams.and_then(|streams| streams.iter_mut().find(|stream| stream.id == id));
         if let Some(stream) = stream
             && !stream.is_answered
-            && stream.log.state.borrow().is_over()
+            && stream.buffer.state.borrow().is_over()
         {
             stream.is_answered = true;
             kept.answered.push_back((Instant::now(), nonce, id));

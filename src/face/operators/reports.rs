@@ -101,7 +101,7 @@ pub(super) struct OperatorTaskDetails {
 
 impl OperatorTaskDetails {
     pub(super) fn of(task: &Task, entry: OperatorTaskEntry, below: &[SubtaskTree]) -> Self {
-        let client = match task.origin.maker {
+        let client = match task.origin.client {
             ClientKind::Session => "session",
             ClientKind::Stateless => "stateless",
         };

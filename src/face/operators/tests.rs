@@ -96,7 +96,7 @@ async fn a_part_of_a_task_is_shown_by_the_reference_that_it_has_in_the_tree() {
     let (top, part) = (contract::task("key:ada", 1), contract::task("key:ada", 2));
     let below = TreeLinks { parent: Some(top.key.id), ..TreeLinks::default() };
     let above = TreeLinks { children: [part.key.id].into(), ..TreeLinks::default() };
-    store.insert(&Task { tree: below, shown: TaskVisibility::Part, ..part.clone() }).await.unwrap();
+    store.insert(&Task { tree: below, visibility: TaskVisibility::Part, ..part.clone() }).await.unwrap();
     store.insert(&Task { tree: above, ..top.clone() }).await.unwrap();
     let operators = over(store);
     let shown = operators.show(&ShortReference::of(&part.key).to_string()).await;

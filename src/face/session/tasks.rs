@@ -288,7 +288,7 @@ impl SessionFaceState {
     ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         let upstream = Arc::clone(self.served.upstream.name());
-        let origin = CallOrigin { upstream, tool: Arc::from(tool), maker: ClientKind::Session };
+        let origin = CallOrigin { upstream, tool: Arc::from(tool), client: ClientKind::Session };
         Arc::new(move |key, notice| {
             let subscribers = shared.tasks.subscribers.get(key);
             let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());

@@ -159,7 +159,7 @@ enum HeldCallResumption {
 
 /// As [`StatelessFace::end_of`], of a result in any buffer.
 fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, RequestError> {
-    match (task.shown, &task.phase) {
+    match (task.visibility, &task.phase) {
         // A repetition of the request that returned the handle.
         (TaskVisibility::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
         // Held under an idempotency key, for a client without tasks.

@@ -75,7 +75,7 @@ impl StatelessFace {
             _ => engine.get(&request.caller, id).await,
         };
         let task = match looked_at {
-            Ok(task) if task.origin.maker == ClientKind::Session && request.caller.reaches(&task.origin.upstream) => {
+            Ok(task) if task.origin.client == ClientKind::Session && request.caller.reaches(&task.origin.upstream) => {
                 task
             }
             Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),

@@ -10,8 +10,8 @@ use ::bytes::Bytes;
 
 use super::bytes::{RecordReader, RecordWriter};
 use super::{
-    CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_fault, put_origin, put_shown, put_tree,
-    take_chosen, take_fault, take_origin, take_shown, take_tree,
+    CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_fault, put_origin, put_tree,
+    put_visibility, take_chosen, take_fault, take_origin, take_tree, take_visibility,
 };
 use crate::task::{Summary, SummaryPhase, TaskKey};
 
@@ -19,7 +19,7 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Without `..`, so that a new field fails to compile until it is encoded.
     let Summary {
         key: _,
-        shown,
+        visibility,
         origin,
         created_at,
         updated_at,
@@ -32,7 +32,7 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
         tree,
     } = summary;
     let mut out = RecordWriter::with_capacity(HEAD_LEN, summary.bytes());
-    put_shown(&mut out, *shown);
+    put_visibility(&mut out, *visibility);
     put_origin(&mut out, origin);
     out.time(*created_at);
     out.time(*updated_at);
@@ -71,7 +71,7 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
 fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
     Some(Summary {
         key: key.clone(),
-        shown: take_shown(body)?,
+        visibility: take_visibility(body)?,
         origin: take_origin(body)?,
         created_at: body.time()?,
         updated_at: body.time()?,

@@ -59,7 +59,7 @@ fn samples() -> Vec<(&'static str, Task)> {
     let id = TaskId::from_bits;
     let tree = TreeLinks { parent: Some(id(3)), children: Arc::from([id(4), id(1)]) };
     vec![
-        ("queued", Task { phase: Phase::Queued, shown: TaskVisibility::Hidden, ..base() }),
+        ("queued", Task { phase: Phase::Queued, visibility: TaskVisibility::Hidden, ..base() }),
         ("working", Task { recovery, idempotency: Some(named), status_message: Some(Arc::from("half")), ..base() }),
         ("asking", Task { phase: Phase::AwaitingInput(open), next_key: InputKey(5), ..base() }),
         ("returned", Task { phase: returned(false), attempt: Attempt(3), ..base() }),

@@ -159,9 +159,9 @@ fn every_phase_and_event_follow_the_table() {
 #[test]
 fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
     for (phase_name, phase) in phases().into_iter().filter(|(_, phase)| !matches!(phase, Phase::Settled(_))) {
-        let before = Task { shown: TaskVisibility::Hidden, ..in_phase(phase) };
+        let before = Task { visibility: TaskVisibility::Hidden, ..in_phase(phase) };
         let (after, effects) = transition(before.clone(), Event::Revealed, NOW);
-        assert_eq!((after.shown, effects), (TaskVisibility::Handle, vec![Effect::NotifyWatchers]), "{phase_name}");
+        assert_eq!((after.visibility, effects), (TaskVisibility::Handle, vec![Effect::NotifyWatchers]), "{phase_name}");
         match (&before.phase, &after.phase) {
             (Phase::AwaitingInput(before), Phase::AwaitingInput(after)) => {
                 assert!(after.keys().all(|key| !before.contains_key(key)), "{phase_name}");
@@ -175,7 +175,7 @@ fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
 /// No client knows a hidden task's `ttl`, and none returns for its outcome much later.
 #[test]
 fn the_outcome_of_a_hidden_task_lingers_and_goes() {
-    let task = Task { shown: TaskVisibility::Hidden, ..in_phase(Phase::Working) };
+    let task = Task { visibility: TaskVisibility::Hidden, ..in_phase(Phase::Working) };
     let created_at = task.created_at;
     let (settled, _) = transition(task, Event::CancelRequested, NOW);
     assert_eq!(settled.ttl, NOW.since(created_at) + LINGER);
@@ -306,7 +306,7 @@ proptest! {
             }
             prop_assert!(after.ttl >= before.ttl);
             prop_assert!(after.next_key >= before.next_key);
-            prop_assert_eq!(after.shown, TaskVisibility::Handle);
+            prop_assert_eq!(after.visibility, TaskVisibility::Handle);
             // SUB-01, SUB-03.
             prop_assert_eq!(after.tree.parent, before.tree.parent);
             prop_assert!(after.tree.children.starts_with(&before.tree.children));

@@ -21,7 +21,7 @@ const ROWS_PER_LIFE: u32 = 84;
 /// A row's first state follows from its number.
 fn made(number: u32) -> Task {
     let key = TaskKey { owner: Principal::new("local"), id: TaskId::from_bits(u128::from(number).pow(3)) };
-    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Session };
+    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), client: ClientKind::Session };
     let times = TaskTimes {
         ttl: Duration::from_secs(60),
         keep_result_min: Duration::from_secs(10),

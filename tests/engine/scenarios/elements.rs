@@ -83,7 +83,7 @@ async fn each_element_is_a_task_whose_parent_ends_after_all_of_them() {
     assert_eq!(texts(&task["result"]), ["2", "4", "6", "1"]);
     let parent = row(&world, &key(&id)).await.unwrap();
     for child in children(&world, &id).await {
-        assert_eq!((child.tree.parent, child.shown), (Some(parent.key.id), TaskVisibility::Part));
+        assert_eq!((child.tree.parent, child.visibility), (Some(parent.key.id), TaskVisibility::Part));
         assert!(child.expires_at() >= parent.expires_at(), "SUB-17");
         // Their client knows no subtasks.
         assert!(world.engine.load_visible(&child.key).await.is_err());

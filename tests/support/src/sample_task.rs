@@ -10,7 +10,7 @@ use taskgate::task::{
 /// A task that runs, made at a time, by the number of its id.
 pub fn working(owner: Principal, id: u128, now: Timestamp) -> Task {
     let key = TaskKey { owner, id: TaskId::from_bits(id) };
-    let origin = CallOrigin { upstream: Arc::from("up"), tool: Arc::from("work"), maker: ClientKind::Stateless };
+    let origin = CallOrigin { upstream: Arc::from("up"), tool: Arc::from("work"), client: ClientKind::Stateless };
     let times = TaskTimes {
         ttl: Duration::from_secs(3_600),
         keep_result_min: Duration::from_secs(60),

@@ -242,7 +242,7 @@ impl SplitExchange {
 
     fn task(&self, index: usize, parent: &TaskKey, key: TaskKey, now: Timestamp, is_kept: bool) -> Task {
         let spec = self.plan.element(index);
-        let shown = if spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part };
+        let visibility = if spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part };
         let running = self.running.iter().find(|element| element.index == index);
         let is_waiting = running.is_none_or(|element| element.exchange.is_waiting());
         let sent_at = running.and_then(|element| element.sent_at).map(|at| now.before(at.elapsed()));
@@ -258,7 +258,7 @@ impl SplitExchange {
                 ..Recovery::default()
             },
             tree: TreeLinks { parent: Some(parent.id), ..TreeLinks::default() },
-            ..spec.new_task(key, shown, now)
+            ..spec.new_task(key, visibility, now)
         };
         let outcome = self.outcomes.get(index).and_then(|outcome| outcome.as_ref()?.held());
         let task = match outcome {

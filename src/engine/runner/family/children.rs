@@ -122,7 +122,7 @@ impl Children {
                 return;
             }
         };
-        if task.shown == TaskVisibility::Part {
+        if task.visibility == TaskVisibility::Part {
             let open: Vec<_> = match &task.phase {
                 Phase::AwaitingInput(open) => open.values().collect(),
                 Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),

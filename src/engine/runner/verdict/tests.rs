@@ -148,7 +148,7 @@ fn a_call_whose_elements_have_rows_waits_for_them() {
     );
     let own = Task { tree, ..in_flight(None, Some("here")) };
     assert_eq!(verdict(&own, Some(&policy), NOW, WHY_LOST), resume(), "the server has the task, and its children");
-    let child = Task { shown: TaskVisibility::Part, ..in_flight(None, Some("here")) };
+    let child = Task { visibility: TaskVisibility::Part, ..in_flight(None, Some("here")) };
     assert_eq!(verdict(&child, Some(&policy), NOW, WHY_LOST), resume());
 }
 
@@ -158,7 +158,7 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     let policy = policy(AfterCrash::Rerun);
     let row = || in_flight(Some(call(true)), Some("here"));
     assert_eq!(verdict(&row(), None, NOW, WHY_LOST), unknown(), "its upstream is not configured any more");
-    let hidden = Task { shown: TaskVisibility::Hidden, ..row() };
+    let hidden = Task { visibility: TaskVisibility::Hidden, ..row() };
     assert_eq!(verdict(&hidden, Some(&policy), NOW, WHY_LOST), unknown());
     let overdue = row().expires_at();
     assert_eq!(verdict(&row(), Some(&policy), overdue, Reason::GatewayRestart), RecoveryDecision::Expire);

@@ -72,10 +72,10 @@ fn tasks() -> Vec<Task> {
         vec![(Payload::of("q1"), Answer::Result(Payload::of("yes"))), (Payload::of("q2"), Answer::Error(no))];
     let queued = Recovery { call: Some(call()), ..Recovery::default() };
     let open = [(InputKey(1), question("a")), (InputKey(2), question("b")), (InputKey(7), question("c"))];
-    let origin = CallOrigin { upstream: Arc::from("files"), tool: Arc::from("größe"), maker: ClientKind::Session };
+    let origin = CallOrigin { upstream: Arc::from("files"), tool: Arc::from("größe"), client: ClientKind::Session };
     let mut tasks = vec![
         Task { phase: Phase::Queued, recovery: queued.clone(), ..bare("key:ada", 1) },
-        Task { phase: Phase::Queued, recovery: queued, shown: TaskVisibility::Hidden, ..bare("local", 2) },
+        Task { phase: Phase::Queued, recovery: queued, visibility: TaskVisibility::Hidden, ..bare("local", 2) },
         Task { recovery: running.clone(), status_message: Some(Arc::from("half")), ..bare("key:ada", 3) },
         Task { recovery: running.clone(), idempotency: named(1), origin, ..bare("key:bob", 4) },
         Task {
@@ -86,7 +86,7 @@ fn tasks() -> Vec<Task> {
             ..bare("key:ada", 5)
         },
         Task { recovery: Recovery { undelivered, ..running.clone() }, ..bare("key:bob", 6) },
-        Task { shown: TaskVisibility::Hidden, recovery: running.clone(), ..bare("key:bob", 7) },
+        Task { visibility: TaskVisibility::Hidden, recovery: running.clone(), ..bare("key:bob", 7) },
     ];
     for (outcome, number) in outcomes().into_iter().zip(8..) {
         tasks.push(Task { phase: Phase::Settled(outcome), ..bare(["key:ada", "key:bob"][number % 2], number as u64) });
@@ -97,7 +97,7 @@ fn tasks() -> Vec<Task> {
     let result = Outcome::Returned { result: Payload::of("named"), is_error: false };
     tasks.push(Task { phase: settled(Outcome::Cancelled), recovery: unnotified, ..bare("key:ada", 30) });
     tasks.push(Task { phase: settled(result.clone()), idempotency: named(5), ..bare("key:ada", 31) });
-    tasks.push(Task { phase: settled(result), shown: TaskVisibility::Hidden, ..bare("local", 32) });
+    tasks.push(Task { phase: settled(result), visibility: TaskVisibility::Hidden, ..bare("local", 32) });
     tasks
 }
 

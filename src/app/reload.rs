@@ -78,7 +78,7 @@ impl ServedUpstream {
             leaving: own.leaving.child_token(),
         };
         let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
-        own.scope.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
+        own.scope.tracker.spawn(async move { kept.evict_expired(&leaving).await });
         let leaving = own.leaving.drop_guard();
         Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
     }

@@ -117,7 +117,7 @@ fn destination(
     match message {
         Message::Request(request) if request.method == method::INITIALIZE => Destination::Here,
         Message::Notification(notification) if notification.is_about_a_request() => {
-            let is_own = |id| faces.has_under_way(session.random, &id);
+            let is_own = |id| faces.has_in_flight(session.random, &id);
             match notification.cancelled().is_some_and(is_own) {
                 true => Destination::Here,
                 false => of_unknown_request(owners, &session),

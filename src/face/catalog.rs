@@ -187,7 +187,7 @@ impl Catalog {
     }
 
     /// Drops unused lists until stopped. The cache does so only when used, and a list keeps an upstream session busy.
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+    pub async fn evict_expired(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
             self.last.lock().take_if(|(_, list)| !list.is_fresh());
             self.lists.run_pending_tasks().await;

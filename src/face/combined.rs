@@ -335,8 +335,8 @@ impl PathFaces for Arc<CombinedUpstreams> {
         self.delete_in_session(inbound).await
     }
 
-    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
+    fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
         self.sessions.in_flight.knows_any(nonce, id)
-            || self.members.iter().any(|member| member.endpoint.has_under_way(nonce, id))
+            || self.members.iter().any(|member| member.endpoint.has_in_flight(nonce, id))
     }
 }

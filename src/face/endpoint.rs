@@ -119,8 +119,8 @@ impl UpstreamEndpoint {
     }
 
     /// Cleans up the caches, until stopped.
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
+    pub async fn evict_expired(&self, stop: &CancellationToken) {
+        tokio::join!(self.stateless.evict_expired(stop), self.session.evict_expired(stop));
     }
 }
 
@@ -208,8 +208,8 @@ impl PathFaces for UpstreamEndpoint {
         self.session.delete(inbound).await
     }
 
-    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
-        self.session.has_under_way(nonce, id)
+    fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
+        self.session.has_in_flight(nonce, id)
     }
 }
 

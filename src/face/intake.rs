@@ -31,7 +31,7 @@ pub(super) trait PathFaces: Send + Sync {
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
     /// Whether this process has a request of this session.
-    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
+    fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool;
 }
 
 #[derive(Clone, Copy)]

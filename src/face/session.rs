@@ -138,13 +138,13 @@ impl SessionFace {
         Self { shared: Arc::new(shared) }
     }
 
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+    pub async fn evict_expired(&self, stop: &CancellationToken) {
         let fallback = async {
             if let Some(fallback) = &self.shared.fallback {
-                fallback.keep_tidy(stop).await;
+                fallback.evict_expired(stop).await;
             }
         };
-        tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
+        tokio::join!(self.shared.task_tools.evict_expired(stop), fallback);
     }
 
     /// A piped message is awaited without its HTTP request: the headers hold their read buffer. Dropping the future
@@ -254,7 +254,7 @@ impl SessionFace {
             session if session.is_bridged() => bridge::get(&self.shared, session, inbound).await,
             session => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
-                match upstream_tasks::take_up(&self.shared, &session, &inbound.caller, last_event.as_ref()) {
+                match upstream_tasks::resume_own_stream(&self.shared, &session, &inbound.caller, last_event.as_ref()) {
                     Some(rest) => rest,
                     // Clients of such a server know only event ids of the gateway.
                     None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
@@ -274,8 +274,8 @@ impl SessionFace {
         }
     }
 
-    pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
-        self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
+    pub(super) fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
+        self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_in_flight(nonce, id)
     }
 
     pub(super) fn has_ended(&self, nonce: u128) -> bool {

@@ -148,8 +148,8 @@ impl StatelessFace {
         Self { served, catalog, identity, misses, meter, fallback }
     }
 
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        self.catalog.keep_tidy(stop).await;
+    pub async fn evict_expired(&self, stop: &CancellationToken) {
+        self.catalog.evict_expired(stop).await;
     }
 
     /// Dropping the future means that the client disconnected, which cancels a call without a handle (MOD-20).
@@ -288,7 +288,7 @@ impl StatelessFace {
     }
 
     /// Learns the server's name before the first result, so that no result depends on earlier requests (MOD-17).
-    async fn meet(&self, request: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
+    async fn ensure_identity(&self, request: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.identity.read().is_none() {
             let facts = self.served.upstream.facts(&self.context(request)).await?;
             self.remember(&facts);
@@ -305,7 +305,7 @@ impl StatelessFace {
         if sent_cursor(request.params).is_some() {
             return request.addressee.complaint(&no_such_cursor());
         }
-        if let Err(error) = self.meet(request).await {
+        if let Err(error) = self.ensure_identity(request).await {
             return request.addressee.fault(&error.into_fault());
         }
         match self.catalog.list(&self.context(request)).await {
@@ -338,14 +338,14 @@ impl StatelessFace {
         {
             return response;
         }
-        match self.weigh(&request).await {
-            Ok(weighed) => self.run_call(request, &weighed).await,
+        match self.decide_call(&request).await {
+            Ok(decision) => self.run_call(request, &decision).await,
             Err(refusal) => *refusal,
         }
     }
 
     /// Checks a call against its tool's list entry and the operator's rules.
-    async fn weigh(&self, request: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
+    async fn decide_call(&self, request: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(request.addressee.complaint(complaint));
         let tool: Arc<str> = tool_name(Some(request.params)).map_err(|complaint| refuse(&complaint))?.into();
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
@@ -408,10 +408,10 @@ impl StatelessFace {
         self.catalog.last_with(tool, principal, &credential, &request.metadata.upstream_capabilities())
     }
 
-    async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
-        let end = request.arrived + weighed.policy.deadline;
-        match tokio::time::timeout_at(end, self.meet(&request)).await {
-            Ok(Ok(())) => self.run(request, weighed).await,
+    async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
+        let end = request.arrived + decision.policy.deadline;
+        match tokio::time::timeout_at(end, self.ensure_identity(&request)).await {
+            Ok(Ok(())) => self.run(request, decision).await,
             Ok(Err(error)) => match error.into_fault() {
                 fault if fault == NOT_INTRODUCED => request.not_introduced(),
                 fault => request.addressee.fault(&fault),
@@ -422,7 +422,7 @@ impl StatelessFace {
 
     /// Forwards other methods unchanged.
     async fn relay(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
-        if let Err(error) = self.meet(&request).await {
+        if let Err(error) = self.ensure_identity(&request).await {
             return request.addressee.fault(&error.into_fault());
         }
         let (tool, policy) = (Arc::default(), self.served.settings.rules.default.clone());
@@ -437,11 +437,11 @@ impl StatelessFace {
         self.run(request, &plain).await
     }
 
-    async fn run(&self, request: Box<StatelessRequestContext<'_>>, weighed: &CallDecision) -> FaceResponse {
-        let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
+    async fn run(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
+        let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = decision;
         let rounds = RoundSupport::of(request.method);
         if rounds == RoundSupport::Allowed && request.params.contains("requestState") {
-            return Box::pin(self.go_on(request, policy.clone(), plan)).await;
+            return Box::pin(self.resume_held_call(request, policy.clone(), plan)).await;
         }
         let maker = CallMaker {
             principal: request.caller.principal.clone(),

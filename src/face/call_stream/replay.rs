@@ -111,8 +111,9 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version.traits().has_event_ids
 }
 
-/// Resumes a stream after this event (LEG-09); `None` if it is unknown, gone, or of an item withheld from `caller`.
-pub(in crate::face) fn take_up(
+/// Resumes a request's stream after this event (LEG-09); `None` if it is unknown or no longer buffered, or `caller` may not use the
+/// tool, prompt or resource of the request any more.
+pub(in crate::face) fn resume_replay(
     replays: &ReplayBuffers,
     served: &Served,
     token: &SessionToken,

@@ -321,7 +321,7 @@ impl BridgedCall {
                 Some(CallEvent::Ended(CallEnd::Misnamed)) => {
                     return FollowOutcome::Over(Err(RequestError::Misnamed.to_error(self.version)));
                 }
-                Some(CallEvent::Created(task)) => return FollowOutcome::Over(self.word_of(&task)),
+                Some(CallEvent::Created(task)) => return FollowOutcome::Over(self.task_reply(&task)),
                 None => return FollowOutcome::Over(fault(Reason::Internal)),
             };
             if let Some(message) = message {
@@ -334,7 +334,7 @@ impl BridgedCall {
     }
 
     /// The response to a call that continues as a task, for a client without tasks.
-    fn word_of(&self, task: &Arc<Task>) -> CallResult {
+    fn task_reply(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.notify_about(&self.caller, task, self.nonce);
         }

@@ -36,8 +36,8 @@ impl SessionFallback {
         FallbackToolService::new(upstream, rules).map(|service| Self { service, bridged: bridged() })
     }
 
-    pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
-        self.bridged.keep_tidy(stop).await;
+    pub(super) async fn evict_expired(&self, stop: &tokio_util::sync::CancellationToken) {
+        self.bridged.evict_expired(stop).await;
     }
 }
 

@@ -73,7 +73,7 @@ impl SessionTasksState {
         }
     }
 
-    pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
+    pub(super) fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
     }
 

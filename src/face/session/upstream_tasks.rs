@@ -47,8 +47,8 @@ impl UpstreamTaskTools {
         &self.catalog
     }
 
-    pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
-        self.catalog.keep_tidy(stop).await;
+    pub(super) async fn evict_expired(&self, stop: &CancellationToken) {
+        self.catalog.evict_expired(stop).await;
     }
 
     /// The default if the server does not respond in time.
@@ -149,14 +149,14 @@ pub(super) async fn drive(
 }
 
 /// The rest of a stream that the gateway made; every other event is the server's own.
-pub(super) fn take_up(
+pub(super) fn resume_own_stream(
     shared: &SessionFaceState,
     session: &ClientSession,
     caller: &Caller,
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(&shared.open.replays, &shared.served, &session.token, caller, event)
+    replay::resume_replay(&shared.open.replays, &shared.served, &session.token, caller, event)
 }
 
 impl SessionFaceState {

@@ -68,15 +68,15 @@ impl StatelessFace {
         };
         let mut call = None;
         if request.method == method::TOOLS_CALL {
-            let weighed = match self.weigh(&request).await {
-                Ok(weighed) => weighed,
+            let decision = match self.decide_call(&request).await {
+                Ok(decision) => decision,
                 Err(refusal) => return *refusal,
             };
             // A round that began without a task continues without one.
-            let is_named = weighed.idempotency.is_some();
-            let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(request.params);
+            let is_named = decision.idempotency.is_some();
+            let is_driven = decision.plan != Plan::Direct || is_named || decision.is_split(request.params);
             if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
-                return Box::pin(self.run_call(request, &weighed)).await;
+                return Box::pin(self.run_call(request, &decision)).await;
             }
             if state == ReturnedState::Held {
                 return request.addressee.complaint(&RequestError::State);
@@ -84,7 +84,7 @@ impl StatelessFace {
             if is_named {
                 return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
-            call = Some((weighed.policy.deadline, weighed.policy.limits));
+            call = Some((decision.policy.deadline, decision.policy.limits));
         }
         let is_subscription = request.method == method::LISTEN;
         let wishes = match is_subscription.then(|| SubscriptionFilter::read(request.params)).transpose() {

@@ -59,13 +59,13 @@ impl StatelessFace {
     }
 
     /// Resumes a held call. With an invalid state the tool is never run again (T-56).
-    pub(super) async fn go_on(
+    pub(super) async fn resume_held_call(
         &self,
         request: Box<StatelessRequestContext<'_>>,
         policy: ToolPolicy,
         plan: Plan,
     ) -> FaceResponse {
-        match self.take_up(&request, &policy, plan).await {
+        match self.claim_held_call(&request, &policy, plan).await {
             Ok(HeldCallResumption::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
@@ -86,7 +86,7 @@ impl StatelessFace {
         }
     }
 
-    async fn take_up(
+    async fn claim_held_call(
         &self,
         request: &StatelessRequestContext<'_>,
         policy: &ToolPolicy,

@@ -20,7 +20,7 @@ fn no_step_of_a_request_moves_the_memory_of_a_rare_one() {
         ("serve", returned_bytes(|(face, request, around): Whole| face.serve(request, around))),
         ("dispatch", returned_bytes(|(face, request): (Face, Box<Context>)| face.dispatch(request))),
         ("call_tool", returned_bytes(|(face, request): (Face, Box<Context>)| face.call_tool(request))),
-        ("weigh", returned_bytes(|(face, request): (Face, &'static Context)| face.weigh(request))),
+        ("decide_call", returned_bytes(|(face, request): (Face, &'static Context)| face.decide_call(request))),
         (
             "run_call",
             returned_bytes(|(face, request, call): (Face, Box<Context>, &'static CallDecision)| {

@@ -21,7 +21,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::session_results::session_error;
 use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged_notification};
 use crate::face::answer::{addressee, bare, event_stream};
-use crate::face::call_stream::replay::take_up;
+use crate::face::call_stream::replay::resume_replay;
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
@@ -71,10 +71,9 @@ pub(in crate::face::session) async fn get(
     inbound: &Inbound,
 ) -> FaceResponse {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event
-            .to_str()
-            .ok()
-            .and_then(|event| take_up(&shared.open.replays, &shared.served, &session.token, &inbound.caller, event));
+        let taken_up = last_event.to_str().ok().and_then(|event| {
+            resume_replay(&shared.open.replays, &shared.served, &session.token, &inbound.caller, event)
+        });
         // Not 404, which would mean that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

@@ -118,7 +118,7 @@ fn check_not_own(
         public == url.value.origin().ascii_serialization() && paths.contains(&url.value.path())
     });
     if let Some(key) = key.or_else(|| is_public.then_some("listen.public_url")) {
-        report.mistake(&url.location, format!("is the gateway itself (`{key}`)"));
+        report.mistake(&url.location, format!("is the gateway's own address (`{key}`); write the server's"));
     }
 }
 
@@ -532,7 +532,7 @@ fn resolve_audit(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Audit
         return None;
     };
     if path.value.file_name().is_none() || path.value.as_os_str().as_encoded_bytes().ends_with(b"/") {
-        report.mistake(&path.location, "names no file");
+        report.mistake(&path.location, "names a folder; write the path of a file");
     }
     let is_same = |anchor: &AuditAnchor| *anchor == AuditAnchor::File(path.value.clone());
     if let Some(anchor) = audit.anchor.as_ref().filter(|anchor| is_same(&anchor.value)) {

@@ -347,7 +347,9 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::CredentialMalformed => {
             "The gateway cannot get a credential for the upstream server: its issuer's answer cannot be used"
         }
-        Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
+        Reason::UpstreamRedirect => {
+            "The upstream server points to another address, which is not followed: configure that address"
+        }
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
         Reason::UpstreamClosed => "The upstream server ended the connection before it answered",
         Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",
@@ -375,7 +377,7 @@ const fn sentence(reason: Reason) -> &'static str {
             "Your unread responses have reached their limit in bytes (`answer_bytes_per_principal_max`)"
         }
         Reason::AnswersFull => "Unread responses have reached their limit in bytes (`answer_bytes_max`)",
-        Reason::RateLimited => "There are too many requests",
+        Reason::RateLimited => "There are too many requests; wait before the next one",
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
         }
@@ -392,7 +394,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::StoreLost => "The task store lost acknowledged writes; the tool may or may not have completed",
         Reason::AuditUnavailable => "The gateway cannot record the request in its audit file, which is required",
         Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
-        Reason::Internal => "The gateway failed",
+        Reason::Internal => "The gateway failed; its log has the cause",
     }
 }
 

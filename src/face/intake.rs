@@ -72,7 +72,7 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
         Message::Request(request) => request,
         // Notifications of stateless clients have no effect; they cancel by disconnecting (EXT-46).
         Message::Notification(notification) if is_request(&notification.method) => {
-            let complaint = RequestError::NotARequest(Cow::Borrowed("this method needs an id"));
+            let complaint = RequestError::NotARequest(Cow::Borrowed("this method is a request; send it with an id"));
             return stateless_addressee(inbound, None).complaint(&complaint);
         }
         Message::Notification(_) => return accepted(),

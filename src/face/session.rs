@@ -519,7 +519,7 @@ pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
-            Err(RequestError::NotARequest(Cow::Borrowed("this method needs an id")))
+            Err(RequestError::NotARequest(Cow::Borrowed("this method is a request; send it with an id")))
         }
         Message::Notification(_) => Ok(()),
         Message::Response(response) if response.id.is_none() => {
@@ -531,7 +531,9 @@ pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
 
 fn vet_request(request: &Request) -> Result<(), RequestError> {
     if is_own(&request.id) {
-        return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
+        return Err(RequestError::NotARequest(Cow::Borrowed(
+            "this id is reserved for the gateway's requests; choose another",
+        )));
     }
     let params = request.params.object();
     match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {

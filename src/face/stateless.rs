@@ -207,7 +207,7 @@ impl StatelessFace {
         }
         let name = headers::naming_member(&request.method).and_then(|member| params.get_str(member));
         if name.is_some_and(|name| name.contains('\0')) {
-            return Err(RequestError::Params(Cow::Borrowed("names hold no null characters")));
+            return Err(RequestError::Params(Cow::Borrowed("the name contains a null character; remove it")));
         }
         Ok(Box::new(StatelessRequestContext {
             addressee: addressee.clone(),

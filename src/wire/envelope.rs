@@ -114,7 +114,7 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
     match text[outline.root.start] {
         b'{' => (),
         b'[' => return Err(EnvelopeError::Batch),
-        _ => return Err(EnvelopeError::Shape { what: Cow::Borrowed("a message is an object"), id: None }),
+        _ => return Err(EnvelopeError::Shape { what: Cow::Borrowed("the message is not a JSON object"), id: None }),
     }
     if let Some(unknown) = &parts.unknown {
         let what = format!("an envelope has the unknown member `{unknown}`");
@@ -196,9 +196,9 @@ impl<'t> EnvelopeParts<'t> {
                 Ok(Message::Response(Response { id: self.usable_id(), outcome: Err(fault), result: None }))
             }
             (None, _, None, None) => Err("`method` is missing"),
-            (Some(_), ..) => Err("`method` stands beside `result` or `error`"),
-            (None, _, Some(_), Some(_)) => Err("`result` stands beside `error`"),
-            (None, Some(_), ..) => Err("`params` stands beside `result` or `error`"),
+            (Some(_), ..) => Err("`method` and `result` or `error` are both present; send one"),
+            (None, _, Some(_), Some(_)) => Err("`result` and `error` are both present; send one"),
+            (None, Some(_), ..) => Err("`params` and `result` or `error` are both present; send one"),
         }
     }
 

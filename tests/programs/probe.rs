@@ -193,7 +193,7 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
         (vec![elsewhere.as_str()], "HTTP+SSE"),
         (vec![nobody.as_str()], "connection refused"),
         (vec![silent_tls.as_str(), "--timeout", "20s"], "does not speak TLS"),
-        (vec!["--", "/nowhere/at/all"], "/nowhere/at/all: is not found"),
+        (vec!["--", "/nowhere/at/all"], "/nowhere/at/all: does not exist"),
         (vec!["--", "true"], "exit code 0"),
         (vec!["--timeout", "2s", "--", "sleep", "60"], "no answer in time"),
         (

@@ -298,7 +298,7 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
         (&["npx", "-y", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
         (&["npx", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
         (&["--", "no-such-program"], 69, "no-such-program: is not found in PATH; install it"),
-        (&["--", "./no-such-program"], 69, "./no-such-program: is not found"),
+        (&["--", "./no-such-program"], 69, "./no-such-program: does not exist"),
         (&["--", ""], 64, "names no program"),
     ] {
         check_refused(folder.path(), arguments, (code, expected));

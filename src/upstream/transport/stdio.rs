@@ -393,13 +393,13 @@ impl MessageReceiver for StdoutReceiver {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    #[error("{}: is no folder to run in", .folder.display())]
+    #[error("{}: is not a folder; set `cwd` to one", .folder.display())]
     NoFolder { folder: PathBuf },
     #[error("{program}: is not found in PATH; install it, or write the path of its file")]
     NotInPath { program: String },
-    #[error("{}: is not found", .file.display())]
+    #[error("{}: does not exist; correct the path", .file.display())]
     NotFound { file: PathBuf },
-    #[error("{}: is not executable", .file.display())]
+    #[error("{}: is not executable; run chmod +x on it", .file.display())]
     NotRunnable { file: PathBuf },
     #[error("{why}")]
     Unusable { why: Arc<str> },
@@ -541,18 +541,28 @@ mod tests {
         };
         for (program, path, cwd, expected) in [
             (absolute("runs"), None, None, absolute("runs")),
-            (absolute("text"), None, None, format!("{}: is not executable", absolute("text"))),
-            (absolute("none"), None, None, format!("{}: is not found", absolute("none"))),
+            (absolute("text"), None, None, format!("{}: is not executable; run chmod +x on it", absolute("text"))),
+            (absolute("none"), None, None, format!("{}: does not exist; correct the path", absolute("none"))),
             ("./runs".to_owned(), None, Some(at("")), absolute("./runs")),
             ("runs".to_owned(), Some(&text), None, absolute("runs")),
-            ("text".to_owned(), Some(&text), None, format!("{}: is not executable", absolute("text"))),
+            (
+                "text".to_owned(),
+                Some(&text),
+                None,
+                format!("{}: is not executable; run chmod +x on it", absolute("text")),
+            ),
             (
                 "runs".to_owned(),
                 Some(&none),
                 None,
                 "runs: is not found in PATH; install it, or write the path of its file".to_owned(),
             ),
-            ("runs".to_owned(), Some(&text), Some(at("none")), format!("{}: is no folder to run in", absolute("none"))),
+            (
+                "runs".to_owned(),
+                Some(&text),
+                Some(at("none")),
+                format!("{}: is not a folder; set `cwd` to one", absolute("none")),
+            ),
         ] {
             assert_eq!(found(&program, path.map(String::as_str), cwd), expected);
         }

@@ -63,7 +63,7 @@ fn of_a_result_beside_an_error_the_one_that_is_null_is_not_there() {
     assert_eq!(response.outcome.unwrap_err().code, -1);
     check_refused(
         r#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":-1,"message":"no"}}"#,
-        "`result` stands beside",
+        "`result` and `error` are both present",
         Some("1"),
     );
 }
@@ -127,7 +127,7 @@ fn a_text_that_is_no_object_is_no_message() {
     check_refused(r#"[{"jsonrpc":"2.0","id":1,"method":"x"}]"#, "batch", None);
     check_refused(" []", "batch", None);
     for text in ["\"x\"", "1", "null", "true"] {
-        check_refused(text, "a message is an object", None);
+        check_refused(text, "the message is not a JSON object", None);
     }
 }
 

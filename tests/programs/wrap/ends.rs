@@ -150,7 +150,7 @@ async fn a_task_is_found_again_by_the_next_life_with_a_store() {
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named_and_ends_it() {
     for (program, words) in [
-        ("/nowhere/to-be-found", "/nowhere/to-be-found: is not found\n"),
+        ("/nowhere/to-be-found", "/nowhere/to-be-found: does not exist; correct the path\n"),
         (
             "taskgate-no-such-program",
             "taskgate-no-such-program: is not found in PATH; install it, or write the path of its file\n",

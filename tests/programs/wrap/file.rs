@@ -122,7 +122,7 @@ async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
     assert!(tools.contains(&"one__greet".to_owned()), "{tools:?}");
     assert_eq!(text(&host.result(2, "tools/call", named("one__greet", greet())).await), "Hello, Ada!");
     for (id, name, why) in [
-        (3, "gone", "/nowhere/to-be-found: is not found"),
+        (3, "gone", "/nowhere/to-be-found: does not exist"),
         (4, "secret", "the environment has no variable TASKGATE_TEST_UNSET"),
     ] {
         assert!(told.contains(&format!("# {name}\n\nThis server is not available")) && told.contains(why), "{told}");
@@ -143,7 +143,7 @@ async fn a_file_none_of_whose_servers_can_be_started_ends_it() {
     let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
     let unset = "[upstreams.secret]\nurl = \"http://${TASKGATE_TEST_UNSET}/mcp\"\n";
     for (configuration, code, words) in [
-        (missing, 69, "/nowhere/to-be-found: is not found"),
+        (missing, 69, "/nowhere/to-be-found: does not exist"),
         (unset, 64, "wrap.toml:2: key `upstreams.secret.url`: the environment has no variable TASKGATE_TEST_UNSET"),
     ] {
         let file = HostFile::new(configuration);

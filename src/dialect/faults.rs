@@ -15,12 +15,12 @@ pub enum RequestError {
     /// It names a session of another client, or one that has ended. Hosts initialise again on this code.
     UnknownSession,
     /// A JSON document that is unsafe to forward; `reason` is its machine-readable name.
-    Refused {
+    UnsafeDocument {
         what: String,
         reason: &'static str,
     },
     /// `_meta` lacks a member that a stateless request requires.
-    Metadata(Cow<'static, str>),
+    InvalidMetadata(Cow<'static, str>),
     /// A wrong parameter of a known method.
     Params(Cow<'static, str>),
     UnknownMethod(Cow<'static, str>),
@@ -28,9 +28,9 @@ pub enum RequestError {
     UnknownTool(String),
     UnknownTask,
     /// A `requestState` that was issued for another request or not at all, or has expired (B135).
-    State,
+    InvalidRequestState,
     /// The idempotency key belongs to another call (B135).
-    Misnamed,
+    IdempotencyMismatch,
     /// The tool runs only as a task, and the client asked for none (L25-05).
     NeedsTask,
     /// The tool never runs as a task, and the client asked for one (L25-04).
@@ -59,11 +59,11 @@ impl RequestError {
                 rpc_error::SESSION_NOT_FOUND,
                 "Session not found: it is unknown or has ended; begin with initialize",
             ),
-            Self::Refused { what, reason } => {
+            Self::UnsafeDocument { what, reason } => {
                 RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}"))
                     .with_data(&RefusedData { reason })
             }
-            Self::Metadata(what) | Self::Params(what) => {
+            Self::InvalidMetadata(what) | Self::Params(what) => {
                 RpcError::new(rpc_error::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
             Self::UnknownMethod(method) => {
@@ -86,9 +86,11 @@ impl RequestError {
             Self::UnknownTool(name) if name.is_empty() => RpcError::new(rpc_error::INVALID_PARAMS, "Unknown tool"),
             Self::UnknownTool(name) => RpcError::new(rpc_error::INVALID_PARAMS, format!("Unknown tool: {name}")),
             Self::UnknownTask => RpcError::new(rpc_error::INVALID_PARAMS, "Task not found"),
-            Self::State => RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: requestState is not valid here")
-                .with_data(&RefusedData { reason: "invalid_request_state" }),
-            Self::Misnamed => {
+            Self::InvalidRequestState => {
+                RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: requestState is not valid here")
+                    .with_data(&RefusedData { reason: "invalid_request_state" })
+            }
+            Self::IdempotencyMismatch => {
                 RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: the idempotency key belongs to another call")
                     .with_data(&RefusedData { reason: "idempotency_mismatch" })
             }
@@ -419,15 +421,15 @@ mod tests {
             r#"{"code":-32021,"message":"Missing required client capability","data":{"requiredCapabilities":{}}}"#,
         );
         check(
-            &RequestError::Refused { what: "too deep".to_owned(), reason: "too_deep" },
+            &RequestError::UnsafeDocument { what: "too deep".to_owned(), reason: "too_deep" },
             r#"{"code":-32600,"message":"Invalid request: too deep","data":{"reason":"too_deep"}}"#,
         );
         check(
-            &RequestError::State,
+            &RequestError::InvalidRequestState,
             r#"{"code":-32602,"message":"Invalid params: requestState is not valid here","data":{"reason":"invalid_request_state"}}"#,
         );
         check(
-            &RequestError::Misnamed,
+            &RequestError::IdempotencyMismatch,
             r#"{"code":-32602,"message":"Invalid params: the idempotency key belongs to another call","data":{"reason":"idempotency_mismatch"}}"#,
         );
         let params = Object::of(&Payload::of(&serde_json::json!({ "name": "re\u{1b}port" })));

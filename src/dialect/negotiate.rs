@@ -36,7 +36,7 @@ pub fn names_version(params: Option<&Object>) -> bool {
 impl StatelessRequest {
     /// Checks the shape of `_meta` (MOD-03); the error names the key. The version is checked after the headers (GW-03).
     pub fn check_shape(params: Option<&Object>) -> Result<Object, RequestError> {
-        let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
+        let complaint = |what: &'static str| RequestError::InvalidMetadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
             complaint("params._meta must be an object with the protocol version and the client's capabilities")
         })?;
@@ -60,7 +60,7 @@ impl StatelessRequest {
 
     /// Reads the other members of a served version. Refuses an invalid progress token or log level (MOD-36).
     pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, RequestError> {
-        let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::Metadata(Cow::Borrowed(
+        let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::InvalidMetadata(Cow::Borrowed(
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
         )))?;
         let progress_token = match meta.get(PROGRESS_TOKEN) {
@@ -333,7 +333,7 @@ mod tests {
                 "clientCapabilities",
             ),
         ] {
-            let Err(RequestError::Metadata(what)) = request(meta) else { panic!("{meta} was accepted") };
+            let Err(RequestError::InvalidMetadata(what)) = request(meta) else { panic!("{meta} was accepted") };
             assert!(what.contains(named), "{what}");
         }
     }
@@ -348,7 +348,7 @@ mod tests {
         };
         let most = CAPABILITIES_BYTES_MAX - r#"{"x":""}"#.len();
         assert!(request(&meta(most)).is_ok());
-        let Err(RequestError::Metadata(what)) = request(&meta(most + 1)) else { panic!("they were accepted") };
+        let Err(RequestError::InvalidMetadata(what)) = request(&meta(most + 1)) else { panic!("they were accepted") };
         assert!(what.contains("clientCapabilities"), "{what}");
     }
 

@@ -175,9 +175,9 @@ pub enum CallEvent {
 pub enum CallEnd {
     Outcome(Outcome),
     /// The held call no longer exists, and has no outcome.
-    Gone,
+    CallLost,
     /// The client used this key or task id for another call before. Nothing was sent.
-    Misnamed,
+    IdempotencyMismatch,
     /// The upstream requires a capability that the client did not declare: a `ClientCapabilities` object (MOD-10).
     NeedsCapability(Payload),
 }

@@ -63,8 +63,8 @@ impl Addressee {
         let status = match complaint {
             RequestError::NotJson(_)
             | RequestError::NotARequest(_)
-            | RequestError::Refused { .. }
-            | RequestError::Metadata(_)
+            | RequestError::UnsafeDocument { .. }
+            | RequestError::InvalidMetadata(_)
             | RequestError::Header(_)
             | RequestError::Capability(_)
             | RequestError::Version { .. } => StatusCode::BAD_REQUEST,
@@ -72,8 +72,8 @@ impl Addressee {
             RequestError::Params(_)
             | RequestError::UnknownTool(_)
             | RequestError::UnknownTask
-            | RequestError::State
-            | RequestError::Misnamed
+            | RequestError::InvalidRequestState
+            | RequestError::IdempotencyMismatch
             | RequestError::NeedsTask
             | RequestError::TakesNoTask => StatusCode::OK,
         };
@@ -236,7 +236,7 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
     match error {
         EnvelopeError::Scan { error, id } => {
             let what = error.to_string();
-            let refused = |reason| RequestError::Refused { what: what.clone(), reason };
+            let refused = |reason| RequestError::UnsafeDocument { what: what.clone(), reason };
             let complaint = match error {
                 ScanError::Syntax { .. } | ScanError::Utf8 { .. } | ScanError::LoneSurrogate { .. } => {
                     RequestError::NotJson(what)

@@ -177,16 +177,16 @@ impl SessionFace {
             accepted: inbound.accepted,
             arrived: inbound.received_at,
         };
-        match sort(&self.shared, &session, *message, &inbound) {
+        match route(&self.shared, &session, *message, &inbound) {
             Ok(MessageRoute::Piped(message)) => {
                 let accepted = inbound.accepted;
                 inbound.finish();
                 pipe::post(&self.shared, session, message, accepted).await
             }
-            Ok(MessageRoute::Weighed(request)) => {
+            Ok(MessageRoute::EngineCall(request)) => {
                 Box::pin(upstream_tasks::post(&self.shared, session, request, &inbound)).await
             }
-            Ok(MessageRoute::OwnTool(request)) => {
+            Ok(MessageRoute::GatewayTool(request)) => {
                 match Box::pin(fallback::post(&self.shared, &session, request, &inbound)).await {
                     Ok(answer) => answer,
                     Err(request) if session.is_bridged() => {
@@ -198,14 +198,16 @@ impl SessionFace {
             Ok(MessageRoute::Bridged(message)) => {
                 Box::pin(bridge::post(&self.shared, session, message, &inbound)).await
             }
-            Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
-            Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
-            Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.caller, response)).await,
-            Ok(MessageRoute::Withdrawn(id)) => {
+            Ok(MessageRoute::TaskCall(call)) => Box::pin(self.shared.call(asking(session), call)).await,
+            Ok(MessageRoute::TaskMethod(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
+            Ok(MessageRoute::TaskAnswer(response)) => {
+                Box::pin(self.shared.take_answer(&inbound.caller, response)).await
+            }
+            Ok(MessageRoute::TaskCancel(id)) => {
                 Box::pin(self.shared.withdraw(&session, &id)).await;
                 accepted()
             }
-            Ok(MessageRoute::Nothing) => accepted(),
+            Ok(MessageRoute::Ignored) => accepted(),
             Err(complaint) => refuse(&addressee, &complaint),
         }
     }
@@ -387,18 +389,18 @@ enum MessageRoute {
     /// The bridge: the server has no sessions, or the gateway makes the request itself.
     Bridged(Message),
     /// A plain call of a tool that the server may run only as a task.
-    Weighed(Request),
-    OwnTool(Request),
+    EngineCall(Request),
+    GatewayTool(Request),
     Piped(PipedMessage),
-    Call(TaskCall),
-    Method(Request),
-    Withdrawn(RequestId),
-    Answer(Response),
+    TaskCall(TaskCall),
+    TaskMethod(Request),
+    TaskCancel(RequestId),
+    TaskAnswer(Response),
     /// The message is for the gateway and has no effect.
-    Nothing,
+    Ignored,
 }
 
-fn sort(
+fn route(
     shared: &SessionFaceState,
     session: &ClientSession,
     message: Message,
@@ -413,10 +415,10 @@ fn sort(
                 argument_limits::check_call(&shared.served, &inbound.caller.principal, &request)?;
             }
             if tasks::is_served_method(shared.served.settings.drafts, &request.method) {
-                return Ok(MessageRoute::Method(request));
+                return Ok(MessageRoute::TaskMethod(request));
             }
             if fallback::called(shared, session, &request).is_some() {
-                return Ok(MessageRoute::OwnTool(request));
+                return Ok(MessageRoute::GatewayTool(request));
             }
             // Checked cheaply: most calls go through the pipe, which parses them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
@@ -428,7 +430,7 @@ fn sort(
             };
             if let Some(wish) = wish {
                 let tool = tool_name(request.params.object())?.into_owned();
-                return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
+                return Ok(MessageRoute::TaskCall(TaskCall { request, tool, wish }));
             }
             if session.is_bridged() {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
@@ -436,15 +438,15 @@ fn sort(
             if upstream_tasks::may_drive(shared, session, &request, &inbound.arrival)
                 || fallback::may_drive(shared, session, &request)
             {
-                return Ok(MessageRoute::Weighed(request));
+                return Ok(MessageRoute::EngineCall(request));
             }
             pipe::request(request, bytes, arrived, &shared.served).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
-            Ok(MessageRoute::Answer(response))
+            Ok(MessageRoute::TaskAnswer(response))
         }
         Message::Notification(notification) if shared.withdraws_a_task(session, &notification) => {
-            Ok(notification.cancelled().map_or(MessageRoute::Nothing, MessageRoute::Withdrawn))
+            Ok(notification.cancelled().map_or(MessageRoute::Ignored, MessageRoute::TaskCancel))
         }
         other @ (Message::Notification(_) | Message::Response(_)) if session.is_bridged() => {
             Ok(MessageRoute::Bridged(other))
@@ -458,7 +460,7 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(piped_message(other, bytes, arrived, &shared.served)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
+            Ok(piped_message(other, bytes, arrived, &shared.served)?.map_or(MessageRoute::Ignored, MessageRoute::Piped))
         }
     }
 }

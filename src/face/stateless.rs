@@ -171,7 +171,7 @@ impl StatelessFace {
     ) -> Result<Box<StatelessRequestContext<'a>>, RequestError> {
         let params = request.params.object();
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
-            return Err(RequestError::Metadata(Cow::Borrowed("_meta is spelt in another case")));
+            return Err(RequestError::InvalidMetadata(Cow::Borrowed("_meta is spelt in another case")));
         }
         let meta = StatelessRequest::check_shape(params)?;
         let named = StatelessRequest::named_version(&meta);
@@ -201,7 +201,7 @@ impl StatelessFace {
         if ExtTasks::is_method(&request.method) && !tasks::may_ask(&metadata, &request.method) {
             return Err(StatelessRequest::needs_extension());
         }
-        let params = params.ok_or(RequestError::Metadata(Cow::Borrowed("params must be an object")))?;
+        let params = params.ok_or(RequestError::InvalidMetadata(Cow::Borrowed("params must be an object")))?;
         if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
             return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }

@@ -258,7 +258,7 @@ impl DispatchState {
         }
         let (method, headers) = (request.method(), request.headers());
         if !endpoint.takes(method) {
-            return Err(Refusal::MethodUnknown(endpoint.allow()));
+            return Err(Refusal::MethodNotAllowed(endpoint.allow()));
         }
         let accepted = media::accepted(headers);
         if method == Method::POST {

@@ -23,7 +23,7 @@ impl HeadGuard {
     pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         // CONNECT has an authority instead of a path, which no later check handles.
         if request.method() == Method::CONNECT {
-            return Err(Refusal::Tunnel);
+            return Err(Refusal::ConnectMethod);
         }
         let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
         if target > self.limits.target_bytes_max {

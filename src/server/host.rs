@@ -69,19 +69,19 @@ impl HostGuard {
         let mut fields = request.headers().get_all(HOST).iter();
         let (field, second) = (fields.next(), fields.next());
         if second.is_some() {
-            return Err(Refusal::HostUnclear);
+            return Err(Refusal::HostAmbiguous);
         }
         let target = request.uri().authority().map(http::uri::Authority::as_str);
         let field = field.map(text).transpose()?;
         if request.version() > Version::HTTP_11 {
             return match (target, field) {
-                (Some(target), Some(field)) if !target.eq_ignore_ascii_case(field) => Err(Refusal::HostUnclear),
+                (Some(target), Some(field)) if !target.eq_ignore_ascii_case(field) => Err(Refusal::HostAmbiguous),
                 (Some(name), _) | (None, Some(name)) => self.admit(name),
-                (None, None) => Err(Refusal::HostUnclear),
+                (None, None) => Err(Refusal::HostAmbiguous),
             };
         }
         let Some(field) = field else {
-            return Err(Refusal::HostUnclear);
+            return Err(Refusal::HostAmbiguous);
         };
         // The target takes precedence, but a `Host` field that disagrees is checked as well (B51).
         target.map_or(Ok(()), |target| self.admit(target))?;
@@ -89,7 +89,7 @@ impl HostGuard {
     }
 
     fn admit(&self, authority: &str) -> Result<(), Refusal> {
-        if self.welcomes(authority) { Ok(()) } else { Err(Refusal::HostForeign) }
+        if self.welcomes(authority) { Ok(()) } else { Err(Refusal::HostNotAllowed) }
     }
 }
 
@@ -116,7 +116,7 @@ fn named_host<B>(request: &Request<B>) -> Option<&str> {
 }
 
 fn text(value: &HeaderValue) -> Result<&str, Refusal> {
-    value.to_str().map_err(|_| Refusal::HostForeign)
+    value.to_str().map_err(|_| Refusal::HostNotAllowed)
 }
 
 /// The host of `host[:port]`, brackets kept; `None` for any other form.
@@ -222,7 +222,7 @@ impl OriginGuard {
             {
                 Ok(())
             }
-            (Some(_), _) => Err(Refusal::OriginForeign),
+            (Some(_), _) => Err(Refusal::OriginNotAllowed),
         }
     }
 }

@@ -155,7 +155,7 @@ impl AuditedRefusals {
     fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
         let (status, reason) = refusal.status();
         let shows_credential =
-            matches!(refusal, Refusal::CredentialsUnclear | Refusal::TokenInQuery | Refusal::TooManyTokens(_));
+            matches!(refusal, Refusal::CredentialsAmbiguous | Refusal::TokenInQuery | Refusal::TooManyTokens(_));
         let act = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
             _ if shows_credential => AuditAct::LoginRefused,
@@ -221,7 +221,7 @@ mod tests {
             notices.refused(refusal, caller, &Uri::from_static("/up/mcp"), &HeaderMap::new());
         };
         refuse(&Refusal::TokenInQuery, None);
-        refuse(&Refusal::CredentialsUnclear, None);
+        refuse(&Refusal::CredentialsAmbiguous, None);
         (0..FLOOD).for_each(|_| refuse(&Refusal::Unauthorized, None));
         refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::anonymous()));
         refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::holding("ada")));

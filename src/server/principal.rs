@@ -117,7 +117,7 @@ impl TokenHolders {
             return Err(Refusal::TokenInQuery);
         }
         let credential = match (own, authorization) {
-            (Some(_), Some(_)) => return Err(Refusal::CredentialsUnclear),
+            (Some(_), Some(_)) => return Err(Refusal::CredentialsAmbiguous),
             (Some(own), None) => own.to_str().ok().map(|own| (TokenScheme::Bearer, own)),
             (None, Some(authorization)) => self.credential_in(authorization),
             (None, None) => return Err(Refusal::LoginRequired(self.challenge(path, TokenScheme::Bearer, None))),
@@ -337,7 +337,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Head
     let mut fields = headers.get_all(name).iter();
     match (fields.next(), fields.next()) {
         (field, None) => Ok(field),
-        (_, Some(_)) => Err(Refusal::CredentialsUnclear),
+        (_, Some(_)) => Err(Refusal::CredentialsAmbiguous),
     }
 }
 
@@ -522,7 +522,7 @@ impl PrincipalGuard {
         Refusal::CertificateRefused(challenge, why)
     }
 
-    /// Authenticates a request. Fails with `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known
+    /// Authenticates a request. Fails with `CredentialsAmbiguous` for two credentials (B150), `Unauthorized` without a known
     /// key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
     /// sealed. A connection's certificate that is no longer valid is refused beside every credential.
     pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
@@ -636,7 +636,7 @@ impl ForwardedCallers {
         token.caller.claims = token.caller.claims.map(|own| claims.of(Arc::unwrap_or_clone(own)));
         taken.map(|()| token).map_err(|refusal| match refusal {
             ForwardedNumberRefusal::Repeated => ForwardRefusal::Repeated,
-            ForwardedNumberRefusal::TooManySenders => ForwardRefusal::Crowded,
+            ForwardedNumberRefusal::TooManySenders => ForwardRefusal::TooManySenders,
         })
     }
 }

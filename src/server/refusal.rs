@@ -31,15 +31,15 @@ const REST_SPAN: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// CONNECT: the gateway is no tunnel (B46, B55).
-    Tunnel,
+    ConnectMethod,
     HeadTooLarge,
     TargetTooLong,
     /// No host, two hosts, or two that disagree (B44, B45, B49, B50).
-    HostUnclear,
-    HostForeign,
-    OriginForeign,
+    HostAmbiguous,
+    HostNotAllowed,
+    OriginNotAllowed,
     /// Two credentials of one kind (B150).
-    CredentialsUnclear,
+    CredentialsAmbiguous,
     /// No credential, or an unknown one: the client does not learn which (B151).
     Unauthorized,
     /// No credential, where access tokens are accepted. Carries the challenge that starts the login.
@@ -67,7 +67,7 @@ pub(super) enum Refusal {
     /// The path exists but is withheld from this client, which gets the response for an unknown path.
     PathWithheld(WithheldBy),
     /// Carries the path's methods.
-    MethodUnknown(HeaderValue),
+    MethodNotAllowed(HeaderValue),
     MediaType,
     ContentCoding,
     NotAcceptable,
@@ -100,7 +100,8 @@ reasons! {
             "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ";
         /// Received before, or too long after later requests.
         Repeated: "forward_repeated", "Repeated request: it was received before";
-        Crowded: "forward_crowded", "Too many replicas forward requests: try again later";
+        /// Too many replicas have forwarded requests recently.
+        TooManySenders: "forward_crowded", "Too many replicas forward requests: try again later";
     }
 }
 
@@ -154,17 +155,17 @@ pub(super) enum HeadPart {
 }
 
 impl Refusal {
-    const fn terms(&self) -> RefusalResponse {
+    const fn head(&self) -> RefusalResponse {
         use ConnectionAction::{Ends, GoesOn};
         use StatusCode as S;
         match self {
-            Self::Tunnel => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
+            Self::ConnectMethod => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
             Self::HeadTooLarge => RefusalResponse::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
             Self::TargetTooLong => RefusalResponse::new(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostUnclear => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostForeign => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsUnclear => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
+            Self::HostAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostNotAllowed => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginNotAllowed => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
             Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
@@ -178,7 +179,7 @@ impl Refusal {
             Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::PathWithheld(_) => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
-            Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
+            Self::MethodNotAllowed(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
             Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
             Self::NotAcceptable => RefusalResponse::new(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
@@ -192,7 +193,7 @@ impl Refusal {
             Self::NotForwarded(why @ ForwardRefusal::Unsealed) => {
                 RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn)
             }
-            Self::NotForwarded(why @ ForwardRefusal::Crowded) => {
+            Self::NotForwarded(why @ ForwardRefusal::TooManySenders) => {
                 RefusalResponse::new(S::SERVICE_UNAVAILABLE, why.label(), GoesOn)
             }
             Self::NotForwarded(why) => RefusalResponse::new(S::FORBIDDEN, why.label(), GoesOn),
@@ -201,20 +202,22 @@ impl Refusal {
 
     /// The status of its response, and its name.
     pub(super) const fn status(&self) -> (StatusCode, &'static str) {
-        let RefusalResponse { status, reason, .. } = self.terms();
+        let RefusalResponse { status, reason, .. } = self.head();
         (status, reason)
     }
 
     /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
     const fn sentence(&self) -> &'static str {
         match self {
-            Self::Tunnel => "Method not allowed: the gateway is no proxy and serves no CONNECT",
+            Self::ConnectMethod => "Method not allowed: the gateway is no proxy and serves no CONNECT",
             Self::HeadTooLarge => "Request headers too large: send at most 32 KiB in 64 fields",
             Self::TargetTooLong => "Request target too long: send at most 8 KiB",
-            Self::HostUnclear => "Bad request: exactly one Host header is required",
-            Self::HostForeign => "Host not allowed: the gateway's operator can add it to `listen.allowed_hosts`",
-            Self::OriginForeign => "Origin not allowed: the gateway's operator can add it to `listen.allowed_origins`",
-            Self::CredentialsUnclear => {
+            Self::HostAmbiguous => "Bad request: exactly one Host header is required",
+            Self::HostNotAllowed => "Host not allowed: the gateway's operator can add it to `listen.allowed_hosts`",
+            Self::OriginNotAllowed => {
+                "Origin not allowed: the gateway's operator can add it to `listen.allowed_origins`"
+            }
+            Self::CredentialsAmbiguous => {
                 "Bad request: send at most one Authorization header and one X-Taskgate-Key header"
             }
             Self::Unauthorized => {
@@ -249,7 +252,7 @@ impl Refusal {
             Self::PathUnknown(_) | Self::PathWithheld(_) => {
                 "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
             }
-            Self::MethodUnknown(_) => "Method not allowed: use one that the Allow header lists",
+            Self::MethodNotAllowed(_) => "Method not allowed: use one that the Allow header lists",
             Self::MediaType => "Unsupported media type: send `Content-Type: application/json`, UTF-8",
             Self::ContentCoding => "Unsupported content coding: send the body without Content-Encoding",
             Self::NotAcceptable => "Not acceptable: send `Accept: application/json, text/event-stream`",
@@ -272,7 +275,7 @@ impl Refusal {
     /// Advice for the operator about a request that the admin listener refuses.
     pub(super) fn advice_to_operators(&self) -> Option<RefusalAdvice> {
         (*self == Self::Unauthorized).then(|| RefusalAdvice {
-            reason: self.terms().reason,
+            reason: self.head().reason,
             key: "admin.tokens",
             sentence: "the request has none of these operators' tokens",
             shown: HeadPart::Nothing,
@@ -282,10 +285,10 @@ impl Refusal {
     /// Advice for the operator, where a configuration key decides.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, sentence) = match self {
-            Self::HostForeign => {
+            Self::HostNotAllowed => {
                 ("listen.allowed_hosts", HeadPart::Host, "the host is not allowed; add it to this key if it is yours")
             }
-            Self::OriginForeign => (
+            Self::OriginNotAllowed => (
                 "listen.allowed_origins",
                 HeadPart::Origin,
                 "the origin is not allowed; add it to this key if its pages may call",
@@ -328,15 +331,15 @@ impl Refusal {
                 HeadPart::Path,
                 "no rule allows the caller anything at this upstream; add a rule for it if it should",
             ),
-            Self::Tunnel
+            Self::ConnectMethod
             | Self::HeadTooLarge
             | Self::TargetTooLong
-            | Self::HostUnclear
-            | Self::CredentialsUnclear
+            | Self::HostAmbiguous
+            | Self::CredentialsAmbiguous
             | Self::LoginRequired(_)
             | Self::TokenInQuery
             | Self::NoMetadata
-            | Self::MethodUnknown(_)
+            | Self::MethodNotAllowed(_)
             | Self::MediaType
             | Self::ContentCoding
             | Self::NotAcceptable
@@ -348,11 +351,11 @@ impl Refusal {
             | Self::BodyEmpty
             | Self::NotForwarded(_) => return None,
         };
-        Some(RefusalAdvice { reason: self.terms().reason, key, sentence, shown })
+        Some(RefusalAdvice { reason: self.head().reason, key, sentence, shown })
     }
 
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
-        let RefusalResponse { status, reason, then, code } = self.terms();
+        let RefusalResponse { status, reason, then, code } = self.head();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
         let mut sentence = Cow::from(self.sentence());
@@ -391,7 +394,7 @@ impl Refusal {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             return response;
         }
-        if let Self::MethodUnknown(allow) = self {
+        if let Self::MethodNotAllowed(allow) = self {
             response.headers_mut().insert(ALLOW, allow);
         }
         response

@@ -142,9 +142,9 @@ pub(crate) enum ErrorAddressee<'a> {
     /// As `Alone`, for an HTTP request with an event stream or a handshake as response.
     Handshake,
     /// As `Alone`, for a forwarded message: its sender receives the error under every status.
-    Passed(Option<&'a MessageText>),
-    /// As `Passed`, in a session that the upstream may have forgotten.
-    PassedInSession(Option<&'a MessageText>),
+    Forwarded(Option<&'a MessageText>),
+    /// As `Forwarded`, in a session that the upstream may have forgotten.
+    ForwardedInSession(Option<&'a MessageText>),
 }
 
 #[derive(Debug)]
@@ -190,20 +190,21 @@ impl<B> From<Response<B>> for RawResponse<B> {
 
 impl<'a> ErrorAddressee<'a> {
     /// A message that is forwarded in this session, or in none.
-    pub(crate) const fn passed_in(binding: &SessionBinding, message: Option<&'a MessageText>) -> Self {
-        if binding.session.is_some() { Self::PassedInSession(message) } else { Self::Passed(message) }
+    pub(crate) const fn forwarded_in(binding: &SessionBinding, message: Option<&'a MessageText>) -> Self {
+        if binding.session.is_some() { Self::ForwardedInSession(message) } else { Self::Forwarded(message) }
     }
 
     const fn is_in_session(self) -> bool {
-        matches!(self, Self::RequestInSession(_) | Self::PassedInSession(_))
+        matches!(self, Self::RequestInSession(_) | Self::ForwardedInSession(_))
     }
 
     fn is_named_by(self, response: &envelope::Response) -> bool {
         let Some(named) = &response.id else { return false };
         match self {
             Self::Request(id) | Self::RequestInSession(id) | Self::Alone(id) => named.says(id),
-            Self::Handshake | Self::Passed(None) | Self::PassedInSession(None) => false,
-            Self::Passed(Some(text)) | Self::PassedInSession(Some(text)) => match text.read(ScanLimits::UPSTREAM) {
+            Self::Handshake | Self::Forwarded(None) | Self::ForwardedInSession(None) => false,
+            Self::Forwarded(Some(text)) | Self::ForwardedInSession(Some(text)) => match text.read(ScanLimits::UPSTREAM)
+            {
                 Ok(message) => matches!(&*message, Message::Request(request) if named.says(&request.id)),
                 Err(_) => false,
             },
@@ -472,11 +473,11 @@ const EARLY_RUST_REFUSAL: &[u8] = b"Unauthorized: Session not found";
 
 /// Judges a response under a refusing status: a response, an unknown session, or a refusal.
 async fn judge_refusal<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
-    use ErrorAddressee::{Alone, Handshake, Passed, PassedInSession};
+    use ErrorAddressee::{Alone, Forwarded, ForwardedInSession, Handshake};
     let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
     let in_session = addressee.is_in_session();
-    let takes_any = matches!(addressee, Alone(_) | Handshake | Passed(_) | PassedInSession(_));
-    let is_passed = matches!(addressee, Passed(_) | PassedInSession(_));
+    let takes_any = matches!(addressee, Alone(_) | Handshake | Forwarded(_) | ForwardedInSession(_));
+    let is_passed = matches!(addressee, Forwarded(_) | ForwardedInSession(_));
     let refused = |error, is_answer| JudgedResponse::Refused { fault, error, is_answer };
     let text = match response.content {
         BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {

@@ -76,7 +76,7 @@ impl Runner {
     async fn repeat(&mut self, named: Idempotency, row: StoredTask) -> Option<RunnerFlow> {
         // A damaged row has lost its call's hash, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
-            self.dialog.clients_mut().end(CallEnd::Misnamed).await;
+            self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
             return Some(RunnerFlow::Stop);
         }
         // Drops the row, so that a large result is in memory once, in the shared buffer.
@@ -212,7 +212,7 @@ impl Runner {
         match self.made_chosen(&key, chosen).await {
             Ok(Some(next)) => next,
             Ok(None) => {
-                self.dialog.clients_mut().end(CallEnd::Misnamed).await;
+                self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
                 RunnerFlow::Stop
             }
             Err(error) => {

@@ -244,12 +244,12 @@ impl Recorder {
 
     /// Begins to resume the exchange of an earlier process.
     pub(super) fn will_resume(&mut self) {
-        self.unconfirmed = Some(UnconfirmedCall::new(ResumeMethod::Up, true));
+        self.unconfirmed = Some(UnconfirmedCall::new(ResumeKind::Resumed, true));
     }
 
     /// The call is to be sent again. `is_counted`: whether the row says that this process resumed it.
     pub(super) fn will_resend(&mut self, is_counted: bool) {
-        self.unconfirmed = Some(UnconfirmedCall::new(ResumeMethod::Again, is_counted));
+        self.unconfirmed = Some(UnconfirmedCall::new(ResumeKind::SentAgain, is_counted));
     }
 
     pub(super) fn is_resuming(&self) -> bool {
@@ -281,7 +281,7 @@ impl Recorder {
     pub(super) fn record_sending(&mut self) -> Option<Attempt> {
         let next = self.send_attempt().number(self.attempt);
         let unconfirmed = self.unconfirmed.as_mut()?;
-        *unconfirmed = UnconfirmedCall::new(ResumeMethod::Again, true);
+        *unconfirmed = UnconfirmedCall::new(ResumeKind::SentAgain, true);
         self.attempt = next;
         self.checkpoint.record_position(None);
         Some(next)
@@ -353,25 +353,25 @@ impl Checkpoint {
 
 #[derive(Debug)]
 struct UnconfirmedCall {
-    what: ResumeMethod,
+    kind: ResumeKind,
     since: Instant,
     /// Whether the row says that this process resumed the call.
     is_counted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ResumeMethod {
-    Up,
-    Again,
+enum ResumeKind {
+    Resumed,
+    SentAgain,
 }
 
 impl UnconfirmedCall {
-    fn new(what: ResumeMethod, is_counted: bool) -> Self {
-        Self { what, since: Instant::now(), is_counted }
+    fn new(kind: ResumeKind, is_counted: bool) -> Self {
+        Self { kind, since: Instant::now(), is_counted }
     }
 
     fn is_resumed(&self) -> bool {
-        self.what == ResumeMethod::Up
+        self.kind == ResumeKind::Resumed
     }
 
     const fn is_counted(&self) -> bool {

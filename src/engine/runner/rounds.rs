@@ -72,7 +72,7 @@ impl Runner {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");
                 // The call continues, and waits for the answers: the client may send them again.
                 let end = match &error {
-                    TaskError::Unknown => CallEnd::Gone,
+                    TaskError::Unknown => CallEnd::CallLost,
                     TaskError::Contended | TaskError::Store(_) => {
                         CallEnd::Outcome(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown)))
                     }
@@ -107,7 +107,7 @@ impl Runner {
             Plan::Grace(_) | Plan::Task => {
                 self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
             }
-            Plan::Direct | Plan::Refuse => self.dialog.clients_mut().end(CallEnd::Gone).await,
+            Plan::Direct | Plan::Refuse => self.dialog.clients_mut().end(CallEnd::CallLost).await,
         }
         RunnerFlow::Continue
     }

@@ -439,7 +439,7 @@ pub(super) fn end_without_row(error: &TaskError) -> CallEnd {
 
 fn end_of(task: &Task) -> CallEnd {
     match &task.phase {
-        Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::Gone,
+        Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::CallLost,
         Phase::Settled(outcome) => CallEnd::Outcome(outcome.clone()),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {
             CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown))))

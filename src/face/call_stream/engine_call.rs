@@ -140,8 +140,10 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 Err(error) => self.refused(error),
             },
             Some(CallEvent::InputRequired { task, round }) => self.questions(&task, round),
-            Some(CallEvent::Ended(CallEnd::Gone)) => RequestAnswer::Complaint(RequestError::State),
-            Some(CallEvent::Ended(CallEnd::Misnamed)) => RequestAnswer::Complaint(RequestError::Misnamed),
+            Some(CallEvent::Ended(CallEnd::CallLost)) => RequestAnswer::Complaint(RequestError::InvalidRequestState),
+            Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) => {
+                RequestAnswer::Complaint(RequestError::IdempotencyMismatch)
+            }
             Some(CallEvent::Ended(CallEnd::NeedsCapability(required))) => {
                 RequestAnswer::Complaint(RequestError::Capability(required))
             }

@@ -315,11 +315,11 @@ impl BridgedCall {
                 Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
                     return FollowOutcome::Over(self.cannot_be_asked(Some(&needed)));
                 }
-                Some(CallEvent::Ended(CallEnd::Gone)) => {
+                Some(CallEvent::Ended(CallEnd::CallLost)) => {
                     return FollowOutcome::Over(fault(Reason::UpstreamClosed));
                 }
-                Some(CallEvent::Ended(CallEnd::Misnamed)) => {
-                    return FollowOutcome::Over(Err(RequestError::Misnamed.to_error(self.version)));
+                Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) => {
+                    return FollowOutcome::Over(Err(RequestError::IdempotencyMismatch.to_error(self.version)));
                 }
                 Some(CallEvent::Created(task)) => return FollowOutcome::Over(self.task_reply(&task)),
                 None => return FollowOutcome::Over(fault(Reason::Internal)),

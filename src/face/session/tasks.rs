@@ -201,14 +201,18 @@ impl SessionFaceState {
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
             }
-            Some(CallEvent::Ended(CallEnd::Misnamed)) if draft.is_some() => refuse(&addressee, &draft::id_taken()),
-            Some(CallEvent::Ended(CallEnd::Misnamed)) => refuse(&addressee, &RequestError::Misnamed),
+            Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) if draft.is_some() => {
+                refuse(&addressee, &draft::id_taken())
+            }
+            Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) => {
+                refuse(&addressee, &RequestError::IdempotencyMismatch)
+            }
             Some(
                 CallEvent::Progress(_)
                 | CallEvent::Log(_)
                 | CallEvent::StaysPlain
                 | CallEvent::InputRequired { .. }
-                | CallEvent::Ended(CallEnd::Outcome(_) | CallEnd::Gone | CallEnd::NeedsCapability(_)),
+                | CallEvent::Ended(CallEnd::Outcome(_) | CallEnd::CallLost | CallEnd::NeedsCapability(_)),
             )
             | None => {
                 let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);

@@ -79,7 +79,7 @@ impl StatelessFace {
                 return Box::pin(self.run_call(request, &decision)).await;
             }
             if state == ReturnedState::Held {
-                return request.addressee.complaint(&RequestError::State);
+                return request.addressee.complaint(&RequestError::InvalidRequestState);
             }
             if is_named {
                 return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
@@ -188,12 +188,12 @@ fn returned_state(
     if !method::may_ask(request.method) || !request.params.contains("requestState") {
         return Ok(ReturnedState::New);
     }
-    let sealed = request.params.get_str("requestState").ok_or(RequestError::State)?;
+    let sealed = request.params.get_str("requestState").ok_or(RequestError::InvalidRequestState)?;
     match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
         Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
         Some(StateContent::Task { .. }) if request.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
         // A call held for an upstream that no longer has sessions is gone.
-        Some(StateContent::Task { .. }) | None => Err(RequestError::State),
+        Some(StateContent::Task { .. }) | None => Err(RequestError::InvalidRequestState),
     }
 }
 
@@ -333,7 +333,7 @@ impl StatelessForward {
         let verb = RawMethod::PostWith { message: message.clone(), headers, principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;
-        Ok(reply::judge(response, ErrorAddressee::Passed(Some(&message))).await)
+        Ok(reply::judge(response, ErrorAddressee::Forwarded(Some(&message))).await)
     }
 
     /// Translates a refusal for the client.

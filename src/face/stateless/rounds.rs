@@ -92,12 +92,12 @@ impl StatelessFace {
         policy: &ToolPolicy,
         plan: Plan,
     ) -> Result<HeldCallResumption, HeldCallRefusal> {
-        let sealed = request.params.get_string("requestState").ok_or(RequestError::State)?;
+        let sealed = request.params.get_string("requestState").ok_or(RequestError::InvalidRequestState)?;
         let (scope, now) = (self.scope(request), self.served.clock.now());
         let lives = policy.ttl.saturating_add(LINGER);
         let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
         // A state of another kind was issued by a gateway with another configuration.
-        let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::State.into()) };
+        let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::InvalidRequestState.into()) };
         let answers = inputs::responses(request.params)?;
         let key = TaskKey { owner: request.caller.principal.clone(), id };
         let task = self.held(&key).await?;
@@ -122,7 +122,7 @@ impl StatelessFace {
             Err(refusal) => match (self.end_of(&self.held(&key).await?, takes_tasks).await?, refusal) {
                 (Some(over), _) => Ok(HeldCallResumption::Over(over)),
                 // Lost with its process, which is not recorded yet (T-56).
-                (None, RetryRefusal::NotHere) => Err(RequestError::State.into()),
+                (None, RetryRefusal::NotHere) => Err(RequestError::InvalidRequestState.into()),
                 (None, RetryRefusal::TooMany) => {
                     Err(HeldCallRefusal::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown)))
                 }
@@ -142,7 +142,7 @@ impl StatelessFace {
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, HeldCallRefusal> {
         self.served.engine.load_any(key).await.map_err(|error| match error {
-            TaskError::Unknown => HeldCallRefusal::Complaint(RequestError::State),
+            TaskError::Unknown => HeldCallRefusal::Complaint(RequestError::InvalidRequestState),
             TaskError::Contended | TaskError::Store(_) => {
                 tracing::error!(error = %CauseChain(&error), "a held call could not be read");
                 HeldCallRefusal::Fault(GatewayFault::new(error.reason(), Executed::Unknown))
@@ -168,12 +168,12 @@ fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Requ
         }
         (TaskVisibility::Handle, _) if task.idempotency.is_some() => Ok(None),
         (TaskVisibility::Handle | TaskVisibility::Part, _)
-        | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::State),
+        | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::InvalidRequestState),
         // Lost with its process (T-56).
         (TaskVisibility::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
             if fault.reason.is_end_of_gateway() =>
         {
-            Err(RequestError::State)
+            Err(RequestError::InvalidRequestState)
         }
         (TaskVisibility::Hidden, Phase::Settled(outcome)) => {
             Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone()))))

@@ -71,7 +71,7 @@ fn one_person_is_alone_only_while_nothing_says_otherwise() {
     let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
     assert_eq!(who(&guard, &absolute, false), Ok(Principal::anonymous()));
     let twice = Request::builder().header("authorization", "a").header("authorization", "b").body(()).unwrap();
-    assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsUnclear));
+    assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsAmbiguous));
 }
 
 const KEY: &str = "tg_a1_0123456789abcdef0123456789abcdef";
@@ -100,7 +100,7 @@ fn b150_one_bearer_token_is_looked_at_and_nothing_else() {
         check(&ring, &fields, &Err(Refusal::Unauthorized));
     }
     let good = format!("Bearer {KEY}");
-    check(&ring, &[&good, &good], &Err(Refusal::CredentialsUnclear));
+    check(&ring, &[&good, &good], &Err(Refusal::CredentialsAmbiguous));
     check(&ApiKeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
 }
 
@@ -112,7 +112,7 @@ fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
     keys.add(ApiKey::read(KEY).unwrap(), &Caller::of(ada.clone())).unwrap();
     let guard = PrincipalGuard::new(Authenticator::KeyHolders(ApiKeyRing::new(keys)));
     let (bearer, long) = (format!("Bearer {KEY}"), "x".repeat(20_000));
-    let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsUnclear), Err(Refusal::Unauthorized));
+    let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsAmbiguous), Err(Refusal::Unauthorized));
     let other = "Bearer tg_b1_0123456789abcdef0123456789abcdef";
     for (own, authorization, expected, goes_on) in [
         (vec![KEY.as_bytes()], vec![], &yes, None),

@@ -124,7 +124,7 @@ impl OwnSessions {
         };
         let request = RawRequest { binding: binding.clone(), verb: method, forwarded: forwarded.clone() };
         let response = self.channel.send(request).await?;
-        Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
+        Ok(reply::judge(response, ErrorAddressee::forwarded_in(binding, message.as_ref())).await)
     }
 
     /// Sends a message in the current session. A session that the server has lost is renewed, and the message sent once
@@ -251,7 +251,7 @@ impl OwnSessions {
         version: ProtocolVersion,
         message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
     ) -> Result<AgreedSession, BeginError> {
-        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed(None) };
+        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Forwarded(None) };
         let next = |asked, refusal: &BeginError| self.channel.version_after(asked, refusal);
         let asked = self.channel.version_for(version);
         let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;

@@ -380,7 +380,7 @@ async fn a_call_whose_id_may_not_be_free_yet_was_certainly_not_sent() {
 async fn an_id_that_may_not_be_freed_for_a_while_is_not_said_to_be_taken() {
     let world = World::with(Rules { ttl: seconds(60), ..Rules::default() }, Script::returns(seconds(1), "done"));
     let Some(CallEvent::Created(task)) = call_named(&world).await else { panic!("no task") };
-    assert!(matches!(call_named(&world).await, Some(CallEvent::Ended(CallEnd::Misnamed))), "it is taken");
+    assert!(matches!(call_named(&world).await, Some(CallEvent::Ended(CallEnd::IdempotencyMismatch))), "it is taken");
     tokio::time::sleep(seconds(3_600)).await;
     world.store.frees_max.store(0, std::sync::atomic::Ordering::Relaxed);
     assert!(world.engine.load_visible(&task.key).await.is_err(), "its task is gone");

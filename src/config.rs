@@ -390,6 +390,7 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     let header =
         |table: &str| if ARRAY_TABLES.contains(&table) { format!("[[{table}]]") } else { format!("[{table}]") };
     let tables: Vec<String> = known.iter().filter_map(|known| known.strip_suffix(&suffix)).map(header).collect();
+    // One letter is a slip, even if another table has the key.
     if let Some((1, known)) = near(unknown) {
         return format!("unknown key; did you mean `{known}`?");
     }
@@ -410,33 +411,35 @@ fn near(unknown: &UnknownKey) -> Option<(usize, &'static str)> {
 
 /// The equivalents of other programs' keys. A table is recognised by a key that only it has.
 fn meant(unknown: &UnknownKey) -> Option<&'static str> {
-    const MEANT: [(&str, &[&str], &str); 14] = [
+    const OF_UPSTREAM: &str = "in_flight_max";
+    const MEANT: [(&str, &[&str], &str); 15] = [
         (
-            "in_flight_max",
+            OF_UPSTREAM,
             &["timeout", "timeout_ms", "request_timeout", "request_timeout_ms"],
             "how long a call may run is `deadline`, and how long connecting may take `connect_max`",
         ),
         (
-            "in_flight_max",
+            OF_UPSTREAM,
             &["headers", "header", "http_headers"],
             "a header for the server is `auth.header`, and clients' headers to forward are `forward_headers`",
         ),
         (
-            "in_flight_max",
+            OF_UPSTREAM,
             &["token", "api_key", "apikey", "bearer", "authorization", "bearer_token"],
             "the credential for the server is in [upstreams.NAME.auth]: `authorization = \"Bearer ${TOKEN}\"`",
         ),
         (
-            "in_flight_max",
+            OF_UPSTREAM,
             &["retries", "retry", "max_retries"],
             "a call that may have run is sent again only by `after_crash` in [upstreams.NAME.tasks]",
         ),
-        ("in_flight_max", &["environment", "env_vars", "envs"], "variables of a program are `env`"),
-        ("in_flight_max", &["type", "kind"], "the transport is `transport`, mostly not needed"),
-        ("in_flight_max", &["name", "id"], "the name is in the table's header: [upstreams.NAME]"),
-        ("in_flight_max", &["disabled", "enabled"], "to switch an upstream off, leave its table out"),
+        (OF_UPSTREAM, &["environment", "env_vars", "envs"], "variables of a program are `env`"),
+        (OF_UPSTREAM, &["type", "kind"], "the transport is `transport`, mostly not needed"),
+        (OF_UPSTREAM, &["name", "id"], "the name is in the table's header: [upstreams.NAME]"),
+        (OF_UPSTREAM, &["disabled", "enabled"], "to switch an upstream off, leave its table out"),
+        (OF_UPSTREAM, &["folder", "dir", "workdir", "working_dir"], "the program's folder is `cwd`"),
         (
-            "in_flight_max",
+            OF_UPSTREAM,
             &["concurrency", "max_concurrency", "max_connections"],
             "the bound on concurrent calls is `in_flight_max`",
         ),

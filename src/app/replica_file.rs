@@ -100,6 +100,20 @@ impl ReplicaFile {
     }
 }
 
+#[cfg(test)]
+impl ReplicaFile {
+    /// Waits for the lock: a program that another test starts has all open files between fork and exec.
+    pub(super) fn unlocked(folder: &Path, name: &str) -> (Self, Option<PriorIncarnation>) {
+        for _ in 0..1_000 {
+            match Self::lock(folder, name) {
+                Err(ReplicaFileError::Locked { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
+                locked => return locked.unwrap(),
+            }
+        }
+        panic!("the file stays locked");
+    }
+}
+
 fn read(text: &str) -> Option<PriorIncarnation> {
     let (generation, prior) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
@@ -125,11 +139,11 @@ mod tests {
         assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
         drop(file);
-        let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        let (mut file, prior) = ReplicaFile::unlocked(folder.path(), "a");
         assert_eq!(prior, Some(PRIOR));
         file.remember_loss(PRIOR);
         drop(file);
-        let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
+        let prior = ReplicaFile::unlocked(folder.path(), "a").1.unwrap();
         assert!(prior.holder > PRIOR.holder && prior.generation == PRIOR.generation, "{prior:?}");
     }
 
@@ -140,7 +154,7 @@ mod tests {
         file.remember_loss(PRIOR);
         file.remember(PRIOR).unwrap();
         drop(file);
-        let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
+        let prior = ReplicaFile::unlocked(folder.path(), "a").1.unwrap();
         assert!(prior.holder > PRIOR.holder, "{prior:?}");
     }
 
@@ -172,7 +186,6 @@ mod tests {
 
     #[test]
     fn what_no_gateway_wrote_is_refused_and_left() {
-        let folder = tempfile::tempdir().unwrap();
         for text in [
             "x",
             "00000000-0000-0000-0000-000000000007",
@@ -180,9 +193,11 @@ mod tests {
             "00000000-0000-0000-0000-000000000007 1 x",
             "7 7 7",
         ] {
+            let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.replica");
             std::fs::write(&path, text).unwrap();
-            assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Content { .. })), "{text}");
+            let refused = ReplicaFile::lock(folder.path(), "a");
+            assert!(matches!(refused, Err(ReplicaFileError::Content { .. })), "{text}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
     }

@@ -88,6 +88,11 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
+/// Waits for the end of the background check, which reads the file and its log: it may begin late on a busy machine.
+async fn checked(store: &DiskStore) {
+    until("the file is checked", || store.check.is_over()).await;
+}
+
 #[tokio::test]
 async fn keeps_the_contract_of_every_store() {
     contract::check_all(&OnDisk::default()).await;

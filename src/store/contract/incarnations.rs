@@ -36,7 +36,7 @@ pub(crate) trait StoreOpener {
 }
 
 const DECISION_MAX: Duration = Duration::from_secs(60);
-const HINT_MAX: Duration = Duration::from_secs(10);
+const HINT_MAX: Duration = Duration::from_secs(30);
 
 async fn row(store: &impl TaskStore, key: &TaskKey) -> StoredTask {
     store.load(key, START).await.unwrap().expect("the row is there")

@@ -41,11 +41,12 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
             ca: None,
             schema: schema.to_owned(),
             durability: Durability::Single,
-            write_max: Duration::from_secs(5),
+            // More than any write takes on a busy machine.
+            write_max: Duration::from_secs(30),
             read_trust: Duration::from_secs(1),
             accept_loss: None,
         },
-        terms: LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(300)).unwrap(),
+        terms: lease(LeaseTerms::LEASE_MAX),
         stored_bytes_max: 64 << 20,
         replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
         prior: None,
@@ -53,16 +54,21 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
     }
 }
 
+/// With a long lease no replica is taken for dead, however busy the machine is.
+fn lease(span: Duration) -> LeaseTerms {
+    LeaseTerms::new(span, Duration::from_secs(300)).unwrap()
+}
+
 fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)) -> PostgresSettings {
     change(&mut settings.access);
     settings
 }
 
-/// The same through a proxy. If the proxy is silent, a write fails after a second.
+/// The same through a proxy. If the proxy is silent, a write fails after three seconds.
 fn behind(proxy: &FaultProxy, settings: PostgresSettings) -> PostgresSettings {
     with(settings, |access| {
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
-        access.write_max = Duration::from_secs(1);
+        access.write_max = Duration::from_secs(3);
     })
 }
 
@@ -89,6 +95,24 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Tries until the store can be used, as some time after its server can be.
+async fn in_the_end<T>(attempt: impl AsyncFn() -> Result<T, StoreError>) -> T {
+    let begin = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => assert!(begin.elapsed() < Duration::from_secs(30), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits for a heartbeat from now on: by then the control connection listens, and has said that hints may be missing.
+async fn listens(store: &PostgresStore) {
+    let begun = boot_time();
+    until("it beats", || store.view.now().heartbeat_sent > begun).await;
 }
 
 async fn name_standbys(server: &PostgresServer, names: &str) {
@@ -133,7 +157,7 @@ impl StoreOpener for Postgres {
 
     async fn open_losing_acknowledgements(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {
         let proxy = FaultProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
-        let store = open_with(behind(&proxy, settings(self.server, &new_schema()))).await.unwrap();
+        let store = opened(behind(&proxy, settings(self.server, &new_schema()))).await;
         Some((store, Box::new(move |loses| proxy.set(loses.then(|| Fault::down("", 0, Verb::Hold))))))
     }
 
@@ -145,7 +169,7 @@ impl StoreOpener for Postgres {
 #[tokio::test]
 async fn a_row_is_found_as_it_was_written() {
     let Some(server) = shared() else { return };
-    let store = open_with(settings(server, &new_schema())).await.unwrap();
+    let store = opened(settings(server, &new_schema())).await;
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
     let found = store.load(&one.key, START).await.unwrap().unwrap();

@@ -30,7 +30,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     TaskTracker::new().spawn(connection);
     other.batch_execute("BEGIN; SELECT 1").await.unwrap();
     let schema = new_schema();
-    let quick = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(1));
+    let quick = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(5));
     let mut beside = quick.clone();
     beside.replica.name.push('+');
     let (old, one) = (opened(quick).await, task("a", 1));

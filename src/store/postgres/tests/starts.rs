@@ -28,7 +28,7 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
         assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
     }
     let left = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %' AND state <> 'idle'";
-    assert_eq!(server.psql(left), "1");
+    until("one is left", || server.psql(left) == "1").await;
     name_standbys(&server, "").await;
     until("it has ended", || server.psql(left) == "0").await;
     opened(settings).await.close().await;
@@ -61,10 +61,9 @@ async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
 async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let short = opened(settings(server, &schema)).await;
-    let terms = LeaseTerms::new(LeaseTerms::LEASE_MAX, Duration::from_secs(300)).unwrap();
-    let long = named(PostgresSettings { terms, ..settings(server, &schema) }, "long");
-    let long = opened(long).await;
+    let terms = lease(LeaseTerms::LEASE_MIN);
+    let short = opened(PostgresSettings { terms, ..settings(server, &schema) }).await;
+    let long = opened(named(settings(server, &schema), "long")).await;
     tokio::time::sleep(LeaseTerms::LEASE_MIN * 2).await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica WHERE dead")), "0");
     for store in [short, long] {
@@ -83,7 +82,8 @@ async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from
     let former = gone.holder();
     // Its row stays as it is.
     drop(gone);
-    let other = sealing_with(named(settings(server, &schema), "other"), 2);
+    let quick = PostgresSettings { terms: lease(LeaseTerms::LEASE_MIN), ..settings(server, &schema) };
+    let other = sealing_with(named(quick, "other"), 2);
     let began = Instant::now();
     let store = opened(other.clone()).await;
     assert!(began.elapsed() >= other.terms.lease(), "{:?}", began.elapsed());
@@ -92,9 +92,10 @@ async fn a_row_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from
     assert_eq!(store.claim(9, &known()).await.unwrap(), [made.key]);
     // A replica with a heartbeat refuses it as soon as it is seen.
     let began = Instant::now();
-    let refused = open_with(sealing_with(named(settings(server, &schema), "third"), 3)).await.unwrap_err();
+    let third = sealing_with(named(settings(server, &schema), "third"), 3);
+    let refused = open_with(third.clone()).await.unwrap_err();
     assert!(matches!(&refused, PostgresOpenError::SealKeys { name } if name == "other"), "{refused}");
-    assert!(began.elapsed() < other.terms.lease(), "{:?}", began.elapsed());
+    assert!(began.elapsed() < third.terms.lease(), "{:?}", began.elapsed());
     assert_eq!(server.psql(&dead), former.to_string());
     store.close().await;
 }

@@ -24,6 +24,10 @@ fn write_secret(path: &Path, text: &str) {
 
 impl RoleStore {
     async fn begin() -> Option<Self> {
+        Self::leased(LeaseTerms::LEASE_MAX).await
+    }
+
+    async fn leased(span: Duration) -> Option<Self> {
         let server = PostgresServer::start(&[])?;
         server.psql(&format!("CREATE ROLE {ROLE} LOGIN PASSWORD 'first'; GRANT CREATE ON DATABASE postgres TO {ROLE}"));
         server.let_in(&[&format!("local all {ROLE} scram-sha-256")]);
@@ -33,7 +37,7 @@ impl RoleStore {
             access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
             access.password_file = Some(folder.path().join("password"));
         });
-        let store = opened(settings).await;
+        let store = opened(PostgresSettings { terms: lease(span), ..settings }).await;
         store.insert(&task("a", 1)).await.unwrap();
         let begun = Self { server, folder, store };
         begun.connected().await;
@@ -44,10 +48,9 @@ impl RoleStore {
         self.folder.path().join("password")
     }
 
-    /// Waits until the writer and the control connection are open, so that none escapes a cut.
+    /// After a write: waits until the control connection is open too, so that none escapes a cut.
     async fn connected(&self) {
-        let count = format!("SELECT count(*) >= 2 FROM pg_stat_activity WHERE usename = '{ROLE}'");
-        until("both are connected", || self.server.psql(&count) == "t").await;
+        listens(&self.store).await;
     }
 
     fn cut(&self) {
@@ -169,7 +172,7 @@ async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
+    let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(3));
     let store = opened(settings.clone()).await;
     name_standbys(&server, "missing").await;
     until("beats say so alone", || matches!(store.health(), PostgresHealth::Behind(_))).await;
@@ -227,7 +230,7 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
 /// The other replicas declare such a gateway dead, and would claim a row that it inserts (7.5).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
-    let Some(at) = RoleStore::begin().await else { return };
+    let Some(at) = RoleStore::leased(LeaseTerms::LEASE_MIN).await else { return };
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
     let control =
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE '% control'";
@@ -235,7 +238,9 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
     let begin = Instant::now();
     for id in 100.. {
         if let Err(refused) = at.store.insert(&task("a", id)).await {
-            assert!(matches!(refused, StoreError::Io(_)) && begin.elapsed() > Duration::from_secs(1), "{refused:?}");
+            let unanswered = boot_time().since(at.store.view.now().heartbeat_sent);
+            let is_late = unanswered >= at.store.state.settings.terms.begin_max();
+            assert!(matches!(refused, StoreError::Io(_)) && is_late, "{refused:?}");
             break;
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "it begins more and more");
@@ -251,8 +256,7 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_batch_is_rolled_back_by_the_server() {
     let Some(server) = shared() else { return };
-    let schema = new_schema();
-    let settings = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(1));
+    let settings = with(settings(server, &new_schema()), |access| access.write_max = Duration::from_secs(2));
     let store = opened(settings).await;
     let writes = || server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane"));
     let before = writes();
@@ -269,11 +273,7 @@ async fn a_half_sent_batch_is_rolled_back_by_the_server() {
 async fn a_gateway_that_connects_anew_to_send_heartbeats_does_not_wait_for_ever() {
     let Some(server) = shared() else { return };
     let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
-    let settings = with(settings(server, &schema), |access| {
-        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.address));
-        access.write_max = Duration::from_secs(1);
-    });
-    let store = opened(settings).await;
+    let store = opened(behind(&proxy, settings(server, &schema))).await;
     let name = store.connector.name_of_connections();
     proxy.set_times(Fault::down("LISTEN", 0, Verb::Stall), 1);
     let control = format!(
@@ -359,7 +359,7 @@ async fn a_host_that_says_nothing_is_passed_over() {
     let hosts = format!("{},127.0.0.1:{}", silent.local_addr().unwrap(), server.port());
     let settings = with(settings(server, &new_schema()), |access| {
         access.url = DatabaseUrl::Here(format!("postgres://postgres@{hosts}/postgres?sslmode=disable"));
-        access.write_max = Duration::from_secs(1);
+        access.write_max = Duration::from_secs(2);
     });
     let store = opened(settings).await;
     let one = task("a", 1);

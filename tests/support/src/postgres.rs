@@ -179,7 +179,8 @@ impl PostgresServer {
             "listen_addresses = '127.0.0.1'",
             &format!("port = {port}"),
             &format!("unix_socket_directories = '{}'", server.folder.display()),
-            "max_connections = 100",
+            // For all tests that a machine with many cores runs side by side.
+            "max_connections = 500",
             "shared_buffers = 32MB",
             "max_wal_size = 256MB",
         ]);

@@ -82,6 +82,6 @@ async fn neither_log_messages_nor_progress_are_sent_for_tasks() {
 async fn a_flood_without_a_pause_does_not_hold_back_the_handle() {
     let world = World::with(Rules::default(), Script::of([(Duration::ZERO, Happens::Floods)]));
     let arrived = Ask::call().arrived_before(GRACE - millis(50));
-    let answer = tokio::time::timeout(seconds(10), world.send(&arrived)).await.expect("the handle comes");
+    let answer = tokio::time::timeout(seconds(60), world.send(&arrived)).await.expect("the handle comes");
     assert_eq!(answer.json().await["result"]["resultType"], "task");
 }

@@ -150,7 +150,7 @@ async fn an_element_that_never_pauses_does_not_hold_back_the_others() {
     });
     let asked = world.client(&ask(&json!(["flood", "quick", "next"])));
     let next = Saw::Begin { call: 2, rows: 0 };
-    tokio::time::timeout(seconds(10), world.upstream.sees(&next)).await.expect("the place of the second one is free");
+    tokio::time::timeout(seconds(60), world.upstream.sees(&next)).await.expect("the place of the second one is free");
     asked.abort();
 }
 

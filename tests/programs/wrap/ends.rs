@@ -59,7 +59,8 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
             }
             let (status, _) = host.ended().await;
             assert_eq!(status.code(), Some(0), "{how} {options:?}: {}", host.log());
-            assert!(began.elapsed() < Duration::from_secs(5), "{how} took {:?}", began.elapsed());
+            // The calls take a minute. The rest is time for a busy machine.
+            assert!(began.elapsed() < Duration::from_secs(20), "{how} took {:?}", began.elapsed());
             host.until_nothing_is_left().await;
         }
     }
@@ -119,7 +120,8 @@ async fn a_task_is_found_again_by_the_next_life_with_a_store() {
     let store = folder.path().join("tasks").display().to_string();
     let options = ["--grace", "200ms", "--store", &store];
     let mut host = Host::new(&options);
-    let done = host.result(1, "tools/call", alone(slow(0.5), true)).await;
+    // Far longer than the grace period: it becomes a task, on a busy machine too.
+    let done = host.result(1, "tools/call", alone(slow(2.0), true)).await;
     let id = |handle: &serde_json::Value| alone(json!({ "taskId": handle["taskId"] }), true);
     while host.result(2, "tasks/get", id(&done)).await["status"] == "working" {
         tokio::time::sleep(Duration::from_millis(50)).await;

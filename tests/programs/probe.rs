@@ -145,7 +145,7 @@ async fn a_call_is_made_where_one_is_wanted_and_its_end_is_the_exit_code() {
 #[tokio::test]
 async fn a_call_that_does_not_end_is_given_up_in_time() {
     let (_demo, url) = demo().await;
-    let output = probe(&["--json", &url, "--timeout", "3s", "--call", "slow_report", r#"{"seconds":600}"#]).await;
+    let output = probe(&["--json", &url, "--timeout", "6s", "--call", "slow_report", r#"{"seconds":600}"#]).await;
     let json = report(&output);
     assert_eq!((&json["call"]["outcome"], output.status.code()), (&json!("no_answer_in_time"), Some(69)), "{json}");
 }

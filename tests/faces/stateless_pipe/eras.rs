@@ -72,7 +72,7 @@ async fn an_upstream_that_hangs_costs_three_seconds_once() {
     assert_eq!(post(&client, &body("prompts/list", "")).await.status.as_u16(), 200);
     let waited = began.elapsed();
     // The upper bound leaves time for a busy machine.
-    assert!((Duration::from_secs(3)..Duration::from_secs(10)).contains(&waited), "{waited:?}");
+    assert!((Duration::from_secs(3)..Duration::from_secs(30)).contains(&waited), "{waited:?}");
     assert_eq!(post(&client, &body("prompts/list", "")).await.status.as_u16(), 200);
     assert_eq!((server.world.count("server/discover"), server.world.count("initialize")), (1, 1), "asked once");
 }

@@ -52,7 +52,8 @@ async fn t_30_a_stream_that_breaks_is_an_error_and_nothing_is_sent_again() {
 async fn a_call_meets_its_deadline() {
     let (_events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
-    let keys = "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"1s\"";
+    // Long enough for the call to reach the server on a busy machine.
+    let keys = "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"4s\"";
     let gate = TestGateway::with(server.address, keys).await;
     let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
     let text = reply.text().await;

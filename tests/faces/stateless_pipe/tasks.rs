@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, TestGateway};
 use super::peers::{body_of, client, post, server};
-use super::upstream::{ScriptedReply, SeenRequest, answer};
+use super::upstream::{ScriptedReply, SeenRequest, answer, in_time};
 
 const TAKES_TASKS: &str = r#"{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
@@ -19,14 +19,16 @@ async fn settled(client: &Client, params: &str) -> Value {
     let handle = ask(client, "tools/call", params).await;
     assert_eq!(handle["resultType"], "task", "{handle}");
     let id = handle["taskId"].as_str().unwrap().to_owned();
-    for _ in 0..200 {
-        let task = ask(client, "tasks/get", &format!(r#""taskId":"{id}""#)).await;
-        if task["status"] != "working" {
-            return task;
+    in_time(async {
+        loop {
+            let task = ask(client, "tasks/get", &format!(r#""taskId":"{id}""#)).await;
+            if task["status"] != "working" {
+                return task;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the task never settles");
+    })
+    .await
 }
 
 const ALWAYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\npoll_interval = \"100ms\"";
@@ -114,7 +116,8 @@ fn answer_working() -> Value {
 #[tokio::test]
 async fn a_fast_call_stays_plain_within_its_grace() {
     let server = server(|_| None).await;
-    let gate = TestGateway::with(server.address, "").await;
+    // Longer than any answer takes on a busy machine.
+    let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\ngrace = \"30s\"").await;
     let plain = ask(&client(&gate), "tools/call", r#""name":"t","arguments":{"content":[]}"#).await;
     assert_eq!(plain["resultType"], "complete", "{plain}");
     let info = &plain["_meta"]["io.modelcontextprotocol/serverInfo"]["name"];

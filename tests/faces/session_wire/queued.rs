@@ -32,14 +32,14 @@ async fn cancelled(client: &Client, body: String) -> (StatusCode, String) {
         (reply.status, reply.text().await)
     });
     let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}).to_string();
-    for _ in 0..100 {
-        assert_eq!(client.post(notice.clone()).await.status, StatusCode::ACCEPTED);
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        if waiting.is_finished() {
-            break;
+    in_time(async {
+        while !waiting.is_finished() {
+            assert_eq!(client.post(notice.clone()).await.status, StatusCode::ACCEPTED);
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-    }
-    in_time(waiting).await.unwrap()
+        waiting.await.unwrap()
+    })
+    .await
 }
 
 fn calls(server: &ScriptedServer) -> Vec<Value> {

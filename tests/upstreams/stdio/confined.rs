@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::client::{StandaloneClient, fault, text};
-use super::gate::{GatewayProcess, command_line, demo, environ};
+use super::gate::{GatewayProcess, command_line, demo, environ, in_time};
 
 /// SEC-10: no variable of the gateway's own but three reaches a program.
 #[tokio::test]
@@ -74,9 +75,14 @@ async fn sec_10_what_a_program_has_started_ends_with_it() {
     );
     let gate = GatewayProcess::start(dir, &upstream).await;
     let client = StandaloneClient::session(&gate).await;
-    let sleeping =
-        gate.processes().into_iter().filter(|id| command_line(*id).first().is_some_and(|word| word == "sleep"));
-    assert_eq!(sleeping.count(), 2);
+    let is_sleep = |id: &u32| command_line(*id).first().is_some_and(|word| word == "sleep");
+    // The program may answer before the background processes of the shell run `sleep`.
+    in_time(async {
+        while gate.processes().iter().filter(|id| is_sleep(id)).count() != 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     client.leave().await;
     gate.until_processes(0).await;
 }

@@ -166,7 +166,7 @@ async fn f40_a_certificate_that_nobody_trusts_costs_new_calls_and_no_held_one() 
     assert!(is_well(&first), "{first:?}");
     let held = call(1_500);
     let others = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        good.world.nth(1, super::upstream::SeenRequest::is_call).await;
         network.retarget(bad.address);
         // Connections that are open go on until they are not needed any more.
         let refused = in_time(async {

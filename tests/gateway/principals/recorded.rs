@@ -204,10 +204,12 @@ async fn sec_57_where_reads_must_be_recorded_lists_and_notifications_have_no_err
         let mut stream = TcpStream::connect(gate.gateway.address()).await.unwrap();
         stream.write_all(&Ask { verb: "GET", body: String::new(), ..get }.bytes()).await.unwrap();
         gate.server.world.first(|seen| seen.method == "GET").await;
+        let mut heard = String::new();
+        // The task tells of its end once, on a stream that is open.
+        read_until(&mut stream, &mut heard, "\r\n\r\n").await;
         let made = gate.send(&ask("tools/call", &json!({ "name": "task", "arguments": {}, "task": {} }))).await.json();
         let id = json!({ "taskId": made["result"]["task"]["taskId"] });
         ended.add_permits(1);
-        let mut heard = String::new();
         read_until(&mut stream, &mut heard, "\"failed\"").await;
         assert_eq!(heard.contains("canary"), !is_required, "{heard}");
         let listed = gate.send(&ask("tasks/list", &json!({}))).await.json()["result"]["tasks"][0].clone();

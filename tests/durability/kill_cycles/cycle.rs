@@ -23,8 +23,8 @@ const CYCLES: u64 = 5;
 /// Cycles of one fault at the same time.
 const AT_ONCE: usize = 3;
 /// The longest that a client follows one task, and a whole cycle may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-const CYCLE_MAX: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(60);
+const CYCLE_MAX: Duration = Duration::from_secs(240);
 /// Time of service until a task must be settled: more than the deadline of its call (L3).
 const SETTLE_MAX: Duration = Duration::from_secs(20);
 /// How long before a kill at no particular point an answer may have been on its way.

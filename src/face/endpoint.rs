@@ -98,7 +98,8 @@ impl UpstreamEndpoint {
         let (forwarded, carriage) =
             (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
         inbound.forwarded = forwarded.clone();
-        let carries_notifications = carries_notifications(&inbound);
+        // Before the server is asked: a reload while it answers counts, too.
+        let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));
         let response = affinity::answer(self, inbound).await;
         let is_stream = is_event_stream(&response);
         // A forwarded request was counted by the replica that answered it.
@@ -112,10 +113,7 @@ impl UpstreamEndpoint {
         if !is_stream {
             return response;
         }
-        match carries_notifications {
-            true => ending_with(response, || self.access_changed(&holder)),
-            false => ending_with(response, || self.withheld_from(&holder)),
-        }
+        ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
     }
 
     /// Cleans up the caches, until stopped.
@@ -162,7 +160,8 @@ impl Endpoint for UpstreamEndpoint {
     }
 }
 
-/// Whether a request opens a stream of notifications, which its client opens again. Over HTTP+SSE the gateway does so.
+/// Whether a request opens a stream of notifications that its client opens again. Over HTTP+SSE and stdio a subscription
+/// goes on, without the updates that are withheld (SEC-48).
 fn carries_notifications(request: &Inbound) -> bool {
     let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
     request.method == Method::GET || (request.carriage == MessageChannel::Request && listens())

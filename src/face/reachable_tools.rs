@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::fallback::FallbackToolService;
 use crate::task::ToolAccess;
-use crate::wire::{Message, Notification, Object, Payload, ScanLimits, envelope, method};
+use crate::wire::{Message, Object, Payload, ScanLimits, envelope, method};
 
 /// The lists of results, each with the member that names an item.
 const LISTS: [(&str, &str); 4] =
@@ -41,19 +41,7 @@ impl ReachableTools {
         self.access.narrows_others()
     }
 
-    /// Whether a client may see a notification: not an update of a resource that is out of reach (SEC-48).
-    pub(super) fn show(&self, notification: &Notification) -> bool {
-        if notification.method != method::RESOURCE_UPDATED || !self.access.narrows_others() {
-            return true;
-        }
-        let uri = notification.params.object().and_then(|params| params.get_string("uri"));
-        uri.is_some_and(|uri| self.has_resource(&uri))
-    }
-
-    pub(super) fn has_resource(&self, uri: &str) -> bool {
-        self.access.has_resource(uri)
-    }
-
+    /// Whether an item of one of [`LISTS`] is reachable.
     fn has(&self, list: &str, name: &str) -> bool {
         match list {
             "tools" => self.access.has(name) || self.own.as_ref().is_some_and(|own| own.named(name).is_some()),

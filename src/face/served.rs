@@ -1,5 +1,6 @@
 //! Defines the state of one upstream that all of its faces share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -11,9 +12,10 @@ use super::session_owners::SessionOwners;
 use super::unmatched_rules::UnmatchedRules;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::replica::Incarnation;
-use crate::task::Clock;
+use crate::task::{Caller, Clock, ToolAccess};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
+use crate::wire::{Object, method};
 
 pub struct Served {
     pub settings: Arc<ServiceSettings>,
@@ -56,6 +58,30 @@ impl Served {
     pub(super) fn seal_own(&self, kind: IdKind, random: u128) -> String {
         let id = GatewayId::in_memory(kind, self.own_replica(), random);
         self.sealer.seal(&id, None, &[]).expect("an id without a payload has one length")
+    }
+
+    /// Whether a caller may see a notification now: not an update of a resource that it may not use (SEC-48).
+    pub(super) fn may_see(&self, caller: &Caller, notification: &str, params: Option<&Object>) -> bool {
+        if notification != method::RESOURCE_UPDATED {
+            return true;
+        }
+        let access = self.access_of(caller);
+        let is_allowed = || params?.get_string("uri").map(|uri| access.has_resource(&uri));
+        !access.narrows_others() || is_allowed().unwrap_or_default()
+    }
+
+    /// The resources of which a caller may see updates now.
+    pub(super) fn visible(&self, caller: &Caller, mut resources: BTreeSet<String>) -> BTreeSet<String> {
+        let access = self.access_of(caller);
+        if access.narrows_others() {
+            resources.retain(|uri| access.has_resource(uri));
+        }
+        resources
+    }
+
+    /// The items of the upstream that a caller may use now.
+    pub(super) fn access_of(&self, caller: &Caller) -> ToolAccess {
+        self.engine.access().tools_of(caller, self.upstream.name())
     }
 
     pub fn target(&self) -> CallTarget {

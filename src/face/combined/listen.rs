@@ -294,7 +294,9 @@ impl CallMessages for MergedListen {
                         self.waiting.push(member.next().boxed());
                     }
                     ListenNews::Back(member, first) => {
-                        self.due.extend(self.subscription.anything(&member.part).chain(first));
+                        let (mut part, served) = (member.part.clone(), &upstreams.members[member.at].served);
+                        part.resources = part.resources.map(|all| served.visible(self.asked.client.caller(), all));
+                        self.due.extend(self.subscription.anything(&part).chain(first));
                         self.waiting.push(member.next().boxed());
                     }
                     ListenNews::Over { at, part, pause } => {

@@ -133,16 +133,6 @@ impl SessionFaceState {
         ReachableTools::new(access, self.fallback_for(session))
     }
 
-    /// Whether a caller may see a notification now: one about a resource, if it may use the resource.
-    pub(super) fn may_see(&self, caller: &Caller, notification: &str, params: Option<&Object>) -> bool {
-        if notification != method::RESOURCE_UPDATED {
-            return true;
-        }
-        let access = self.served.engine.access().tools_of(caller, self.served.upstream.name());
-        let is_allowed = || params?.get_string("uri").map(|uri| access.has_resource(&uri));
-        !access.narrows_others() || is_allowed().unwrap_or_default()
-    }
-
     /// Whether a call as a task has a tool, checked before it gets a handle (T-72). True if the server returns no list.
     pub(super) async fn may_begin(
         self: &Arc<Self>,

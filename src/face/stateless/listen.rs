@@ -26,9 +26,10 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::FaceResponse;
 use crate::face::listen_permits::ListenPermit;
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
+use crate::face::served::Served;
 use crate::task::{Caller, Executed, GatewayFault, HandleSupport, Phase, Reason, Task, TaskKey};
 use crate::upstream::BeginError;
-use crate::wire::Payload;
+use crate::wire::{Object, Payload};
 
 enum ListenRefusal {
     Complaint(RequestError),
@@ -94,6 +95,7 @@ impl StatelessFace {
             granted,
             subscriber,
             watched,
+            served: Arc::clone(&self.served),
             ending: Some(self.served.listeners.ending().clone()),
             server_info: self.identity(),
             _permit: permit,
@@ -139,6 +141,7 @@ struct ListenStream {
     granted: SubscriptionFilter,
     subscriber: NotificationSubscriber,
     watched: WatchedTasks,
+    served: Arc<Served>,
     /// Bounded by the granted subscription.
     due: VecDeque<Bytes>,
     /// Ends the stream properly; `None` once it has.
@@ -146,6 +149,21 @@ struct ListenStream {
     server_info: Payload,
     /// `None` if the stream's reader holds a permit for it.
     _permit: Option<ListenPermit>,
+}
+
+impl ListenStream {
+    /// The notification for the client, judged by the rights of its caller now (SEC-48).
+    fn passed_on(&self, name: &str, params: Option<&Payload>) -> Option<Bytes> {
+        let is_seen = self.served.may_see(&self.watched.caller, name, params.and_then(Object::of).as_ref());
+        is_seen.then(|| self.subscription.passed_on(&self.granted, name, params)).flatten()
+    }
+
+    /// As [`Self::passed_on`], for when the changes are unknown.
+    fn anything(&self) -> Vec<Bytes> {
+        let mut granted = self.granted.clone();
+        granted.resources = granted.resources.map(|all| self.served.visible(&self.watched.caller, all));
+        self.subscription.anything(&granted).collect()
+    }
 }
 
 impl CallMessages for ListenStream {
@@ -167,10 +185,8 @@ impl CallMessages for ListenStream {
                 event = self.subscriber.next() => event,
             };
             match event {
-                SubscriberEvent::News((name, params)) => {
-                    self.due.extend(self.subscription.passed_on(&self.granted, &name, params.as_ref()));
-                }
-                SubscriberEvent::TooMuch => self.due.extend(self.subscription.anything(&self.granted)),
+                SubscriberEvent::News((name, params)) => self.due.extend(self.passed_on(&name, params.as_ref())),
+                SubscriberEvent::TooMuch => self.due.extend(self.anything()),
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use self::answer_edits::{AnswerEdits, EditTarget, StateBinding};
+use self::answer_edits::{AnswerEdits, EditTarget, PipedSubscription, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
 use crate::audit::arguments_of;
 use crate::dialect::RequestError;
@@ -109,7 +109,11 @@ impl StatelessFace {
             clock: Arc::clone(&self.served.clock),
             // A subscription's stream keeps no part of the request's body.
             metadata: if is_subscription { request.metadata.detached() } else { request.metadata.clone() },
-            wishes,
+            subscription: wishes.map(|wishes| PipedSubscription {
+                wishes,
+                caller: request.caller.clone(),
+                served: Arc::clone(&self.served),
+            }),
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         });
         let passing = StatelessForward {

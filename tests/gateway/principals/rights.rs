@@ -10,10 +10,13 @@ use taskgate::config;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate, act};
 use super::tokens::{auth, claims};
-use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite};
+use super::upstream::{
+    BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite,
+};
 use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until};
 
 async fn acting() -> ScriptedServer {
@@ -263,7 +266,6 @@ async fn sec_47_a_servers_event_id_brings_nothing_of_what_rules_take_from_everyb
 /// The session's own stream, and the session that replaces a lost one.
 #[tokio::test]
 async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now() {
-    const SECRET: &str = "file:///secret/b";
     for way in WAYS {
         let streams = Arc::new(Mutex::new(Vec::<BodySender>::new()));
         let opened = Arc::clone(&streams);
@@ -358,6 +360,108 @@ async fn sec_48_a_piped_stream_tells_nothing_of_a_resource_that_is_out_of_reach(
         let granted = r#"{"resourceSubscriptions":["file:///public/a/1"]"#;
         assert_eq!(text.contains(granted), is_shown, "{text}");
     }
+}
+
+const SECRET: &str = "file:///secret/b";
+const ALL: &str = "[[auth.rules]]\nallow = true\n";
+const BUT_SECRET: &str =
+    "[[auth.rules]]\nresources = [\"file:///secret/*\"]\nallow = false\n[[auth.rules]]\nallow = true\n";
+
+/// The notifications on a server's streams: each in the subscription of the client's request.
+fn tell(events: &BodySender, method: &str, mut params: Value) {
+    params["_meta"] = json!({ "io.modelcontextprotocol/subscriptionId": 7 });
+    events.message(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+}
+
+fn acknowledge(seen: &SeenRequest) -> (BodySender, ScriptedReply) {
+    let (events, reply) = BodySender::open();
+    let granted = json!({ "notifications": seen.body["params"]["notifications"] });
+    tell(&events, "notifications/subscriptions/acknowledged", granted);
+    (events, reply)
+}
+
+/// A server of either era, and the streams on which it sends notifications.
+async fn notifying(is_stateless: bool) -> (ScriptedServer, Arc<Mutex<Vec<BodySender>>>) {
+    let streams = Arc::new(Mutex::new(Vec::new()));
+    let opened = Arc::clone(&streams);
+    let script = move |seen: &SeenRequest| {
+        let (events, reply) = match (seen.method.as_str(), seen.rpc()) {
+            ("GET", _) => BodySender::open(),
+            (_, "subscriptions/listen") => acknowledge(seen),
+            (_, "resources/list") => {
+                let resources = json!([{ "uri": SECRET, "name": "r" }]);
+                return Some(answer(seen, &json!({ "resultType": "complete", "resources": resources })));
+            }
+            _ => return None,
+        };
+        opened.lock().push(events);
+        Some(reply)
+    };
+    let server = if is_stateless { stateless(script).await } else { ScriptedServer::start(script).await };
+    *server.world.introduction.lock() =
+        json!({ "capabilities": { "tools": { "listChanged": true }, "resources": { "subscribe": true } } });
+    (server, streams)
+}
+
+/// Such a stream goes on when rules change, in front of a server of either era.
+#[tokio::test]
+async fn sec_48_a_subscription_over_http_and_sse_tells_nothing_of_a_resource_that_is_withheld_now() {
+    for (is_stateless, path) in [(true, "/sse"), (true, "/all/sse"), (false, "/sse"), (false, "/all/sse")] {
+        let (server, streams) = notifying(is_stateless).await;
+        let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
+        let mut gate = Gate::behind(server, LISTEN, ALL, endpoint).await;
+        let open = Ask { verb: "GET", body: String::new(), ..Ask::session("", None, "x", &json!({})) };
+        let (mut text, mut stream) = gate.open(&open.without("content-type").at(path)).await;
+        let target = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap().to_owned();
+        let wanted = json!({ "notifications": { "resourceSubscriptions": [SECRET], "toolsListChanged": true } });
+        let listen = Ask::new("", "subscriptions/listen", wanted).at(&target);
+        assert_eq!(gate.send(&listen).await.status(), "202", "{path}");
+        until(&mut stream, &mut text, "acknowledged").await;
+        gate.server.world.first(|seen| seen.method == "GET" || seen.rpc() == "subscriptions/listen").await;
+        let update = || {
+            let streams = streams.lock();
+            streams.iter().for_each(|events| tell(events, "notifications/resources/updated", json!({ "uri": SECRET })));
+            streams.iter().for_each(|events| tell(events, "notifications/tools/list_changed", json!({})));
+        };
+        update();
+        until(&mut stream, &mut text, "list_changed").await;
+        assert!(text.contains("resources/updated"), "{is_stateless} {path}: {text}");
+        gate.admit(BUT_SECRET);
+        text.clear();
+        update();
+        until(&mut stream, &mut text, "list_changed").await;
+        assert!(!text.contains(SECRET), "{is_stateless} {path}: {text}");
+    }
+}
+
+/// The rules are read before the server is asked, and its stream begins after the reload.
+#[tokio::test]
+async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
+    let answers = CancellationToken::new();
+    let waits = answers.clone();
+    let server = ScriptedServer::slow(move |seen: SeenRequest, _: Arc<ScriptedState>| {
+        let waits = waits.clone();
+        async move {
+            if seen.rpc() != "subscriptions/listen" {
+                return None;
+            }
+            waits.cancelled().await;
+            let (events, reply) = acknowledge(&seen);
+            tell(&events, "notifications/resources/updated", json!({ "uri": SECRET }));
+            events.stay_open();
+            Some(reply)
+        }
+    });
+    let mut gate = Gate::behind(server.await, LISTEN, ALL, "protocol = \"2026-07-28\"\n").await;
+    let wanted = json!({ "notifications": { "resourceSubscriptions": [SECRET] } });
+    let mut stream = TcpStream::connect(gate.gateway.address()).await.unwrap();
+    stream.write_all(&Ask::new("", "subscriptions/listen", wanted).bytes()).await.unwrap();
+    gate.server.world.first(|seen| seen.rpc() == "subscriptions/listen").await;
+    gate.admit(BUT_SECRET);
+    answers.cancel();
+    let mut text = String::new();
+    in_time(stream.read_to_string(&mut text)).await.unwrap();
+    assert!(text.starts_with("HTTP/1.1 200") && !text.contains(SECRET), "{text}");
 }
 
 /// SEC-48: a result holds no update, so the gateway does not hold it to look for one.

@@ -128,8 +128,9 @@ impl BridgeListenStream {
             StreamTurn::Newest => {
                 // Before the wishes: a confirmation in between wakes the stream again.
                 agreed = self.own.agreed();
+                let (session, shared) = (&self.session.own, &self.shared);
                 let resources = match self.tells.resources {
-                    Some(_) => self.allowed(self.shared.own.subscriptions(&self.session.own)),
+                    Some(_) => shared.served.visible(&session.caller, shared.own.subscriptions(session)),
                     None => Default::default(),
                 };
                 SubscriptionFilter { lists: self.tells.lists.clone(), ..all(resources) }
@@ -137,18 +138,6 @@ impl BridgeListenStream {
             StreamTurn::Older | StreamTurn::Over => SubscriptionFilter::default(),
         };
         self.subscriber.change_to_agreed(self.wanted.clone(), agreed);
-    }
-}
-
-impl BridgeListenStream {
-    /// The resources that the stream's caller may use now.
-    fn allowed(&self, mut resources: BTreeSet<String>) -> BTreeSet<String> {
-        let served = &self.shared.served;
-        let access = served.engine.access().tools_of(&self.session.own.caller, served.upstream.name());
-        if access.narrows_others() {
-            resources.retain(|uri| access.has_resource(uri));
-        }
-        resources
     }
 }
 
@@ -175,7 +164,7 @@ impl CallMessages for BridgeListenStream {
             match event {
                 SubscriberEvent::News((name, params)) => {
                     let object = params.as_ref().and_then(crate::wire::Object::of);
-                    let is_seen = self.shared.may_see(&self.session.own.caller, &name, object.as_ref());
+                    let is_seen = self.shared.served.may_see(&self.session.own.caller, &name, object.as_ref());
                     if is_seen && self.wanted.want(&name, object.as_ref()) {
                         self.due.push_back(envelope::notification(&name, params.as_ref()));
                     }

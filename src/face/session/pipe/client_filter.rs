@@ -97,7 +97,8 @@ impl ClientFilter {
         let is_withheld = |text: &MessageText| {
             text.read(ScanLimits::UPSTREAM).is_ok_and(|message| match &*message {
                 Message::Notification(notification) => {
-                    !self.shared.may_see(&self.session.own.caller, &notification.method, notification.params.object())
+                    let (caller, params) = (&self.session.own.caller, notification.params.object());
+                    !self.shared.served.may_see(caller, &notification.method, params)
                 }
                 Message::Request(_) | Message::Response(_) => false,
             })

@@ -27,9 +27,10 @@ use crate::face::pipe::forward::{OpenedAnswer, ResponseEdits};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
+use crate::face::served::Served;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
-use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
+use crate::task::{Caller, Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Upstream;
 use crate::upstream::body::{PartlyReadBody, edited_events, watched};
 use crate::upstream::raw_channel::RawBody;
@@ -92,6 +93,13 @@ impl StateBinding {
     }
 }
 
+/// Outlives the rights at its beginning: each update of a resource is judged by the rights at that moment (SEC-48).
+pub(super) struct PipedSubscription {
+    pub(super) wishes: SubscriptionFilter,
+    pub(super) caller: Caller,
+    pub(super) served: Arc<Served>,
+}
+
 pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
     pub(super) aim: EditTarget,
@@ -101,8 +109,8 @@ pub(super) struct AnswerEdits {
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metadata: StatelessRequest,
-    /// The notifications that a subscription wants; `None` for other requests.
-    pub(super) wishes: Option<SubscriptionFilter>,
+    /// `None` for other requests than `subscriptions/listen`.
+    pub(super) subscription: Option<PipedSubscription>,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
     pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
@@ -266,9 +274,7 @@ impl AnswerEdits {
         }
         let reason = match envelope::read(text, ScanLimits::UPSTREAM) {
             Ok(Message::Response(_)) => return false,
-            Ok(Message::Notification(notification)) if self.admits(&notification) => {
-                return !self.tools.show(&notification);
-            }
+            Ok(Message::Notification(told)) if self.admits(&told) => return !self.may_see(&told),
             Ok(Message::Notification(_)) => "stray_notification",
             Ok(Message::Request(_)) | Err(_) => "stray_request",
         };
@@ -276,12 +282,17 @@ impl AnswerEdits {
         true
     }
 
-    fn admits(&self, notification: &Notification) -> bool {
-        let params = notification.params.object();
-        match &self.wishes {
-            Some(wishes) => wishes.admits(&notification.method, params),
-            None => self.metadata.admits(&notification.method, params),
+    fn admits(&self, told: &Notification) -> bool {
+        let params = told.params.object();
+        match &self.subscription {
+            Some(subscription) => subscription.wishes.admits(&told.method, params),
+            None => self.metadata.admits(&told.method, params),
         }
+    }
+
+    fn may_see(&self, told: &Notification) -> bool {
+        let params = told.params.object();
+        self.subscription.as_ref().is_none_or(|own| own.served.may_see(&own.caller, &told.method, params))
     }
 
     /// For a client without batches: of a batch only the response to its request.
@@ -309,12 +320,16 @@ impl AnswerEdits {
 
     /// A subscription's acknowledgement with the resources that its client asked for and may use (SEC-48); else `None`.
     fn acknowledged(&self, ClassifiedMessage { text, classifier }: &ClassifiedMessage) -> Option<Bytes> {
-        let wishes = self.wishes.as_ref().filter(|_| self.tools.narrow_updates() && classifier.may_be_request())?;
-        let Ok(Message::Notification(notification)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
-        let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
+        let subscription = self.subscription.as_ref().filter(|_| classifier.may_be_request())?;
+        let access = subscription.served.access_of(&subscription.caller);
+        if !access.narrows_others() {
+            return None;
+        }
+        let Ok(Message::Notification(told)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
+        let params = told.params.object().filter(|_| told.method == method::LISTEN_ACKNOWLEDGED)?;
         let granted = params.get_object("notifications")?;
         let uris = granted.get("resourceSubscriptions")?;
-        let is_shown = |uri: &String| wishes.want_updates_of(uri) && self.tools.has_resource(uri);
+        let is_shown = |uri: &String| subscription.wishes.want_updates_of(uri) && access.has_resource(uri);
         let shown: Vec<String> = uris.items().filter_map(|uri| uri.read().ok()).filter(is_shown).collect();
         let granted = granted.edit().set("resourceSubscriptions", Payload::of(&shown)).finish();
         Some(envelope::notification(&notification.method, Some(&params.edit().set("notifications", granted).finish())))

@@ -269,10 +269,15 @@ impl SessionFace {
     }
 
     pub async fn delete(&self, inbound: &Inbound) -> FaceResponse {
-        match self.session(inbound) {
-            Ok(session) if session.is_bridged() => bridge::delete(&self.shared, &session),
-            Ok(session) => self.shared.end(&session).await,
-            Err(none) => none.answer(&addressee(None, AcceptedTypes::Json)),
+        let session = match self.session(inbound) {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee(None, AcceptedTypes::Json)),
+        };
+        // Before the upstream ends its calls, and before queued messages reach it (B240).
+        self.shared.open.in_flight.mark_unwanted(session.token.nonce, session.counted_as());
+        match session.is_bridged() {
+            true => bridge::delete(&self.shared, &session),
+            false => self.shared.end(&session).await,
         }
     }
 

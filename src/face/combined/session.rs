@@ -485,6 +485,7 @@ impl CombinedUpstreams {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee(None, AcceptedTypes::Json)),
         };
+        self.sessions.in_flight.mark_unwanted(token.nonce, &inbound.counted_as());
         session.ended.cancel();
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };

@@ -136,8 +136,6 @@ impl SessionFaceState {
     }
 
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
-        // Before the upstream ends its calls, and before queued messages reach it.
-        self.open.in_flight.mark_unwanted(session.token.nonce, session.counted_as());
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
             // Tasks may still run in the upstream session; the client's session ends regardless.
             self.is_ended(session);
@@ -181,10 +179,11 @@ impl SessionFaceState {
         if self.sessions.is_replaced(session) {
             return;
         }
+        // First, so that a stream which opens meanwhile either is ended here or sees the end.
+        self.sessions.ended(session.token.nonce, session.counted_as());
         self.open.end(session.token.nonce);
         self.own.forget(session.token.nonce);
         self.called.forget(session.token.nonce);
-        self.sessions.ended(session.token.nonce, session.counted_as());
         // Last, so that a call which is paused meanwhile sees the end.
         self.paused.end(session.token.nonce);
     }

@@ -138,7 +138,7 @@ impl InFlight {
     }
 
     /// Records that a client ended its session.
-    pub(super) fn mark_unwanted(&self, nonce: u128, counted_as: &Principal) {
+    pub(in crate::face) fn mark_unwanted(&self, nonce: u128, counted_as: &Principal) {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 

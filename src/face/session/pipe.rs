@@ -197,6 +197,10 @@ pub(super) async fn get(
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
+    // As for a bridged session (B241).
+    if shared.sessions.is_over(&session) {
+        return bare(StatusCode::NOT_FOUND);
+    }
     let session_ended = own.as_ref().map(SessionStream::session_ended);
     // An event is held twice for a moment: where the server's tasks are recognised, and where it is edited.
     let opening = as_one_request(open_stream(Arc::clone(shared), session, last_event));

@@ -148,12 +148,16 @@ impl ClientSessionCache {
                 session
             }
         };
-        let is_over = match self.ended.get(session.token.nonce) {
+        (!self.is_over(&session)).then_some(session)
+    }
+
+    /// Whether a session has ended. Another one may have been opened under its nonce since.
+    pub(super) fn is_over(&self, session: &ClientSession) -> bool {
+        match self.ended.get(session.token.nonce) {
             Some(EndedSessions::All) => true,
             Some(EndedSessions::Before(next)) => session.token.issued_at < next,
             None => false,
-        };
-        (!is_over).then_some(session)
+        }
     }
 
     pub(in crate::face) fn ended(&self, nonce: u128, counted_as: &Principal) {

@@ -54,7 +54,8 @@ struct StreamsOfSession {
 #[derive(Clone, Copy, Debug, Default)]
 struct NewestStream {
     newest: u64,
-    is_over: bool,
+    /// The number of the last stream of a session that has ended: the next one may have the same nonce.
+    over_to: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ impl SessionStreams {
         let number = open.next;
         let session = open.by_session.entry(nonce).or_default();
         session.streams.push(StreamSender { number, sender, caller: caller.clone() });
-        session.now.send_replace(NewestStream { newest: number, is_over: false });
+        session.now.send_modify(|now| now.newest = number);
         self.opened.send_replace(());
         let now = session.now.subscribe();
         SessionStream { messages, now, nonce, number, is_counted, streams: Arc::clone(self) }
@@ -152,8 +153,9 @@ impl SessionStreams {
     }
 
     pub(super) fn end(&self, nonce: u128) {
-        if let Some(session) = self.open.lock().by_session.get(&nonce) {
-            session.now.send_modify(|now| now.is_over = true);
+        let open = self.open.lock();
+        if let Some(session) = open.by_session.get(&nonce) {
+            session.now.send_modify(|now| now.over_to = open.next);
         }
     }
 }
@@ -165,7 +167,7 @@ pub(super) fn newest(streams: &[StreamSender], may_have: impl Fn(&Caller) -> boo
 impl SessionStream {
     pub(super) fn turn(&self) -> StreamTurn {
         let now = *self.now.borrow();
-        match (now.is_over, now.newest == self.number) {
+        match (self.number <= now.over_to, now.newest == self.number) {
             (true, _) => StreamTurn::Over,
             (false, true) => StreamTurn::Newest,
             (false, false) => StreamTurn::Older,
@@ -173,10 +175,10 @@ impl SessionStream {
     }
 
     pub(super) fn session_ended(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut now = self.now.clone();
+        let (mut now, number) = (self.now.clone(), self.number);
         async move {
             // The oldest of too many streams may outlive the sender.
-            if now.wait_for(|now| now.is_over).await.is_err() {
+            if now.wait_for(|now| number <= now.over_to).await.is_err() {
                 std::future::pending().await
             }
         }
@@ -262,7 +264,10 @@ mod tests {
         assert!(streams.try_open(1, &caller).is_none() && streams.try_open(2, &caller).is_some());
         streams.end(1);
         assert_eq!((first.turn(), other.turn()), (StreamTurn::Over, StreamTurn::Newest));
-        drop((first, many, other));
+        drop(many);
+        let next = streams.try_open(1, &caller).unwrap();
+        assert_eq!((first.turn(), next.turn()), (StreamTurn::Over, StreamTurn::Newest), "of the next session");
+        drop((first, next, other));
         assert!(!streams.is_open(1) && !streams.is_open(2));
         assert_eq!(streams.open.lock().counted, 0);
     }

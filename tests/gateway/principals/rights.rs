@@ -17,7 +17,9 @@ use super::tokens::{auth, claims};
 use super::upstream::{
     BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite,
 };
-use super::withdrawn::{LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until};
+use super::withdrawn::{
+    LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until, without_sessions,
+};
 
 async fn acting() -> ScriptedServer {
     ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
@@ -462,6 +464,73 @@ async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
     let mut text = String::new();
     in_time(stream.read_to_string(&mut text)).await.unwrap();
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains(SECRET), "{text}");
+}
+
+/// The messages that end a session, and cancel its call.
+fn endings(key: &str, session: &str) -> [Ask; 2] {
+    let ask = |body: String| Ask { body, ..Ask::session(key, Some(session), "x", &json!({})) };
+    let cancelled = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 7 } });
+    [Ask { verb: "DELETE", ..ask(String::new()) }.without("content-type"), ask(cancelled.to_string())]
+}
+
+/// The gateway looks for the tool in the server's list first, at a server of either era.
+#[tokio::test]
+async fn b240_a_call_is_not_sent_once_its_session_has_ended_or_its_client_cancels_it() {
+    for (is_stateless, by) in [(true, 0), (true, 1), (false, 0), (false, 1)] {
+        let lists = CancellationToken::new();
+        let waits = lists.clone();
+        let server = ScriptedServer::slow(move |seen: SeenRequest, _: Arc<ScriptedState>| {
+            let waits = waits.clone();
+            async move {
+                let is_list = seen.rpc() == "tools/list";
+                if is_list {
+                    waits.cancelled().await;
+                }
+                if is_stateless || is_list { without_sessions(&seen) } else { None }
+            }
+        });
+        let rules = "[[auth.rules]]\ntools = [\"quick\"]\nallow = true\n";
+        let gate = Gate::behind(server.await, LISTEN, rules, "").await;
+        let session = gate.session_of("").await;
+        let call = Ask::session("", Some(&session), "tools/call", &named("quick"));
+        let ending = async {
+            gate.server.world.first(|seen| seen.rpc() == "tools/list").await;
+            let ended = gate.send(&endings("", &session)[by]).await;
+            assert!(ended.status().starts_with('2'), "{ended:?}");
+            lists.cancel();
+        };
+        let (answered, ()) = tokio::join!(gate.send(&call), ending);
+        assert_eq!(gate.server.world.count("tools/call"), 0, "{is_stateless} {by}: {answered:?}");
+    }
+}
+
+/// With clients' own credentials the server is asked for its capabilities each time.
+#[tokio::test]
+async fn b241_a_session_that_ends_while_its_stream_opens_has_no_stream() {
+    let (asked, answers) = (Arc::new(Mutex::new(false)), CancellationToken::new());
+    let (is_held, waits) = (Arc::clone(&asked), answers.clone());
+    let server = ScriptedServer::slow(move |seen: SeenRequest, _: Arc<ScriptedState>| {
+        let (is_held, waits) = (*is_held.lock() && seen.rpc() == "server/discover", waits.clone());
+        async move {
+            if is_held {
+                waits.cancelled().await;
+            }
+            without_sessions(&seen)
+        }
+    });
+    let gate = Gate::behind(server.await, LISTEN, "", "forward_authorization = true\n").await;
+    let session = gate.session_of("token").await;
+    *asked.lock() = true;
+    let is_discover = |seen: &SeenRequest| seen.rpc() == "server/discover";
+    let before = gate.server.world.all(is_discover).len();
+    let get = Ask { verb: "GET", ..endings("token", &session)[0].clone() };
+    let ending = async {
+        gate.server.world.nth(before, is_discover).await;
+        assert_eq!(gate.send(&endings("token", &session)[0]).await.status(), "200");
+        answers.cancel();
+    };
+    let (opened, ()) = tokio::join!(gate.send(&get), ending);
+    assert_eq!(opened.status(), "404", "{opened:?}");
 }
 
 /// SEC-48: a result holds no update, so the gateway does not hold it to look for one.

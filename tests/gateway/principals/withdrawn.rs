@@ -458,7 +458,12 @@ async fn a_chosen_id_finds_no_task_of_a_lost_tool() {
 pub(super) async fn stateless(
     script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
 ) -> ScriptedServer {
-    ScriptedServer::start(move |seen| match seen.rpc() {
+    ScriptedServer::start(move |seen| without_sessions(seen).or_else(|| script(seen))).await
+}
+
+/// Its introduction, and its tools.
+pub(super) fn without_sessions(seen: &SeenRequest) -> Option<ScriptedReply> {
+    match seen.rpc() {
         "initialize" => {
             let error = json!({ "code": -32601, "message": "Method not found" });
             let mut refused = json_text(json!({ "jsonrpc": "2.0", "id": seen.body["id"], "error": error }).to_string());
@@ -477,9 +482,8 @@ pub(super) async fn stateless(
             let tools = ["quick", "free"].map(|name| json!({ "name": name, "inputSchema": {} }));
             Some(answer(seen, &json!({ "resultType": "complete", "tools": tools })))
         }
-        _ => script(seen),
-    })
-    .await
+        _ => None,
+    }
 }
 
 fn progress(seen: &SeenRequest) -> Value {

@@ -91,6 +91,10 @@ pub(in crate::face::session) async fn get(
     let Some(own) = shared.open.streams.try_open(session.token.nonce, &inbound.caller) else {
         return bare(StatusCode::TOO_MANY_REQUESTS);
     };
+    // Checked after the stream was registered: the session may have ended while the server was asked (B241).
+    if shared.sessions.is_over(&session) {
+        return bare(StatusCode::NOT_FOUND);
+    }
     shared.meter.streams.increment(1);
     let mut listen = BridgeListenStream {
         subscriber: NotificationSubscriber::deaf(&bridged.upstream, bridged.context),

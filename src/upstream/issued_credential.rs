@@ -223,7 +223,7 @@ impl IssuedCredentials {
         Ok(Holder { key, attempt: digest([&key.0, subject.secret().as_bytes()]), subject: Some(subject) })
     }
 
-    /// Asks for a token, with one request for all callers; `refused` is a token that the server did not accept.
+    /// Asks for a token, with one request for all callers of one attempt; `refused` is a token that the server did not accept.
     async fn renew(&self, holder: Holder, refused: Option<&HeaderValue>) -> Result<KeptToken, TokenFailure> {
         let Holder { key, attempt, subject } = holder;
         let state = &self.0;
@@ -241,9 +241,8 @@ impl IssuedCredentials {
             let asked = asking.ask(subject.as_ref()).await;
             asking.note(key, attempt, asked, is_replaced)
         };
-        let stopped =
-            || TokenFailure::new(Reason::CredentialUnavailable, "too many requests for tokens, or the gateway ends");
-        state.requests.get(key, principal, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
+        let stopped = || TokenFailure::new(Reason::CredentialAway, "too many requests for tokens, or the gateway ends");
+        state.requests.get(attempt, principal, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
     }
 }
 
@@ -444,11 +443,11 @@ mod tests {
         let settings = IssuedCredentialSettings::Command(vec!["never-run".to_owned()]);
         let credentials = IssuedCredentials::new(&Arc::from("up"), &settings, scope.clone()).unwrap();
         let (client, now) = (ClientCredential::default(), Instant::now());
-        let (state, key) = (&credentials.0, credentials.holder(&client).unwrap().key);
+        let (state, Holder { key, attempt, .. }) = (&credentials.0, credentials.holder(&client).unwrap());
         let ends_at = now + Duration::from_secs(60);
         let header = HeaderValue::from_static("Bearer old");
         state.issued.insert(key, KeptToken { header: header.clone(), renewed_at: now, ends_at, replaced_at: None });
-        let mut hanging = Box::pin(state.requests.get(key, None, &scope, || None, std::future::pending));
+        let mut hanging = Box::pin(state.requests.get(attempt, None, &scope, || None, std::future::pending));
         assert!(futures_util::poll!(&mut hanging).is_pending());
         for _ in 0..3 {
             let begun = Instant::now();

@@ -187,6 +187,33 @@ async fn sec_36_a_token_is_exchanged_for_each_owner_and_never_reaches_the_server
     assert!(seen.iter().all(|seen| !format!("{seen:?}").contains(&first)), "the client's token went upstream");
 }
 
+/// A failure is one token's: the newer token of the same person has an exchange of its own, also while the older one's runs.
+#[tokio::test]
+async fn a_refreshed_token_does_not_get_the_failure_of_the_token_before_it() {
+    let fails = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&fails);
+    let reply: Arc<Reply> = Arc::new(move |n, _| {
+        let waits = Arc::clone(&waits);
+        Box::pin(async move {
+            if n > 1 {
+                return issued(n);
+            }
+            let _ = waits.acquire().await;
+            status(400)
+        })
+    });
+    let world = World::start(reply, anything(), exchange).await;
+    let [older, newer] = [300, 600].map(|seconds| world.token("ada", &json!({ "exp": now() + seconds })));
+    let refreshed = async {
+        world.login.world.first(|_| true).await;
+        let answered = world.call(&newer).await;
+        fails.add_permits(1);
+        answered
+    };
+    let (refused, answered) = tokio::join!(world.call(&older), refreshed);
+    assert_eq!((answered.status(), refused.status()), ("200", "503"), "{answered:?}");
+}
+
 #[tokio::test]
 async fn sec_37_a_caller_without_a_token_is_refused_where_tokens_are_exchanged() {
     let world = World::start(at_once(issued), anything(), exchange).await;

@@ -160,7 +160,9 @@ impl AdapterConnection {
 
     /// After a failed probe, the next message goes to a server that has received nothing.
     pub(super) fn end_after_probe(&self) {
-        if !self.is_proven.load(Ordering::Relaxed) && self.table.lock().is_empty() {
+        let table = self.table.lock();
+        if !self.is_proven.load(Ordering::Relaxed) && table.is_empty() {
+            // Under the table's lock, so that no request begins.
             self.end();
         }
     }

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
@@ -55,6 +56,8 @@ struct TaskFollower<'a> {
     id: Arc<str>,
     params: Payload,
     pace: PollSchedule,
+    /// Whether the server hinted at a change that no poll has read.
+    is_hinted: AtomicBool,
     message: Option<Arc<str>>,
     /// The last reported status and message; `None` after a failed poll.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
@@ -98,6 +101,7 @@ impl HttpCall {
             id,
             params,
             pace,
+            is_hinted: AtomicBool::new(false),
             message: None,
             shown: None,
             children: HashSet::new(),
@@ -163,16 +167,22 @@ impl TaskFollower<'_> {
         self.judge(polled).await
     }
 
+    /// Dropped if the held stream ends first: then the hint that caused the poll counts for the next one.
     async fn next_poll(&self) -> TaskPollResult {
         let hinted = async {
-            self.http_call.call.hint.notified().await;
             sleep_until(self.pace.soonest()).await;
+            if !self.is_hinted.load(Ordering::Relaxed) {
+                self.http_call.call.hint.notified().await;
+                self.is_hinted.store(true, Ordering::Relaxed);
+            }
         };
         tokio::select! {
             () = sleep_until(self.pace.next(dice())) => (),
             () = hinted => (),
         }
-        self.get().await
+        let polled = self.get().await;
+        self.is_hinted.store(false, Ordering::Relaxed);
+        polled
     }
 
     /// Polls in its own tokio task. The poll may bring events that wait for the client: it then gives its permit up.

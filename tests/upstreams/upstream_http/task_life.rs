@@ -156,6 +156,36 @@ async fn polls_go_on_where_the_open_stream_breaks_off() {
     assert_eq!((count(&server.world, "tasks/get"), count(&server.world, "tasks/result")), (4, 2));
 }
 
+/// UPC-02: the interval is long, so no other poll would find the end.
+#[tokio::test]
+async fn a_poll_after_a_notification_is_repeated_if_the_open_stream_fails_meanwhile() {
+    let slow = |state| task_with(state, &json!({"pollInterval": 300_000}));
+    let script = Script::new()
+        .on("tools/call", [Step::Result(json!({ "task": slow("input_required") }))])
+        .on("tasks/get", [Step::Hang, Step::Result(slow("completed"))])
+        .on("tasks/result", [Step::Error(-32603, "broken"), says("done")]);
+    let (events, reply) = BodySender::open();
+    let reply = Arc::new(Mutex::new(Some(reply)));
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
+        let (reply, script) = (Arc::clone(&reply), script.clone());
+        async move {
+            if seen.method == Method::GET {
+                return reply.lock().await.take();
+            }
+            if seen.rpc() == "tasks/result" {
+                world.first(rpc("tasks/get")).await;
+            }
+            Some(script.polite(&seen, &world).await)
+        }
+    });
+    let server = server.await;
+    let upstream = upstream(&server.url());
+    let mut exchange = begin(&upstream).await;
+    until_seen(&mut exchange, &server.world, 0, "tasks/result").await;
+    events.message(&changed(&slow("working")));
+    assert_eq!(lines(&mut exchange).await, [DONE]);
+}
+
 /// FastMCP 3.4 never says that input is required, and names no task in its questions.
 #[tokio::test]
 async fn t_20_a_question_on_the_sessions_stream_goes_to_the_task_it_names_or_to_the_only_one() {

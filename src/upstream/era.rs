@@ -157,13 +157,13 @@ impl EraCache {
         answered: Arc<SetOnce<()>>,
     ) {
         let silence = self.silence.map_or(EraAnswer::NoVerdict, EraAnswer::Verdict);
+        let mut probe = EraProbe { eras: &self, answered, outcome: EraKnowledge::NoVerdict(Instant::now()) };
         let answer = tokio::time::timeout(self.ask_max, discover.discover(&credential)).await.unwrap_or(silence);
-        *self.known.lock() = match answer {
+        probe.outcome = match answer {
             EraAnswer::Verdict(era) => EraKnowledge::Verdict(era),
             EraAnswer::NoVerdict => EraKnowledge::NoVerdict(Instant::now()),
             EraAnswer::CredentialRefused => EraKnowledge::Nothing,
         };
-        let _ = answered.set(());
     }
 
     /// Discards a verdict, so that the next request probes again. Without one, the pause before the next probe stays:
@@ -187,6 +187,25 @@ impl EraCache {
 
     fn learn(&self, era: Era) {
         *self.known.lock() = EraKnowledge::Verdict(era);
+    }
+}
+
+/// Records the outcome of a probe at its end, also after a panic.
+struct EraProbe<'a> {
+    eras: &'a EraCache,
+    answered: Arc<SetOnce<()>>,
+    outcome: EraKnowledge,
+}
+
+impl Drop for EraProbe<'_> {
+    fn drop(&mut self) {
+        let mut known = self.eras.known.lock();
+        // A verdict that was learned meanwhile stays.
+        if matches!(&*known, EraKnowledge::Asking(asking) if Arc::ptr_eq(asking, &self.answered)) {
+            *known = self.outcome.clone();
+        }
+        drop(known);
+        let _ = self.answered.set(());
     }
 }
 
@@ -377,6 +396,7 @@ mod tests {
     struct ScriptedDiscovery {
         after: Duration,
         answer: EraAnswer,
+        panics: bool,
         count: AtomicUsize,
     }
 
@@ -384,6 +404,7 @@ mod tests {
     impl EraDiscovery for ScriptedDiscovery {
         async fn discover(&self, _: &ClientCredential) -> EraAnswer {
             self.count.fetch_add(1, Ordering::SeqCst);
+            assert!(!self.panics, "a bug");
             tokio::time::sleep(self.after).await;
             self.answer
         }
@@ -398,7 +419,7 @@ mod tests {
     impl EraFixture {
         fn new(after: Duration, answer: EraAnswer) -> Self {
             let eras = Arc::new(EraCache::new(None));
-            let asked = Arc::new(ScriptedDiscovery { after, answer, count: AtomicUsize::new(0) });
+            let asked = Arc::new(ScriptedDiscovery { after, answer, panics: false, count: AtomicUsize::new(0) });
             Self { eras, asked, tracker: TaskTracker::new() }
         }
 
@@ -410,6 +431,23 @@ mod tests {
         fn count(&self) -> usize {
             self.asked.count.load(Ordering::SeqCst)
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_verdict_that_is_learned_during_a_probe_stays() {
+        let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::NoVerdict);
+        let learned = async { probe.eras.learn(Era::Stateless) };
+        assert_eq!(tokio::join!(probe.era(), learned).0, Era::Stateless);
+        assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_client_waits_for_a_probe_that_panicked() {
+        let mut probe = EraFixture::new(Duration::ZERO, EraAnswer::NoVerdict);
+        probe.asked = Arc::new(ScriptedDiscovery { panics: true, ..Arc::into_inner(probe.asked).unwrap() });
+        let began = Instant::now();
+        assert_eq!((probe.era().await, probe.era().await, probe.count()), (Era::Session, Era::Session, 1));
+        assert!(began.elapsed() < ASK_MAX, "{:?}", began.elapsed());
     }
 
     /// UPC-22.

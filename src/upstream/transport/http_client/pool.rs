@@ -116,13 +116,16 @@ struct Http2Usage {
     waiting: usize,
     /// When the last of them got its stream, or the first began to wait.
     granted: Instant,
+    /// Whether a request has left without a stream since then.
+    is_unserved: bool,
     is_left: bool,
 }
 
 impl Http2Connection {
     fn new(sender: Http2Sender, queue: oneshot::Sender<Infallible>) -> Self {
         let now = Instant::now();
-        let usage = Http2Usage { requests: 0, since: now, waiting: 0, granted: now, is_left: false };
+        let usage =
+            Http2Usage { requests: 0, since: now, waiting: 0, granted: now, is_unserved: false, is_left: false };
         Self { sender, usage: Arc::new(Mutex::new(usage)), _queue: queue }
     }
 
@@ -145,48 +148,56 @@ impl Http2Connection {
 /// A request without a stream (U78). Its body holds this until hyper, which has a stream for it then, reads the body.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct StreamWait(Arc<Mutex<Http2Usage>>);
-
-impl StreamWait {
-    fn new(usage: &Arc<Mutex<Http2Usage>>) -> Self {
-        let mut held = usage.lock();
-        if held.waiting == 0 {
-            held.granted = Instant::now();
-        }
-        held.waiting += 1;
-        Self(Arc::clone(usage))
-    }
+pub(super) struct StreamWait {
+    usage: Arc<Mutex<Http2Usage>>,
+    client: Weak<()>,
 }
 
 impl Drop for StreamWait {
     fn drop(&mut self) {
-        let mut usage = self.0.lock();
+        let mut usage = self.usage.lock();
         usage.waiting -= 1;
-        usage.granted = Instant::now();
+        // A client that has left got no stream.
+        usage.is_unserved = self.client.strong_count() == 0;
+        if !usage.is_unserved {
+            usage.granted = Instant::now();
+        }
     }
 }
 
 /// One request on an HTTP/2 connection, until its response is complete or dropped.
 #[derive(Debug)]
 #[must_use]
-struct Http2Lease(Arc<Mutex<Http2Usage>>);
+struct Http2Lease {
+    usage: Arc<Mutex<Http2Usage>>,
+    client: Arc<()>,
+}
 
 impl Http2Lease {
     fn new(usage: &Arc<Mutex<Http2Usage>>) -> Self {
         usage.lock().requests += 1;
-        Self(Arc::clone(usage))
+        Self { usage: Arc::clone(usage), client: Arc::default() }
+    }
+
+    fn wait(&self) -> StreamWait {
+        let mut usage = self.usage.lock();
+        if usage.waiting == 0 && !usage.is_unserved {
+            usage.granted = Instant::now();
+        }
+        usage.waiting += 1;
+        StreamWait { usage: Arc::clone(&self.usage), client: Arc::downgrade(&self.client) }
     }
 
     /// The request, with a body that counts as waiting for a stream until hyper reads it.
     fn waiting(&self, mut request: Request<RequestBody>) -> Request<RequestBody> {
-        request.body_mut().wait = Some(StreamWait::new(&self.0));
+        request.body_mut().wait = Some(self.wait());
         request
     }
 }
 
 impl Drop for Http2Lease {
     fn drop(&mut self) {
-        let mut usage = self.0.lock();
+        let mut usage = self.usage.lock();
         usage.requests -= 1;
         usage.since = Instant::now();
     }
@@ -302,7 +313,7 @@ impl ConnectionPool {
                 }
                 Leased::Http2(mut sender, lease, _) => {
                     let answer = sender.try_send_request(lease.waiting(request(Version::HTTP_2))).await;
-                    if answer.is_err() && lease.0.lock().is_left {
+                    if answer.is_err() && lease.usage.lock().is_left {
                         return Err(SendError::NoStream);
                     }
                     (answer, Some(lease))
@@ -528,5 +539,30 @@ impl Future for Http1Driver {
             shared.park_idle(Http1Connection { sender, state: Arc::clone(&this.state) });
         }
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Probes and pings leave after a few seconds.
+    #[tokio::test(start_paused = true)]
+    async fn u78_a_request_that_leaves_without_a_stream_does_not_count_as_one_with_a_stream() {
+        let begun = Instant::now();
+        let (requests, waiting, is_unserved, is_left) = (0, 0, false, false);
+        let usage = Http2Usage { requests, since: begun, waiting, granted: begun, is_unserved, is_left };
+        let usage = Arc::new(Mutex::new(usage));
+        for _ in 0..3 {
+            let lease = Http2Lease::new(&usage);
+            let wait = lease.wait();
+            tokio::time::advance(Duration::from_secs(3)).await;
+            drop(lease);
+            drop(wait);
+            assert_eq!(usage.lock().granted, begun);
+        }
+        let lease = Http2Lease::new(&usage);
+        drop(lease.wait());
+        assert_eq!(usage.lock().granted, Instant::now());
     }
 }

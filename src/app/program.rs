@@ -512,7 +512,7 @@ impl Successor {
         let (started, current, former) = (self.started.clone(), config.clone(), self.former);
         self.addresses.write_into(&mut config);
         async move {
-            let mut reasons = RetryReasons::default();
+            let (mut reasons, begun) = (RetryReasons::default(), Instant::now());
             loop {
                 let source = StoreSource::ConfigAgain(former);
                 let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
@@ -524,8 +524,8 @@ impl Successor {
                     }
                     Err(error) => error,
                 };
-                let is_final =
-                    error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.is_tried_by_a_successor());
+                let refusal = error.downcast_ref::<StoreRefusal>();
+                let is_final = refusal.is_some_and(|refusal| !refusal.is_tried_by_a_successor(begun.elapsed()));
                 if is_final || error.is::<SocketError>() {
                     return Err(error);
                 }

@@ -35,6 +35,8 @@ const STORE_SLOW: &str = "store slow";
 /// With a write pending for longer, the store is not ready for more.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 const WAIT_POLL: Duration = Duration::from_millis(500);
+/// How long the tasks of a start that a reload replaced may hold the replica's file.
+const UNLOCK_MAX: Duration = Duration::from_secs(3);
 /// The time limit for reading the replicas' rows.
 const LOOK_MAX: Duration = Duration::from_millis(200);
 
@@ -270,9 +272,14 @@ pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
 }
 
 impl StoreRefusal {
-    /// Whether a successor in this process tries again. Transient failures of a database have been waited for.
-    pub(super) const fn is_tried_by_a_successor(&self) -> bool {
-        matches!(self, Self::Shared(SharedStoreError::File(ReplicaFileError::File { .. })))
+    /// Whether a successor in this process tries again after `tried`. Transient failures of a database have been waited for.
+    pub(super) fn is_tried_by_a_successor(&self, tried: Duration) -> bool {
+        let Self::Shared(SharedStoreError::File(error)) = self else { return false };
+        match error {
+            ReplicaFileError::File { .. } => true,
+            ReplicaFileError::Locked { .. } => tried < UNLOCK_MAX,
+            ReplicaFileError::Content { .. } => false,
+        }
     }
 
     pub(super) const fn key(&self) -> &'static str {
@@ -317,6 +324,16 @@ mod tests {
         let (_, left) = ReplicaFile::unlocked(folder.path(), "a");
         let left = left.unwrap().heartbeat;
         assert!((90..150).contains(&left), "{left} of 149 seconds");
+    }
+
+    /// A reload replaces a start that had locked the file.
+    #[test]
+    fn a_successor_waits_a_while_for_the_file_of_its_replica() {
+        let folder = tempfile::tempdir().unwrap();
+        let _held = ReplicaFile::lock(folder.path(), "a").unwrap();
+        let refusal = StoreRefusal::from(ReplicaFile::lock(folder.path(), "a").unwrap_err());
+        let tried = [Duration::ZERO, UNLOCK_MAX].map(|tried| refusal.is_tried_by_a_successor(tried));
+        assert_eq!((tried, exit_code(&refusal)), ([true, false], EXIT_LOCKED));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::dialect::lifecycle::initialize_request;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
@@ -187,25 +187,36 @@ struct MemberHandshake {
 }
 
 impl MemberHandshake {
-    /// Opens the session, and sends it the client's log level.
-    async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
+    /// Opens the session, and sends it the client's log level, which is put into `level`.
+    async fn run(
+        &self,
+        session: &CombinedSession,
+        level: &mut Option<LogLevel>,
+    ) -> Result<OpenedMember, MemberRefusal> {
         let answer = self.endpoint.serve(Box::new(self.inbound.clone())).await;
         let id = answer.headers().get(headers::SESSION_ID).cloned();
         let result = read_result(answer, &self.limits).await?;
         let Some(id) = id else { return Err(MemberRefusal::late()) };
-        let say = |message: Bytes| {
-            let mut inbound = Inbound { body: message, ..self.inbound.clone() };
-            inbound.headers.insert(headers::SESSION_ID, id.clone());
-            self.endpoint.serve(Box::new(inbound))
-        };
-        let _ = say(envelope::notification(method::INITIALIZED, None)).await;
-        if let Some(level) = session.level() {
+        let _ = self.say(&id, envelope::notification(method::INITIALIZED, None)).await;
+        self.send_level(session, &id, level).await;
+        Ok(OpenedMember { id, summary: Some(Arc::new(ServerSummary::of(&result))) })
+    }
+
+    async fn say(&self, id: &HeaderValue, message: Bytes) -> FaceResponse {
+        let mut inbound = Inbound { body: message, ..self.inbound.clone() };
+        inbound.headers.insert(headers::SESSION_ID, id.clone());
+        self.endpoint.serve(Box::new(inbound)).await
+    }
+
+    /// Sends the client's log level, until the level that was `sent` is the current one.
+    async fn send_level(&self, session: &CombinedSession, id: &HeaderValue, sent: &mut Option<LogLevel>) {
+        while let Some(level) = session.level().filter(|level| *sent != Some(*level)) {
             let params = ObjectWriter::new().text("level", level.as_str()).finish();
             let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&params));
             // A server without log messages does not know this method.
-            let _ = whole(say(request).await.into_body(), &self.limits).await;
+            let _ = whole(self.say(id, request).await.into_body(), &self.limits).await;
+            *sent = Some(level);
         }
-        Ok(OpenedMember { id, summary: Some(Arc::new(ServerSummary::of(&result))) })
     }
 }
 
@@ -272,11 +283,16 @@ impl CombinedUpstreams {
         let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));
         let mut ending = client.head.clone();
         let opening = async move {
-            let opened = handshake.run(Arc::clone(&session)).await;
+            let mut level = None;
+            let opened = handshake.run(&session, &mut level).await;
             if let Ok(OpenedMember { summary: Some(summary), .. }) = &opened {
                 shared.learn(at, summary);
             }
             session.note(&upstream, &opened);
+            // A level that was set before `note` was sent to other members alone.
+            if let Ok(opened) = &opened {
+                handshake.send_level(&session, &opened.id, &mut level).await;
+            }
             // Checked after `note`: either the session's end sees the open member, or this check sees the end.
             if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
                 ending.method = Method::DELETE;

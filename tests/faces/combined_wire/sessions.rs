@@ -94,6 +94,42 @@ async fn a_call_that_is_cancelled_while_a_session_is_opened_for_it_is_not_made()
     assert_eq!(two.world.count("tools/call"), 1);
 }
 
+/// The server answers the first level only after the second one was set.
+#[tokio::test]
+async fn a_level_that_is_set_while_a_session_is_opened_reaches_its_server() {
+    let (one, _) = servers().await;
+    let levels = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&levels);
+    let is_level = |seen: &SeenRequest| seen.rpc() == "logging/setLevel";
+    let two = ScriptedServer::slow(move |seen, _| {
+        let waits = Arc::clone(&waits);
+        async move {
+            if is_level(&seen) {
+                waits.acquire().await.unwrap().forget();
+            }
+            None
+        }
+    });
+    let two = two.await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let set = async |level: &str| {
+        let reply = client.post(request(1, "logging/setLevel", &json!({ "level": level }))).await;
+        assert_eq!(reply.json().await["result"], json!({}));
+    };
+    set("error").await;
+    let call = json!({"name": "two__shared", "arguments": {"n": 1}});
+    let setting = async {
+        two.world.first(is_level).await;
+        set("debug").await;
+        levels.add_permits(2);
+    };
+    let (called, ()) = tokio::join!(client.post(request(7, "tools/call", &call)), setting);
+    assert_eq!(called.json().await["result"]["n"], 1);
+    assert_eq!(two.world.nth(1, is_level).await.body["params"], json!({ "level": "debug" }));
+}
+
 /// The server's words are about the gateway's own `initialize`.
 #[tokio::test]
 async fn gw_29_a_call_whose_session_is_refused_has_an_error_of_the_gateways() {

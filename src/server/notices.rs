@@ -154,8 +154,9 @@ struct RefusalSecond {
 impl AuditedRefusals {
     fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
         let (status, reason) = refusal.status();
+        use Refusal as R;
         let shows_credential =
-            matches!(refusal, Refusal::CredentialsAmbiguous | Refusal::TokenInQuery | Refusal::TooManyTokens(_));
+            matches!(refusal, R::CredentialsUnclear | R::KeyAndToken | R::TokenInQuery | R::TooManyTokens(_));
         let act = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
             _ if shows_credential => AuditAct::LoginRefused,

@@ -117,7 +117,7 @@ impl TokenHolders {
             return Err(Refusal::TokenInQuery);
         }
         let credential = match (own, authorization) {
-            (Some(_), Some(_)) => return Err(Refusal::CredentialsAmbiguous),
+            (Some(_), Some(_)) => return Err(Refusal::KeyAndToken),
             (Some(own), None) => own.to_str().ok().map(|own| (TokenScheme::Bearer, own)),
             (None, Some(authorization)) => self.credential_in(authorization),
             (None, None) => return Err(Refusal::LoginRequired(self.challenge(path, TokenScheme::Bearer, None))),
@@ -522,8 +522,8 @@ impl PrincipalGuard {
         Refusal::CertificateRefused(challenge, why)
     }
 
-    /// Authenticates a request. Fails with `CredentialsAmbiguous` for two credentials (B150), `Unauthorized` without a known
-    /// key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
+    /// Authenticates a request. Fails with `CredentialsUnclear` or `KeyAndToken` for two credentials (B150), `Unauthorized`
+    /// without a known key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
     /// sealed. A connection's certificate that is no longer valid is refused beside every credential.
     pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {
         // Replicas verify each other in the handshake alone.

@@ -39,7 +39,9 @@ pub(super) enum Refusal {
     HostNotAllowed,
     OriginNotAllowed,
     /// Two credentials of one kind (B150).
-    CredentialsAmbiguous,
+    CredentialsUnclear,
+    /// A key in its own header beside a token (B150).
+    KeyAndToken,
     /// No credential, or an unknown one: the client does not learn which (B151).
     Unauthorized,
     /// No credential, where access tokens are accepted. Carries the challenge that starts the login.
@@ -162,10 +164,12 @@ impl Refusal {
             Self::ConnectMethod => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
             Self::HeadTooLarge => RefusalResponse::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
             Self::TargetTooLong => RefusalResponse::new(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostNotAllowed => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginNotAllowed => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
+            Self::HostUnclear => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostForeign => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsUnclear | Self::KeyAndToken => {
+                RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn)
+            }
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
             Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
@@ -220,6 +224,7 @@ impl Refusal {
             Self::CredentialsAmbiguous => {
                 "Bad request: send at most one Authorization header and one X-Taskgate-Key header"
             }
+            Self::KeyAndToken => "Bad request: send an Authorization header or an X-Taskgate-Key header, not both",
             Self::Unauthorized => {
                 "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
                  the gateway's operator issues keys"
@@ -334,8 +339,9 @@ impl Refusal {
             Self::ConnectMethod
             | Self::HeadTooLarge
             | Self::TargetTooLong
-            | Self::HostAmbiguous
-            | Self::CredentialsAmbiguous
+            | Self::HostUnclear
+            | Self::CredentialsUnclear
+            | Self::KeyAndToken
             | Self::LoginRequired(_)
             | Self::TokenInQuery
             | Self::NoMetadata

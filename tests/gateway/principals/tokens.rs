@@ -153,10 +153,11 @@ async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
 async fn b148_b149_b150_a_token_is_sent_once_in_a_header_and_with_every_scope() {
     let at = TokenGate::start("implies = { admin = [\"all\"], all = [\"mcp\"] }\n").await;
     let good = at.token(&json!({}));
-    let both = "Bad request: send at most one Authorization header and one X-Taskgate-Key header";
+    let twice = "Bad request: send at most one Authorization header and one X-Taskgate-Key header";
+    let both = "Bad request: send an Authorization header or an X-Taskgate-Key header, not both";
     let query = "Bad request: send the access token in the Authorization header, never in the query";
     for (name, ask, sentence) in [
-        ("two tokens", ping(&good).with("Authorization", &format!("Bearer {good}")), both),
+        ("two tokens", ping(&good).with("Authorization", &format!("Bearer {good}")), twice),
         ("a token and a key", ping(&good).with("X-Taskgate-Key", ADA), both),
         ("in the query", ping(&good).at(&format!("/mcp?access_token={good}")), query),
         (

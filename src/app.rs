@@ -131,7 +131,17 @@ impl Gateway {
 
     /// As [`Gateway::start`], on sockets that listen already. Fails if more networks reach a socket than configured.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
-        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
+        Self::start_until(config, metrics, sockets, CancellationToken::new()).await
+    }
+
+    /// As [`Gateway::start_on`]. Once `stop` is cancelled, it fails, and leaves no live incarnation in a shared store.
+    pub async fn start_until(
+        config: Config,
+        metrics: PrometheusHandle,
+        sockets: Sockets,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config, stop)).await
     }
 
     /// As [`Gateway::start_on`], as a replica on an open store: for tests, which run several gateways in one process.
@@ -141,7 +151,14 @@ impl Gateway {
         sockets: Sockets,
         beside: ReplicaSetup,
     ) -> anyhow::Result<Self> {
-        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Given(Box::new(beside)))).await
+        Box::pin(Self::start_with(
+            config,
+            metrics,
+            sockets,
+            StoreSource::Given(Box::new(beside)),
+            CancellationToken::new(),
+        ))
+        .await
     }
 
     async fn start_with(
@@ -149,6 +166,7 @@ impl Gateway {
         metrics: PrometheusHandle,
         sockets: Sockets,
         source: StoreSource,
+        stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
         files::check(&config, SystemClock.now())?;
@@ -161,7 +179,8 @@ impl Gateway {
         readiness.block(STARTING);
         let mut parts = StartParts { config, callers, metrics, scope, readiness, sockets };
         // Boxed, because this future is large.
-        let (opened, waiting) = Box::pin(open_store(&mut parts, prints, &source)).await?;
+        let opening = Box::pin(open_store(&mut parts, prints, &source));
+        let (opened, waiting) = stop.run_until_cancelled(opening).await.unwrap_or_else(stopped)?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
@@ -169,7 +188,7 @@ impl Gateway {
             let audit = open_audit(&parts.config).await?;
             Self::start_on_store(parts, opened, waiting, replica, sealer, audit).await
         };
-        let started = Box::pin(starting).await;
+        let started = stop.run_until_cancelled(Box::pin(starting)).await.unwrap_or_else(stopped);
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {
@@ -296,6 +315,10 @@ impl Gateway {
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
     }
+}
+
+fn stopped<T>() -> anyhow::Result<T> {
+    Err(anyhow::Error::msg("the start was stopped"))
 }
 
 /// The base of the URLs that clients use: the operator's setting, or the listener's address.

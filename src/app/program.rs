@@ -40,6 +40,8 @@ use crate::{console, dev_output, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
+/// The time for closing a shared store at the end of a start.
+const STOP_MAX: Duration = Duration::from_secs(5);
 /// A SIGINT or SIGHUP this soon after another repeats it: a terminal and a launcher, or a shell and the kernel, may send one each.
 const REPETITION: Duration = Duration::from_millis(300);
 
@@ -108,16 +110,20 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     // New clients wait at the sockets for the next process; load balancers need no notice.
     let are_kept = sockets.clients.is_some();
     let has_file = announcement == Announcement::Addresses;
-    let start = async {
+    let stop = CancellationToken::new();
+    let mut start = Box::pin(async {
         if has_file || are_kept {
-            Gateway::start_on(config, metrics.clone(), sockets).await
+            Gateway::start_until(config, metrics.clone(), sockets, stop.clone()).await
         } else {
-            start_on_free_ports(config, metrics.clone(), port).await
+            start_on_free_ports(config, metrics.clone(), port, stop.clone()).await
         }
-    };
+    });
     let started = tokio::select! {
-        started = Box::pin(start) => started,
-        _ = signals.next() => return Ok(ExitCode::SUCCESS),
+        started = &mut start => started,
+        _ = signals.next() => {
+            end_start(start, &stop).await;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let gateway = match started {
         Ok(gateway) => gateway,
@@ -141,6 +147,13 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     end(gateway, (!are_kept).then_some(notice), &mut signals, &upkeep).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a start in order, so that no other replica waits for a lease of it.
+async fn end_start(start: impl Future<Output = anyhow::Result<Gateway>>, stop: &CancellationToken) {
+    stop.cancel();
+    // A database that hangs does not delay the end.
+    drop(timeout(STOP_MAX, start).await);
 }
 
 enum ServingEnd {
@@ -195,11 +208,15 @@ async fn restart(
     reloads: &mut ReloadTrigger,
 ) -> anyhow::Result<Option<Gateway>> {
     loop {
-        let mut begun = Box::pin(successor.begin(metrics));
+        let stop = CancellationToken::new();
+        let mut begun = Box::pin(successor.begin(metrics, &stop));
         loop {
             tokio::select! {
                 begun = &mut begun => return begun.map(Some),
-                _ = signals.next() => return Ok(None),
+                _ = signals.next() => {
+                    end_start(begun, &stop).await;
+                    return Ok(None);
+                }
                 why = reloads.next() => if reloads.carry_out(why, |config| successor.reload(config)) == Some(true) {
                     break;
                 }
@@ -293,13 +310,14 @@ async fn start_on_free_ports(
     mut config: Config,
     metrics: PrometheusHandle,
     asked: Option<u16>,
+    stop: CancellationToken,
 ) -> anyhow::Result<Gateway> {
     let sockets = Sockets {
         clients: Some(free_socket(&mut config.listen.address, asked)?),
         admin: Some(free_socket(&mut config.admin.address, asked)?),
         ..Sockets::default()
     };
-    Gateway::start_on(config, metrics, sockets).await
+    Gateway::start_until(config, metrics, sockets, stop).await
 }
 
 fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
@@ -506,16 +524,22 @@ impl Successor {
         Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
     }
 
-    /// Starts the gateway. Retries every failure but permanent refusals by store or sockets: all of it worked before.
-    fn begin(&self, metrics: &PrometheusHandle) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
+    /// Starts the gateway with the current configuration. Every failure is retried but a permanent refusal by the store
+    /// or the rules for sockets: all of it worked before, and files may be being rewritten just now.
+    fn begin(
+        &self,
+        metrics: &PrometheusHandle,
+        stop: &CancellationToken,
+    ) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
         let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
         let (started, current, former) = (self.started.clone(), config.clone(), self.former);
+        let stop = stop.clone();
         self.addresses.write_into(&mut config);
         async move {
             let (mut reasons, begun) = (RetryReasons::default(), Instant::now());
             loop {
                 let source = StoreSource::ConfigAgain(former);
-                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
+                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source, stop.clone());
                 let error = match Box::pin(start).await {
                     // A reload compares addresses with those in the file of the first start.
                     Ok(mut gateway) => {
@@ -526,7 +550,7 @@ impl Successor {
                 };
                 let refusal = error.downcast_ref::<StoreRefusal>();
                 let is_final = refusal.is_some_and(|refusal| !refusal.is_tried_by_a_successor(begun.elapsed()));
-                if is_final || error.is::<SocketError>() {
+                if is_final || error.is::<SocketError>() || stop.is_cancelled() {
                     return Err(error);
                 }
                 reasons.log(format!("{error:#}"));

@@ -153,8 +153,8 @@ struct RefusalSecond {
 
 impl AuditedRefusals {
     fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
-        let (status, reason) = refusal.status();
         use Refusal as R;
+        let (status, reason) = refusal.status();
         let shows_credential =
             matches!(refusal, R::CredentialsUnclear | R::KeyAndToken | R::TokenInQuery | R::TooManyTokens(_));
         let act = match status {

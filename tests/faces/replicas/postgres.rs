@@ -10,8 +10,11 @@ use support::ports::reserved_address;
 use support::postgres::{self, PostgresServer};
 use support::wire_client::{Flavour, WireClient};
 use taskgate::app::Gateway;
-use taskgate::config::{self, Config};
+use taskgate::app::sockets::Sockets;
+use taskgate::config::{self, Config, StoreSettings};
 use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::{Client, KEY, call};
@@ -37,13 +40,43 @@ fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &
 }
 
 async fn start(database: &PostgresServer, name: &str, schema: &str, served: &str) -> (Gateway, TempDir) {
+    let (config, folder) = with_key(database, name, schema, served);
+    let metrics = PrometheusBuilder::new().build_recorder().handle();
+    (in_time(Gateway::start(config, metrics)).await.unwrap(), folder)
+}
+
+fn with_key(database: &PostgresServer, name: &str, schema: &str, served: &str) -> (Config, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("seal.key");
     fs::write(&key, KEY).unwrap();
     fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
-    let config = configured(database, (name, schema), &folder, served);
-    let metrics = PrometheusBuilder::new().build_recorder().handle();
-    (in_time(Gateway::start(config, metrics)).await.unwrap(), folder)
+    (configured(database, (name, schema), &folder, served), folder)
+}
+
+/// A start ends in order at a signal. The second one has another folder, so it knows nothing of the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_is_stopped_while_it_starts_leaves_its_name_at_once() {
+    let Some(database) = postgres::shared() else { return };
+    let served = before(&ScriptedServer::polite().await);
+    let (one, _folder) = start(database, "a", "stopped", &served).await;
+    let (config, _other) = with_key(database, "b", "stopped", &served);
+    let StoreSettings::Postgres(settings) = &config.store else { panic!("{:?}", config.store) };
+    let address = settings.replica.address.unwrap();
+    let (stop, metrics) = (CancellationToken::new(), PrometheusBuilder::new().build_recorder().handle());
+    let starting = Gateway::start_until(config, metrics, Sockets::default(), stop.clone());
+    // It listens to the other replicas before it waits until they have seen it.
+    let stopping = async {
+        while TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+    };
+    let (started, ()) = in_time(async { tokio::join!(starting, stopping) }).await;
+    assert_eq!(started.unwrap_err().to_string(), "the start was stopped");
+    let again = tokio::time::timeout(TAKEN_OVER_MAX, start(database, "b", "stopped", &served));
+    let (two, _third) = again.await.expect("its name is free");
+    one.drain(Some(Duration::ZERO)).await;
+    two.drain(Some(Duration::ZERO)).await;
 }
 
 /// F85, with what each gateway reads of the others.

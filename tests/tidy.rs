@@ -98,7 +98,7 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 88_600;
+const CODE_LINES_MAX: usize = 89_000;
 const COMMENT_LINES_MAX: usize = 9_000;
 const FILES_MAX: usize = 515;
 

@@ -156,7 +156,7 @@ impl AuditedRefusals {
         use Refusal as R;
         let (status, reason) = refusal.status();
         let shows_credential =
-            matches!(refusal, R::CredentialsUnclear | R::KeyAndToken | R::TokenInQuery | R::TooManyTokens(_));
+            matches!(refusal, R::CredentialsAmbiguous | R::KeyAndToken | R::TokenInQuery | R::TooManyTokens(_));
         let act = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
             _ if shows_credential => AuditAct::LoginRefused,

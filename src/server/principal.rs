@@ -522,7 +522,7 @@ impl PrincipalGuard {
         Refusal::CertificateRefused(challenge, why)
     }
 
-    /// Authenticates a request. Fails with `CredentialsUnclear` or `KeyAndToken` for two credentials (B150), `Unauthorized`
+    /// Authenticates a request. Fails with `CredentialsAmbiguous` or `KeyAndToken` for two credentials (B150), `Unauthorized`
     /// without a known key, a challenge without a valid token, `NotForwarded` on the replica listener for a request that no replica
     /// sealed. A connection's certificate that is no longer valid is refused beside every credential.
     pub(super) fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Identity, Refusal> {

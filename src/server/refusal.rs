@@ -39,7 +39,7 @@ pub(super) enum Refusal {
     HostNotAllowed,
     OriginNotAllowed,
     /// Two credentials of one kind (B150).
-    CredentialsUnclear,
+    CredentialsAmbiguous,
     /// A key in its own header beside a token (B150).
     KeyAndToken,
     /// No credential, or an unknown one: the client does not learn which (B151).
@@ -164,10 +164,10 @@ impl Refusal {
             Self::ConnectMethod => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
             Self::HeadTooLarge => RefusalResponse::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
             Self::TargetTooLong => RefusalResponse::new(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostUnclear => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostForeign => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsUnclear | Self::KeyAndToken => {
+            Self::HostAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostNotAllowed => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginNotAllowed => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsAmbiguous | Self::KeyAndToken => {
                 RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn)
             }
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
@@ -339,8 +339,8 @@ impl Refusal {
             Self::ConnectMethod
             | Self::HeadTooLarge
             | Self::TargetTooLong
-            | Self::HostUnclear
-            | Self::CredentialsUnclear
+            | Self::HostAmbiguous
+            | Self::CredentialsAmbiguous
             | Self::KeyAndToken
             | Self::LoginRequired(_)
             | Self::TokenInQuery

@@ -241,7 +241,8 @@ impl IssuedCredentials {
             let asked = asking.ask(subject.as_ref()).await;
             asking.note(key, attempt, asked, is_replaced)
         };
-        let stopped = || TokenFailure::new(Reason::CredentialAway, "too many requests for tokens, or the gateway ends");
+        let stopped =
+            || TokenFailure::new(Reason::CredentialUnavailable, "too many requests for tokens, or the gateway ends");
         state.requests.get(attempt, principal, &state.scope, known, ask).await.unwrap_or_else(|| Err(stopped()))
     }
 }

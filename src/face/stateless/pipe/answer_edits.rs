@@ -325,8 +325,8 @@ impl AnswerEdits {
         if !access.narrows_others() {
             return None;
         }
-        let Ok(Message::Notification(told)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
-        let params = told.params.object().filter(|_| told.method == method::LISTEN_ACKNOWLEDGED)?;
+        let Ok(Message::Notification(notification)) = envelope::read(text, ScanLimits::UPSTREAM) else { return None };
+        let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
         let granted = params.get_object("notifications")?;
         let uris = granted.get("resourceSubscriptions")?;
         let is_shown = |uri: &String| subscription.wishes.want_updates_of(uri) && access.has_resource(uri);

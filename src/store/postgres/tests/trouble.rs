@@ -256,7 +256,8 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_batch_is_rolled_back_by_the_server() {
     let Some(server) = shared() else { return };
-    let settings = with(settings(server, &new_schema()), |access| access.write_max = Duration::from_secs(2));
+    let schema = new_schema();
+    let settings = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(2));
     let store = opened(settings).await;
     let writes = || server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane"));
     let before = writes();

@@ -172,7 +172,7 @@ impl Engine {
                     if matches!(error, StoreError::UnknownCommit(_)) {
                         self.add_unknown_commit(
                             key,
-                            UnknownCommit { before, base_revision: revision, written: Task::clone(&task), effects },
+                            UnknownCommit { before, base: revision, written: Task::clone(&task), effects },
                         );
                         own = Some(OwnWrite { task, changed });
                     }

@@ -49,7 +49,7 @@ impl Default for RunningChanges {
     }
 }
 
-/// A row as [`Engine::load_any_within`] found it.
+/// A row as [`Engine::load_within`] found it.
 pub(super) enum HeldRow {
     Read(Arc<Task>),
     /// Settled. The size counts its other contents too.
@@ -119,11 +119,7 @@ impl Engine {
     }
 
     /// As [`Engine::load_any`], but leaves a settled row above `bytes_max` in a store that would copy it. Cancel safe.
-    pub(super) async fn load_any_within(
-        self: &Arc<Self>,
-        key: &TaskKey,
-        bytes_max: usize,
-    ) -> Result<HeldRow, TaskError> {
+    pub(super) async fn load_within(self: &Arc<Self>, key: &TaskKey, bytes_max: usize) -> Result<HeldRow, TaskError> {
         match self.store.settled_bytes(key).await? {
             Some(bytes) if bytes > bytes_max => Ok(HeldRow::Large { key: key.clone(), bytes }),
             Some(_) | None => Ok(HeldRow::Read(self.load_any(key).await?)),

@@ -79,7 +79,7 @@ impl Engine {
         let (mut settled, mut bytes) = (Vec::new(), 0);
         for (index, id) in tree.children.iter().enumerate() {
             let room = bytes_max.saturating_sub(bytes);
-            let child = match self.load_any_within(&TaskKey { owner: owner.clone(), id: *id }, room).await {
+            let child = match self.load_within(&TaskKey { owner: owner.clone(), id: *id }, room).await {
                 Ok(HeldRow::Read(child)) if child.is_settled() => child,
                 Ok(HeldRow::Read(_) | HeldRow::Large { .. }) | Err(TaskError::Unknown) => continue,
                 Err(error) => return Err(error),

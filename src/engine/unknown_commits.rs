@@ -23,7 +23,7 @@ const WRITES_PER_TASK_MAX: usize = 16;
 pub(super) struct UnknownCommit {
     pub(super) before: Arc<Task>,
     /// The revision that the write would replace.
-    pub(super) base_revision: Revision,
+    pub(super) base: Revision,
     pub(super) written: Task,
     pub(super) effects: Vec<Effect>,
 }
@@ -52,11 +52,10 @@ impl UnknownCommits {
     fn resolve(&self, key: &TaskKey, row: &StoredTask) -> CommitResolution {
         let mut all = self.0.lock();
         let Some(pending) = all.get_mut(key) else { return CommitResolution::Unresolved };
-        let committed =
-            pending.writes.iter().position(|write| write.base_revision < row.revision && write.written == *row.task);
+        let committed = pending.writes.iter().position(|write| write.base < row.revision && write.written == *row.task);
         let committed = committed.map(|at| Box::new(pending.writes.swap_remove(at)));
         let before = pending.writes.len();
-        pending.writes.retain(|write| write.base_revision >= row.revision);
+        pending.writes.retain(|write| write.base >= row.revision);
         let is_superseded = pending.writes.len() < before;
         if pending.writes.is_empty() && !pending.is_polled {
             all.remove(key);
@@ -72,7 +71,7 @@ impl UnknownCommits {
     fn forget_on(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
         if let Some(pending) = all.get_mut(key) {
-            pending.writes.retain(|write| write.base_revision > revision);
+            pending.writes.retain(|write| write.base > revision);
             if pending.writes.is_empty() && !pending.is_polled {
                 all.remove(key);
             }
@@ -151,8 +150,8 @@ impl Engine {
     }
 
     /// Resolves writes to this revision: another one succeeded, or none was committed.
-    pub(super) fn resolve_at(&self, key: &TaskKey, base_revision: Revision) {
-        self.unknown_commits.forget_on(key, base_revision);
+    pub(super) fn resolve_at(&self, key: &TaskKey, base: Revision) {
+        self.unknown_commits.forget_on(key, base);
     }
 
     /// Performs the effects that follow from the state alone.

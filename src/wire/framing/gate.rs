@@ -72,7 +72,7 @@ pub struct EventGate {
     /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
     /// The inspection of the event's data, where the data decides.
-    inspection: DataInspection,
+    data: DataInspection,
 }
 
 #[derive(Debug, Default)]
@@ -135,7 +135,7 @@ impl EventGate {
             has_field: false,
             is_of_interest: false,
             mark: Some(0),
-            inspection: DataInspection::at_start(),
+            data: DataInspection::at_start(),
         }
     }
 
@@ -193,7 +193,7 @@ impl EventGate {
                 if self.state != GateState::Passing {
                     self.begin_line();
                 }
-                self.inspection.field = Some(0);
+                self.data.field = Some(0);
                 continue;
             }
             self.withheld = false;
@@ -210,7 +210,7 @@ impl EventGate {
             self.begin_line();
             self.has_field = false;
             self.is_of_interest = false;
-            self.inspection = DataInspection::at_start();
+            self.data = DataInspection::at_start();
         }
         if self.state == GateState::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
@@ -299,15 +299,12 @@ impl EventGate {
     }
 
     fn inspect(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
-        self.inspection.pass(bytes);
+        self.data.pass(bytes);
         let is_passing = self.state == GateState::Passing;
-        if self.whole == HoldPolicy::Asking
-            && is_passing
-            && self.inspection.classifier.shows() != MessageClass::Harmless
-        {
+        if self.whole == HoldPolicy::Asking && is_passing && self.data.classifier.shows() != MessageClass::Harmless {
             return Err(FramingError::TwoMessagesInOne);
         }
-        if is_passing && self.filter.is_some_and(|filter| (filter.may_ask_late)(&self.inspection.classifier)) {
+        if is_passing && self.filter.is_some_and(|filter| (filter.may_ask_late)(&self.data.classifier)) {
             return Err(FramingError::AsksTooLate);
         }
         Ok(())
@@ -317,7 +314,7 @@ impl EventGate {
     fn release(&mut self) -> Option<GateOutput> {
         if self.whole == HoldPolicy::Asking {
             let is_harmless =
-                self.state == GateState::Keeping && self.inspection.classifier.shows() == MessageClass::Harmless;
+                self.state == GateState::Keeping && self.data.classifier.shows() == MessageClass::Harmless;
             if !is_harmless {
                 return None;
             }
@@ -326,7 +323,7 @@ impl EventGate {
         }
         let filter =
             self.filter.filter(|filter| self.state == GateState::Keeping && self.held.len() >= filter.bytes_max)?;
-        let classifier = &self.inspection.classifier;
+        let classifier = &self.data.classifier;
         let may_ask = classifier.may_ask() || classifier.shows() == MessageClass::Nothing;
         if self.is_of_interest || may_ask || (filter.is_of_interest)(&self.held) {
             self.is_of_interest = true;

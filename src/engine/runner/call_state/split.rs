@@ -68,7 +68,7 @@ impl SplitExchange {
 
     /// Fails with `QueueFull` unless an element could queue now.
     pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
-        self.plan.element_spec().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
+        self.plan.template().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
     /// The next event; pends while only elements with rows run. `begins`: whether elements begin here. Cancel safe.
@@ -81,7 +81,7 @@ impl SplitExchange {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            if self.bytes > self.plan.element_spec().context.result_bytes_max {
+            if self.bytes > self.plan.template().context.result_bytes_max {
                 self.cancel("the results of the call are too large together").await;
                 let fault = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
                 return ExchangeEvent::Lost(ExchangeError(fault));
@@ -169,7 +169,7 @@ impl SplitExchange {
         self.bytes += outcome.bytes();
         *outcome_of = Some(outcome);
         self.ended += 1;
-        if self.ended < self.plan.total() && self.plan.element_spec().context.progress {
+        if self.ended < self.plan.total() && self.plan.template().context.progress {
             let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total())));
             let message = self.status();
             self.events.push_back(ExchangeEvent::Progress(Progress { progress, total, message }));
@@ -193,7 +193,7 @@ impl SplitExchange {
         let combining = match &mut self.combining {
             Some(combining) => combining,
             combining @ None => {
-                let share = self.plan.element_spec().context.share.clone();
+                let share = self.plan.template().context.share.clone();
                 combining.insert(Box::pin(combine(share, Arc::clone(self.plan.argument()), self.outcomes.clone())))
             }
         };
@@ -334,7 +334,7 @@ fn cancelled() -> SplitResult {
 
 #[derive(Debug)]
 pub(in crate::engine::runner) struct SplitPlan {
-    element_spec: CallSpec,
+    template: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
     argument: Arc<str>,
@@ -345,16 +345,16 @@ pub(in crate::engine::runner) struct SplitPlan {
 pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
     let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
-    let (spec, element_spec) = call_and_element(spec);
-    (spec, Some(SplitPlan { element_spec, call: Some(call), argument, total, parallel }))
+    let (spec, template) = call_and_element(spec);
+    (spec, Some(SplitPlan { template, call: Some(call), argument, total, parallel }))
 }
 
 pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());
     let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
-    let (spec, element_spec) = call_and_element(spec);
-    (spec, SplitPlan { element_spec, call: None, argument, total, parallel })
+    let (spec, template) = call_and_element(spec);
+    (spec, SplitPlan { template, call: None, argument, total, parallel })
 }
 
 fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
@@ -378,14 +378,11 @@ impl SplitPlan {
     /// The spec of one element's call. Without params if only its row has them.
     pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
         let params = self.call.as_ref().and_then(|call| call.params_of(index));
-        CallSpec {
-            request: UpstreamRequest { params, ..self.element_spec.request.clone() },
-            ..self.element_spec.clone()
-        }
+        CallSpec { request: UpstreamRequest { params, ..self.template.request.clone() }, ..self.template.clone() }
     }
 
-    pub(in crate::engine::runner) const fn element_spec(&self) -> &CallSpec {
-        &self.element_spec
+    pub(in crate::engine::runner) const fn template(&self) -> &CallSpec {
+        &self.template
     }
 
     pub(in crate::engine::runner) const fn parallel(&self) -> usize {

@@ -94,7 +94,7 @@ impl Children {
             if let Some((at, _)) = self.retry {
                 tokio::time::sleep_until(at).await;
             }
-            let row = match self.engine.load_any_within(&child.key, FREE_BYTES).await {
+            let row = match self.engine.load_within(&child.key, FREE_BYTES).await {
                 Ok(row) => Some(row),
                 Err(TaskError::Unknown) => None,
                 Err(error) => {

@@ -151,7 +151,7 @@ impl ElementRows {
     /// A sink for a child's log messages, under its parent's key unless its client sees subtasks.
     fn logs_of(&self, key: &TaskKey, plan: &SplitPlan) -> Option<TaskNoticeSink> {
         let logs = self.logs.clone()?;
-        let named = if plan.element_spec().sees_subtasks { key.clone() } else { self.parent.clone() };
+        let named = if plan.template().sees_subtasks { key.clone() } else { self.parent.clone() };
         Some(Arc::new(move |_, notice| {
             if matches!(notice, TaskNotice::Log(_)) {
                 logs(&named, notice);

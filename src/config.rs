@@ -353,22 +353,13 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// The tables of which a file may have several, each in double brackets; `NAME` is an upstream's name.
-const ARRAY_TABLES: [&str; 7] = [
-    "admin.tokens",
-    "auth.api_keys",
-    "auth.certificates",
-    "auth.issuers",
-    "auth.rules",
-    "endpoints",
-    "upstreams.NAME.tools",
-];
+/// The head of each table that a file may have; `NAME` is an upstream's name.
+const TABLE_HEADS: &str = "[[admin.tokens]]\n[[auth.api_keys]]\n[[auth.certificates]]\n[[auth.issuers]]\n[[auth.rules]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
 
 /// Every key of a file and its content; `NAME` is an upstream's name.
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = format!("[upstreams.NAME]\n[[{}]]", ARRAY_TABLES.join("]]\n[["));
-    let (tree, _) = DeTable::parse_recoverable(&every_table);
-    let mut source = ConfigSource::new(&every_table, &|_| None, MistakeCollector::new(""));
+    let (tree, _) = DeTable::parse_recoverable(TABLE_HEADS);
+    let mut source = ConfigSource::new(TABLE_HEADS, &|_| None, MistakeCollector::new(""));
     let mut root = source.root(tree.get_ref());
     named_files::read_variables(&mut root, Path::new(""));
     raw::read(root);
@@ -387,8 +378,10 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
         return format!("unknown key; {meant}");
     }
     let suffix = format!(".{}", unknown.key);
-    let header =
-        |table: &str| if ARRAY_TABLES.contains(&table) { format!("[[{table}]]") } else { format!("[{table}]") };
+    let header = |table: &str| {
+        let several = format!("[[{table}]]");
+        if TABLE_HEADS.contains(&several) { several } else { format!("[{table}]") }
+    };
     let tables: Vec<String> = known.iter().filter_map(|known| known.strip_suffix(&suffix)).map(header).collect();
     // One letter is a slip, even if another table has the key.
     if let Some((1, known)) = near(unknown) {

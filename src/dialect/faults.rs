@@ -349,9 +349,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::CredentialMalformed => {
             "The gateway cannot get a credential for the upstream server: its issuer's answer cannot be used"
         }
-        Reason::UpstreamRedirect => {
-            "The upstream server points to another address, which is not followed: configure that address"
-        }
+        Reason::UpstreamRedirect => "The upstream server points to another address; configure that one",
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
         Reason::UpstreamClosed => "The upstream server ended the connection before it answered",
         Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",

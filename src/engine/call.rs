@@ -82,11 +82,8 @@ impl CallSpec {
 
     /// A queued task for the call, or for a part of it: not sent, and without resume data.
     pub(super) fn new_task(&self, key: TaskKey, visibility: TaskVisibility, now: Timestamp) -> Task {
-        let origin = CallOrigin {
-            upstream: Arc::clone(self.upstream.name()),
-            tool: Arc::clone(&self.tool),
-            client: self.client,
-        };
+        let (upstream, tool) = (Arc::clone(self.upstream.name()), Arc::clone(&self.tool));
+        let origin = CallOrigin { upstream, tool, client: self.client };
         let ToolPolicy { ttl, keep_result_min, poll_interval, .. } = self.policy;
         Task::queued(key, visibility, origin, now, TaskTimes { ttl, keep_result_min, poll_interval })
     }

@@ -441,9 +441,7 @@ impl Operators {
             OperatorRoute::Calls => json(StatusCode::OK, &(self.status)().held_calls),
             OperatorRoute::Status if wants_json(request) => json(StatusCode::OK, &(self.status)()),
             OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
-            OperatorRoute::Nowhere => {
-                refusal(StatusCode::NOT_FOUND, "this path is unknown; docs/operating.md lists the paths")
-            }
+            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "unknown path; docs/operating.md lists them"),
         }
     }
 

@@ -141,12 +141,7 @@ impl TransportAdapter {
             backoff: RestartBackoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
-        Self {
-            shared: Arc::new(shared),
-            wire,
-            dedicated: DedicatedProcessRules::default(),
-            connections: Mutex::default(),
-        }
+        Self { shared: Arc::new(shared), wire, dedicated: Default::default(), connections: Mutex::default() }
     }
 
     pub(crate) fn with_dedicated_calls(self, dedicated: DedicatedProcessRules) -> Self {

@@ -152,7 +152,6 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
 /// Ends a start in order, so that no other replica waits for a lease of it.
 async fn end_start(start: impl Future<Output = anyhow::Result<Gateway>>, stop: &CancellationToken) {
     stop.cancel();
-    // A database that hangs does not delay the end.
     drop(timeout(STOP_MAX, start).await);
 }
 

@@ -33,7 +33,6 @@ pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
     served: Arc<Served>,
-    /// Its own name.
     upstreams: Arc<Vec<Arc<str>>>,
     outcomes: RequestOutcomes,
     /// Set if clients log in at the server themselves.
@@ -116,9 +115,8 @@ impl UpstreamEndpoint {
         ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
     }
 
-    /// Cleans up the caches, until stopped.
-    pub async fn evict_expired(&self, stop: &CancellationToken) {
-        tokio::join!(self.stateless.evict_expired(stop), self.session.evict_expired(stop));
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
     }
 }
 
@@ -160,8 +158,7 @@ impl Endpoint for UpstreamEndpoint {
     }
 }
 
-/// Whether a request opens a stream of notifications that its client opens again. Over HTTP+SSE and stdio a subscription
-/// goes on, without the updates that are withheld (SEC-48).
+/// Whether a request opens a stream of notifications that its client opens again, which it cannot over HTTP+SSE and stdio.
 fn carries_notifications(request: &Inbound) -> bool {
     let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
     request.method == Method::GET || (request.carriage == MessageChannel::Request && listens())
@@ -222,7 +219,6 @@ impl ClosingEndpoint {
     }
 }
 
-/// Whether a request is about existing tasks.
 fn is_kept(request: &Inbound) -> bool {
     if request.method != Method::POST {
         return true;

@@ -70,7 +70,6 @@ impl Served {
         !access.narrows_others() || is_allowed().unwrap_or_default()
     }
 
-    /// The resources of which a caller may see updates now.
     pub(super) fn visible(&self, caller: &Caller, mut resources: BTreeSet<String>) -> BTreeSet<String> {
         let access = self.access_of(caller);
         if access.narrows_others() {
@@ -79,7 +78,6 @@ impl Served {
         resources
     }
 
-    /// The items of the upstream that a caller may use now.
     pub(super) fn access_of(&self, caller: &Caller) -> ToolAccess {
         self.engine.access().tools_of(caller, self.upstream.name())
     }

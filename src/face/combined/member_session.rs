@@ -187,7 +187,7 @@ struct MemberHandshake {
 }
 
 impl MemberHandshake {
-    /// Opens the session, and sends it the client's log level, which is put into `level`.
+    /// Opens the session, and sends it the client's log level, which it puts into `level`.
     async fn run(
         &self,
         session: &CombinedSession,

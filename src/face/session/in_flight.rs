@@ -137,7 +137,6 @@ impl InFlight {
         self.unwanted.insert(request_key(nonce, id), counted_as, Instant::now());
     }
 
-    /// Records that a client ended its session.
     pub(in crate::face) fn mark_unwanted(&self, nonce: u128, counted_as: &Principal) {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }

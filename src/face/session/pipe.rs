@@ -197,7 +197,6 @@ pub(super) async fn get(
     shared.meter.streams.increment(1);
     // Tasks may send notifications on it.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
-    // As for a bridged session (B241).
     if shared.sessions.is_over(&session) {
         return bare(StatusCode::NOT_FOUND);
     }

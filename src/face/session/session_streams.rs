@@ -126,7 +126,6 @@ impl SessionStreams {
         newest(&self.open.lock().by_session.get(&nonce)?.streams, may_have).map(|stream| stream.sender.clone())
     }
 
-    /// Changes whenever a stream is opened.
     pub(super) fn opened(&self) -> watch::Receiver<()> {
         self.opened.subscribe()
     }

@@ -158,7 +158,6 @@ impl ListenStream {
         is_seen.then(|| self.subscription.passed_on(&self.granted, name, params)).flatten()
     }
 
-    /// As [`Self::passed_on`], for when the changes are unknown.
     fn anything(&self) -> Vec<Bytes> {
         let mut granted = self.granted.clone();
         granted.resources = granted.resources.map(|all| self.served.visible(&self.watched.caller, all));

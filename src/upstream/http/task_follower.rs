@@ -56,7 +56,6 @@ struct TaskFollower<'a> {
     id: Arc<str>,
     params: Payload,
     pace: PollSchedule,
-    /// Whether the server hinted at a change that no poll has read.
     is_hinted: AtomicBool,
     message: Option<Arc<str>>,
     /// The last reported status and message; `None` after a failed poll.

@@ -157,7 +157,6 @@ impl Drop for StreamWait {
     fn drop(&mut self) {
         let mut usage = self.usage.lock();
         usage.waiting -= 1;
-        // A client that has left got no stream.
         usage.is_unserved = self.client.strong_count() == 0;
         if !usage.is_unserved {
             usage.granted = Instant::now();

@@ -3,7 +3,7 @@
     slow_stdio.py SWITCH SECONDS COMMAND...
 
 runs COMMAND and passes lines both ways as they are. While the file SWITCH is there, each `tools/call` reaches the server
-SECONDS later; one that is cancelled meanwhile never does. It ends as the server does.
+SECONDS later; one that is cancelled meanwhile never does. The file gets a line for each. It ends as the server does.
 """
 
 import json
@@ -46,6 +46,12 @@ def take(line: bytes) -> None:
     timer.daemon = True
     waiting[json.dumps(message["id"])] = timer
     timer.start()
+    try:
+        # The file may have been removed meanwhile.
+        with open(os.open(switch, os.O_WRONLY | os.O_APPEND), "w") as log:
+            log.write("a call waits\n")
+    except FileNotFoundError:
+        pass
 
 
 def read() -> None:

@@ -144,7 +144,7 @@ impl Table {
         let handle = client.call(70, tool, arguments).await;
         let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
         let poll = async || client.ask(71, "tasks/get", json!({ "taskId": id })).await.answer().await.0;
-        assert_eq!(poll().await["result"]["status"], "working");
+        assert_eq!(handle["result"]["status"], "working", "{handle}");
         let task = in_time(async {
             loop {
                 let answer = poll().await;
@@ -169,11 +169,23 @@ impl Table {
 
     async fn lose(&mut self, client: &StandaloneClient) {
         let (tool, arguments) = self.slow();
-        let params = json!({ "name": tool, "arguments": arguments });
+        self.make_slow(true);
+        let params = json!({ "name": tool, "arguments": arguments, "_meta": { "progressToken": "p" } });
         let mut running = client.ask(62, "tools/call", params).await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        // It crashes once the call is there: the server tells of a step, or its delay has begun.
+        let mut last = match &self.switch {
+            Some(switch) => {
+                in_time(async {
+                    while fs::read(switch).unwrap().is_empty() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                })
+                .await;
+                None
+            }
+            None => running.next().await,
+        };
         self.crash().await;
-        let mut last = None;
         while let Some(message) = running.next().await {
             last = Some(message);
         }

@@ -1,5 +1,4 @@
 //! Limits the bytes of responses in progress, per principal and in total.
-//!
 //! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped
 //! ([`AnswerPermit::attach`]). When no bytes are left, the reader waits, and so does the server. One request per principal
 //! may exceed its share, and one in total may exceed the whole: of several half-read responses one can always finish.

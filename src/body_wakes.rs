@@ -1,5 +1,4 @@
 //! Spares an HTTP/1.1 connection the wake-up for the last piece of a body: of a client's request, or of a server's response.
-//!
 //! hyper wakes a connection's task when a piece of a body is taken. After the last piece, a client's connection polls
 //! all layers in vain. HTTP/2 connections are always woken: a taken piece lets them send a window update.
 

@@ -42,7 +42,6 @@ impl Write for LineQueue {
     }
 }
 
-/// The lines that wait or are being written.
 #[derive(Debug)]
 struct Backlog {
     /// The output's name in the log.

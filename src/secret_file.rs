@@ -30,7 +30,7 @@ pub enum SecretFileError {
 }
 
 /// Reads at most `bytes_max` of a file with a `what`, for its owner alone. A group may read a service manager's
-/// credential, in a folder of this process, and root's file if the process is not root's: as by orchestrators.
+/// credential, in a folder of this process, and root's file if the process is not root's: orchestrators write such files.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }

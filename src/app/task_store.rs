@@ -129,7 +129,7 @@ pub(super) enum StoreOpening {
     Waiting(Box<SharedStoreOpening>),
 }
 
-/// Opens the store, or prepares to; [`wait`] opens a database. Not ready without tasks. `prints`: of sealing keys.
+/// Opens the store, or prepares to; [`wait`] opens a database. Not ready while it takes no tasks. `prints`: of sealing keys.
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,

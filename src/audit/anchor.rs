@@ -1,5 +1,4 @@
-//! Writes digests of the audit's lines to a place that the gateway's machine cannot change, in a thread of its own: a share or a pipe
-//! that blocks delays no record.
+//! Writes digests of the audit's lines elsewhere, in a thread of its own: a share or a pipe that blocks delays no record.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -17,7 +16,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long the end of the gateway waits for the last digests.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// Takes digests without waiting.
 #[derive(Debug)]
 pub(super) struct AnchorWriter {
     digests: SyncSender<ChainEnd>,
@@ -115,8 +113,7 @@ impl AuditAnchor {
     }
 }
 
-/// Appends lines, behind an incomplete one of a write that failed or of a process that was killed. Nothing is cut off: the file may
-/// be append-only.
+/// Appends lines behind an incomplete one of a failed write or a killed process. Nothing is cut off: the file may be append-only.
 fn append_lines(path: &Path, mut lines: String) -> io::Result<()> {
     let mut file = system::append_without_waiting(path)?;
     // A pipe can be neither read nor synced.

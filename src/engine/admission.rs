@@ -1,5 +1,5 @@
-//! Grants permits for unsettled tasks, counted from the permit, not from the row. A call has a permit before it is
-//! sent: `auto` can become a task. A principal's limit is checked first (GW-40).
+//! Grants permits for unsettled tasks. A call has one before it is sent, since `auto` can become a task, and until that
+//! settles; it counts from the permit, not from the row. A principal's limit is checked first (GW-40).
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Runs one upstream call: turns exchange events into task events or client events.
-//!
 //! Order (GW-32): `always` and `required` insert the row, send the handle, then the call; with a free permit as
 //! `Working`: the call may have been sent. `auto` sends the call, and inserts at the end of the grace period. A handle
 //! is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream call

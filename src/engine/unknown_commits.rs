@@ -1,5 +1,4 @@
 //! Resolves writes with an unknown commit.
-//!
 //! A commit that was reported as failed may still be in the log. If the write was committed, its effects are performed,
 //! however late that becomes known. It is resolved when the row shows it or a later write; when another write to the
 //! same base revision succeeds; or when the store confirms the row's state. Any change of the task may discover this;

@@ -1,4 +1,4 @@
-//! Responds with a call's messages, life signs and result. Implement `CallMessages` for a source. `respond` sends one
+//! Responds with a call's messages, life signs and result. A source of messages implements `CallMessages`. `respond` sends one
 //! response if it comes first, else a stream of messages.
 
 pub mod engine_call;

@@ -58,7 +58,7 @@ const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The time for an upstream that was late this often in a row: it must not delay each list. Programs are slow once.
+/// The time for an upstream that was late this often in a row: it must not delay each list. A program is slow at its start alone.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
 /// After this time one request waits longer again.

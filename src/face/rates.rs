@@ -1,7 +1,5 @@
 //! Limits the requests, polls and unknown-task requests of each principal (GW-40).
-//!
 //! Logs refused principals, and likely guessing: many requests for unknown tasks (L25-62).
-//!
 //! Polls count apart. A loopback listener's one user has no limits. Forgetting an idle principal gives it one burst.
 
 use std::collections::HashMap;

@@ -1,5 +1,4 @@
 //! Serves one client over one bidirectional stream of messages: stdio, or an event stream with POSTs.
-//!
 //! Each message is handed to the [`Endpoint`] that serves HTTP, and its response is sent as messages; a message itself
 //! shows its session (GW-02). All work of a client runs in one task, in order of arrival: a cancellation finds its
 //! request. Read [`serve`], then `client_link` (messages to requests) and `answer_relay` (responses to messages).

@@ -1,5 +1,5 @@
 //! Decides by revision and holder whether a row may be written or claimed. Stores have this rule in their statements,
-//! and ask here why nothing changed. It holds even if a former holder lives.
+//! and ask here why nothing changed. The rule is safe even if a former holder lives.
 
 use crate::replica::Incarnation;
 

@@ -1,5 +1,4 @@
 //! Tests every store against the contract of [`TaskStore`].
-//!
 //! Some guarantees and faults are tested in one store only:
 //! - Only PostgreSQL detects that it is older than its acknowledged writes: a copy of a folder looks like the folder.
 //! - Only on disk can a test make a commit fail without a write.

@@ -1,5 +1,4 @@
 //! Limits the calls at an upstream: grants permits, and queues calls in fair order.
-//!
 //! A call holds a [`CallPermit`] until the permit is dropped. Calls wait in a lane for each principal, and lanes are
 //! served in turn, so that no principal's calls delay others'. With several principals, each has at most its share of
 //! permits and queue: a running call may last for hours, and is never ended for another. Replicas may divide permits.

@@ -1,5 +1,4 @@
 //! Supervises a program that is an upstream, in its own process between gateway and program.
-//!
 //! Starts the program in its own process group with limits, passes standard streams through, and stops the group once
 //! its input has no writer: no program outlives the gateway. Orphans of its children become this process's: reaped as
 //! they end, killed with the program. No runtime, no logging.

@@ -1,5 +1,4 @@
 //! Resumes a call that an earlier process left: its runner starts from the row (GW-39).
-//!
 //! `crashes` is incremented in the commit before the upstream can receive the call, and reset with its first event, or
 //! once the call was up longer than any resumption takes; a process that ends before it resumed the call leaves no
 //! trace. `attempt` is incremented in the commit before a resend, so a process that sent nothing uses none (F23).

@@ -1,5 +1,4 @@
 //! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
-//!
 //! A waiting step's data stays with its owner; this module holds the time of the next try: a timer, never a command,
 //! since commands precede all other events, and a call that retried by commands would outlive its deadline. Between
 //! tries the runner receives its usual events. Each try begins with the row's confirmed state, so that every step knows

@@ -1,5 +1,5 @@
 //! Stores clients' sessions at endpoints, with a share for each principal. A forgotten session loses its upstream
-//! sessions. Who has most makes room; used ones stay ([`RecentMap`]).
+//! sessions. The principal with most sessions makes room; used ones stay ([`RecentMap`]).
 
 use std::sync::Arc;
 

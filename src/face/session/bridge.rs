@@ -1,5 +1,4 @@
 //! Serves session clients of a server without sessions (2026-07-28 only).
-//!
 //! The gateway acts as their server: it answers the handshake from the server's description, makes each request a call
 //! of the engine (`bridged_call`), and sends its questions on the call's stream (`bridged_call::ask_client`).
 //! Notifications go to the session's own stream ([`mod@bridge_stream`]). Only open questions are lost with the process.

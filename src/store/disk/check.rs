@@ -1,8 +1,6 @@
 //! Checks the whole file for damage, in the background, starting when the store opens.
-//!
 //! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it; an
 //! interrupted check continues in pieces: some rows at a time, and each index alone.
-//!
 //! A statement asks every few steps whether it has to stop: SQLite's own interrupt is lost when it comes just before the
 //! statement starts.
 
@@ -40,7 +38,6 @@ struct FileCheckState {
     is_held: bool,
     is_over: bool,
     is_running: bool,
-    /// The piece that runs has to stop.
     is_interrupted: bool,
 }
 

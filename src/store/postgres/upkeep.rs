@@ -107,7 +107,7 @@ pub enum ReplicaForgetting {
 }
 
 impl PostgresStore {
-    /// Declares an incarnation dead: others may claim its rows, and it can no longer write. After `Io` it may be.
+    /// Declares an incarnation dead: others may claim its rows, and it can no longer write. After `Io` it may be dead or not.
     pub async fn declare_dead(&self, incarnation: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;

@@ -1,5 +1,4 @@
 //! Chooses the era for clients that can be asked, at a server of both eras.
-//!
 //! Servers of today's SDKs serve both eras, and their tools ask during a call (`elicitation/create`), which works in
 //! sessions only: at 2026-07-28 such a call fails. So clients that can be asked are served in sessions, unless the
 //! server is known to ask at 2026-07-28: it declares the tasks extension, or has answered an `InputRequiredResult`.

@@ -1,5 +1,4 @@
 //! Implements HTTP+SSE, the transport of 2024-11-05: an event stream and POSTs beside it.
-//!
 //! The GET's event stream is the session, and ends with it: nothing can be resumed. Its first event names the address
 //! for POSTs, which must be of the configured origin: a server cannot send credentials elsewhere (U41). Messages come
 //! over the stream; a POST's response says whether the message was accepted, and a refusal may hold the response.

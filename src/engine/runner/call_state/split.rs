@@ -1,5 +1,4 @@
 //! Runs a call with a list argument as many calls, one for each element.
-//!
 //! To the runner, a split call is one call with one deadline and task. Its elements wait for permits as calls do, in
 //! order; up to the rule's number run in parallel. Until it is a task, their exchanges are here; then each element is a
 //! child task with its own runner (`family`), judged separately later, and this module combines outcomes.

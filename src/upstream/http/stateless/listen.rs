@@ -1,5 +1,4 @@
 //! Subscribes to a stateless server's notifications: one `subscriptions/listen` for clients with equal access.
-//!
 //! It requests the union of their filters. A subscription cannot change (MOD-24), so a larger filter needs another
 //! stream; the old one is read until just after the new one's acknowledgement, as duplicates are harmless and gaps are
 //! not. A lost stream ends the [`ListenSource`]: its listeners subscribe again, as anything may have changed.

@@ -1,5 +1,4 @@
 //! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
-//!
 //! A request waits both for a new connection and for a returned one, and takes the first. A new connection that is no
 //! longer needed is pooled.
 
@@ -62,8 +61,7 @@ struct Shared {
     pooled: Mutex<PooledConnections>,
     /// Signals a returned connection.
     returned: Notify,
-    /// Whether the upstream last negotiated HTTP/2. Then the holder of `turn` opens its next connection for all waiting
-    /// requests.
+    /// Whether the upstream last negotiated HTTP/2: the holder of `turn` opens the next connection for all waiting.
     is_http2: AtomicBool,
     turn: tokio::sync::Mutex<()>,
 }
@@ -377,8 +375,7 @@ impl Shared {
         }
     }
 
-    /// Makes a connection in its own tokio task, which ends if the request is dropped. So a request that is not polled does not
-    /// keep the turn.
+    /// Makes a connection in its own tokio task, which ends with its request: an unpolled request keeps no turn.
     fn connecting(self: &Arc<Self>) -> oneshot::Receiver<Result<Leased, BoxError>> {
         let ((mut waiting, opened), shared) = (oneshot::channel(), Arc::clone(self));
         spawn_detached(async move {

@@ -44,17 +44,30 @@ impl ExtTasks {
     }
 
     fn envelope(&self, result_type: &str) -> ObjectWriter {
-        ObjectWriter::new().text("resultType", result_type).member(META, &self.meta)
+        self.begin(ObjectWriter::new(), result_type)
+    }
+
+    fn begin(&self, writer: ObjectWriter, result_type: &str) -> ObjectWriter {
+        writer.text("resultType", result_type).member(META, &self.meta)
     }
 
     /// The Task object with the members of its status (EXT-21 to EXT-26, EXT-32).
     fn detailed(&self, task: &Task) -> JsonPieces {
-        let writer = task_fields(self.envelope("complete"), task);
+        let writer = ObjectWriter::with_room(inlined_bytes(&task.phase));
+        let writer = task_fields(self.begin(writer, "complete"), task);
         match &task.phase {
             Phase::Queued | Phase::Working => writer.finish_pieces(),
             Phase::AwaitingInput(open) => writer.member("inputRequests", &inputs::requests(open)).finish_pieces(),
             Phase::Settled(outcome) => with_outcome(writer, outcome).finish_pieces(),
         }
+    }
+}
+
+/// The bytes of a result that is copied into the answer: larger ones are shared.
+fn inlined_bytes(phase: &Phase) -> usize {
+    match phase {
+        Phase::Settled(Outcome::Returned { result, .. }) if result.len() < JsonPieces::SHARED_MIN => result.len(),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => 0,
     }
 }
 

@@ -120,7 +120,7 @@ impl Engine {
                 let held = self.results.limits.answers_to(principal).hold(text.bytes().clone())?;
                 Ok(text.in_buffer(held).into())
             }
-            answer @ (JsonPieces::Whole(_) | JsonPieces::Pieces(_)) => Ok(answer),
+            answer @ (JsonPieces::Whole(_) | JsonPieces::Text(_) | JsonPieces::Pieces(_)) => Ok(answer),
         }
     }
 

@@ -51,7 +51,13 @@ impl Addressee {
                 AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => json(body),
             };
         }
-        let result = result.whole();
+        let result = match result {
+            // Copied at once: a shared buffer would take another allocation.
+            JsonPieces::Text(text) if text.len() < LARGE => {
+                return self.message(StatusCode::OK, envelope::result_with_text(id, &text));
+            }
+            result @ (JsonPieces::Whole(_) | JsonPieces::Text(_) | JsonPieces::Pieces(_)) => result.whole(),
+        };
         if result.len() >= LARGE && self.accepted != AcceptedTypes::EventStream {
             let (head, tail) = envelope::result_in_pieces(id, result);
             return json(joined_body([head, tail]));

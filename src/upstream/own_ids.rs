@@ -20,7 +20,7 @@ pub(crate) fn mint() -> RequestId {
 
 /// An id with this rest, which has no colon.
 pub(crate) fn of(rest: &str) -> RequestId {
-    RequestId::text(&[PREFIX.as_str(), rest].concat())
+    RequestId::text_of([PREFIX.as_str(), rest])
 }
 
 /// Whether this process made an id, in any spelling.

@@ -171,7 +171,7 @@ impl<'t> EnvelopeParts<'t> {
     }
 
     fn usable_id(&self) -> Option<RequestId> {
-        self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
+        self.id.clone().and_then(|id| RequestId::from_scanned(&self.text[id]))
     }
 
     fn classify(&self, members: &[Member]) -> Result<Message, &'static str> {
@@ -262,8 +262,13 @@ pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
 }
 
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
+    result_with_text(id, result.bytes())
+}
+
+/// As [`result`], for the text of a small result. The caller guarantees that it is one JSON value.
+pub fn result_with_text(id: &RequestId, result: &[u8]) -> Bytes {
     let mut out = open(Some(id), member_room("result") + result.len());
-    put(&mut out, "result", result.bytes());
+    put(&mut out, "result", result);
     close(out)
 }
 

@@ -19,24 +19,34 @@ pub struct RequestId(SmallVec<[u8; INLINE_BYTES]>);
 impl RequestId {
     /// Accepts a string without null characters or lone surrogates (B81), or an `i64` written as an integer.
     pub fn from_payload(text: &Payload) -> Option<Self> {
-        let raw = text.as_str();
+        Self::from_scanned(text.bytes())
+    }
+
+    /// As [`Self::from_payload`], for a value in a text that a scan has accepted.
+    pub(in crate::wire) fn from_scanned(raw: &[u8]) -> Option<Self> {
         if raw.len() > ID_BYTES_MAX {
             return None;
         }
-        let is_whole = || raw.bytes().all(|b| b.is_ascii_digit() || b == b'-') && raw.parse::<i64>().is_ok();
+        let is_whole = || {
+            let is_integer = raw.iter().all(|b| b.is_ascii_digit() || *b == b'-');
+            is_integer && std::str::from_utf8(raw).is_ok_and(|digits| digits.parse::<i64>().is_ok())
+        };
         let is_name = |name: Cow<'_, str>| !name.contains('\0');
-        let is_id =
-            if raw.starts_with('"') { scan::decode_string(text.bytes()).is_some_and(is_name) } else { is_whole() };
-        is_id.then(|| Self(SmallVec::from_slice(text.bytes())))
+        let is_id = if raw.starts_with(b"\"") { scan::decode_string(raw).is_some_and(is_name) } else { is_whole() };
+        is_id.then(|| Self(SmallVec::from_slice(raw)))
     }
 
     pub fn text(text: &str) -> Self {
-        if !scan::needs_no_escape(text.as_bytes()) {
-            return Self(SmallVec::from_slice(Payload::text(text).bytes()));
+        Self::text_of([text])
+    }
+
+    pub fn text_of<const N: usize>(parts: [&str; N]) -> Self {
+        if !parts.iter().all(|part| scan::needs_no_escape(part.as_bytes())) {
+            return Self(SmallVec::from_slice(Payload::text(&parts.concat()).bytes()));
         }
-        let mut json = SmallVec::with_capacity(text.len() + 2);
+        let mut json = SmallVec::with_capacity(parts.iter().map(|part| part.len()).sum::<usize>() + 2);
         json.push(b'"');
-        json.extend_from_slice(text.as_bytes());
+        parts.iter().for_each(|part| json.extend_from_slice(part.as_bytes()));
         json.push(b'"');
         Self(json)
     }

@@ -138,7 +138,7 @@ impl Object {
     }
 
     /// Starts an edit of top-level members; other members are copied byte for byte.
-    pub const fn edit(&self) -> ObjectEdit<'_> {
+    pub fn edit(&self) -> ObjectEdit<'_> {
         ObjectEdit::new(self)
     }
 

@@ -161,15 +161,22 @@ impl serde::Serialize for Payload {
 #[derive(Clone, Debug)]
 pub enum JsonPieces {
     Whole(Payload),
+    /// A small value in a buffer of its own, which nothing shares yet.
+    Text(Vec<u8>),
     Pieces(Vec<Bytes>),
 }
 
 impl JsonPieces {
     pub const SHARED_MIN: usize = 64 << 10;
 
+    pub(in crate::wire) fn of_text(text: Vec<u8>) -> Self {
+        if text.len() < Self::SHARED_MIN { Self::Text(text) } else { Self::Whole(Payload::from_scanned(text.into())) }
+    }
+
     pub fn len(&self) -> usize {
         match self {
             Self::Whole(payload) => payload.len(),
+            Self::Text(text) => text.len(),
             Self::Pieces(pieces) => pieces.iter().map(Bytes::len).sum(),
         }
     }
@@ -186,6 +193,7 @@ impl JsonPieces {
     pub fn whole(self) -> Payload {
         match self {
             Self::Whole(payload) => payload,
+            Self::Text(text) => Payload::from_scanned(text.into()),
             Self::Pieces(pieces) => Payload::from_scanned(pieces.concat().into()),
         }
     }
@@ -198,6 +206,7 @@ impl JsonPieces {
     pub fn into_pieces(self) -> Vec<Bytes> {
         match self {
             Self::Whole(payload) => vec![payload.into_bytes()],
+            Self::Text(text) => vec![text.into()],
             Self::Pieces(pieces) => pieces,
         }
     }

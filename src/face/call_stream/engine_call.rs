@@ -10,7 +10,7 @@ use super::progress::CallNotices;
 use super::request_answer::RequestAnswer;
 use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{call_cancelled, failure_error, with_uri};
-use crate::dialect::lifecycle::{server_meta, stateless_result, stateless_result_in_pieces};
+use crate::dialect::lifecycle::{completed_result, server_meta, stateless_result_in_pieces};
 use crate::dialect::{FaceDialect, RequestError, TaskReply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
 use crate::face::answer::{Addressee, LARGE};
@@ -179,9 +179,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
                     let pieces = stateless_result_in_pieces(&self.method, &result, &self.server_info, LARGE);
                     RequestAnswer::Json(joined_body(envelope::result_of_pieces(id, pieces)))
                 }
-                Some(_) | None => {
-                    RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info).into())
-                }
+                Some(_) | None => RequestAnswer::Result(completed_result(&self.method, &result, &self.server_info)),
             },
             Outcome::Faulted(Failure::Gateway(fault)) => RequestAnswer::Fault(fault),
             Outcome::Faulted(failure) => {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::{Member, Object, Payload};
 use crate::wire::JsonPieces;
@@ -12,7 +13,7 @@ use crate::wire::payload::write_string;
 #[derive(Debug)]
 pub struct ObjectEdit<'a> {
     object: &'a Object,
-    changes: Vec<MemberChange<'a>>,
+    changes: SmallVec<[MemberChange<'a>; 4]>,
 }
 
 #[derive(Debug)]
@@ -25,8 +26,8 @@ struct MemberChange<'a> {
 }
 
 impl<'a> ObjectEdit<'a> {
-    pub(super) const fn new(object: &'a Object) -> Self {
-        Self { object, changes: Vec::new() }
+    pub(super) fn new(object: &'a Object) -> Self {
+        Self { object, changes: SmallVec::new() }
     }
 
     /// Sets a member: in place if the object has it, else appended.
@@ -70,10 +71,14 @@ impl<'a> ObjectEdit<'a> {
     }
 
     pub fn finish_pieces(self) -> JsonPieces {
-        if self.object.payload().len() < JsonPieces::SHARED_MIN {
-            return self.finish().into();
+        let object = self.object;
+        if object.payload().len() >= JsonPieces::SHARED_MIN {
+            return JsonPieces::Pieces(self.pieces(JsonPieces::SHARED_MIN));
         }
-        JsonPieces::Pieces(self.pieces(JsonPieces::SHARED_MIN))
+        match self.write(usize::MAX) {
+            Some(text) => JsonPieces::of_text(text.open),
+            None => object.payload().clone().into(),
+        }
     }
 
     /// `None` if the edit changes nothing.

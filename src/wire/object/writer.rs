@@ -32,7 +32,11 @@ impl Default for ObjectWriter {
 
 impl ObjectWriter {
     pub fn new() -> Self {
-        let mut text = Vec::with_capacity(ROOM);
+        Self::with_room(0)
+    }
+
+    pub fn with_room(bytes: usize) -> Self {
+        let mut text = Vec::with_capacity(ROOM + bytes);
         text.push(b'{');
         Self { pieces: Vec::new(), text, is_empty: true }
     }
@@ -143,7 +147,7 @@ impl ObjectWriter {
     pub fn finish_pieces(mut self) -> JsonPieces {
         self.text.push(b'}');
         if self.pieces.is_empty() {
-            return JsonPieces::Whole(Payload::from_scanned(self.text.into()));
+            return JsonPieces::of_text(self.text);
         }
         self.pieces.push(self.text.into());
         JsonPieces::Pieces(self.pieces)

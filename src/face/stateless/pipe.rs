@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use self::answer_edits::{AnswerEdits, EditTarget, PipedSubscription, StateBinding};
-use super::{StatelessFace, StatelessRequestContext};
+use super::{CallDecision, StatelessFace, StatelessRequestContext};
 use crate::audit::arguments_of;
 use crate::dialect::RequestError;
 use crate::dialect::faults::failure_error;
@@ -84,7 +84,7 @@ impl StatelessFace {
             if is_named {
                 return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
-            call = Some((decision.policy.deadline, decision.policy.limits));
+            call = Some(ForwardedCall::of(decision));
         }
         let is_subscription = request.method == method::LISTEN;
         let wishes = match is_subscription.then(|| SubscriptionFilter::read(request.params)).transpose() {
@@ -237,9 +237,12 @@ fn repeated(all: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
     };
     let repeated = || all.iter().filter(|(name, _)| repeats(name));
+    // A constant is copied without an allocation, unlike a name that was read from a request.
+    let constant = |name: &HeaderName| [headers::METHOD, headers::NAME].into_iter().find(|known| known == name);
+    let copied = |name: &HeaderName| constant(name).unwrap_or_else(|| name.clone());
     // Exactly as long as it must be: the request keeps it as a slice.
     let mut headers = Vec::with_capacity(repeated().count());
-    headers.extend(repeated().map(|(name, value)| (name.clone(), value.clone())));
+    headers.extend(repeated().map(|(name, value)| (copied(name), value.clone())));
     headers
 }
 
@@ -251,8 +254,21 @@ struct StatelessForward {
     forwarded: ForwardedHeaders,
     edits: Box<AnswerEdits>,
     is_subscription: bool,
-    call: Option<(Duration, CallLimits)>,
+    call: Option<ForwardedCall>,
     signs: Option<LifeSigns>,
+}
+
+/// A forwarded `tools/call`: its tool, and the limits of the tool's rule.
+struct ForwardedCall {
+    tool: Arc<str>,
+    deadline: Duration,
+    limits: CallLimits,
+}
+
+impl ForwardedCall {
+    fn of(decision: CallDecision) -> Self {
+        Self { tool: decision.tool, deadline: decision.policy.deadline, limits: decision.policy.limits }
+    }
 }
 
 struct StatelessPipeEra {
@@ -294,12 +310,11 @@ impl StatelessForward {
 
     async fn attempt(mut self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let settings = &self.served.settings;
-        let (permit, timeouts, deadline_after) = match self.call {
-            Some((deadline, limits)) => {
-                let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
+        let (permit, timeouts, deadline_after) = match self.call.take() {
+            Some(ForwardedCall { tool, deadline, limits }) => {
                 let asker = &self.edits.asker;
                 let arguments = || arguments_of(Some(&asker.params));
-                let permit = HeldCall::begin(&self.served, &asker.principal, Arc::from(&*tool), arguments).await?;
+                let permit = HeldCall::begin(&self.served, &asker.principal, tool, arguments).await?;
                 (Some(permit), settings.call_timeouts.of_tool(limits), Some(deadline))
             }
             None => (None, settings.timeouts, None),

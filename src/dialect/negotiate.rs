@@ -43,10 +43,10 @@ impl StatelessRequest {
         if meta.get_str(PROTOCOL_VERSION).is_none() {
             return Err(complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"));
         }
-        if !meta.has_object(CLIENT_CAPABILITIES) {
-            return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"));
-        }
-        if meta.get(CLIENT_CAPABILITIES).is_some_and(|declared| declared.len() > CAPABILITIES_BYTES_MAX) {
+        let declared = meta.get(CLIENT_CAPABILITIES).filter(|declared| declared.bytes().starts_with(b"{"));
+        let declared = declared
+            .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"))?;
+        if declared.len() > CAPABILITIES_BYTES_MAX {
             return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] has more than 16384 bytes"));
         }
         Ok(meta)
@@ -112,6 +112,10 @@ impl StatelessRequest {
     }
 
     fn less_tasks(&self) -> Payload {
+        // Many clients declare nothing: the constant needs no copy.
+        if *self.capabilities.payload().bytes() == *"{}" {
+            return Payload::empty_object();
+        }
         if !self.capabilities.contains("extensions") && !self.capabilities.contains("tasks") {
             return self.capabilities.payload().detached();
         }

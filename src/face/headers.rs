@@ -50,15 +50,19 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
     }
 }
 
+pub fn named_in<'p>(method: &str, params: Option<&'p Object>) -> Option<Cow<'p, str>> {
+    params?.get_str(naming_member(method)?)
+}
+
 /// Compares `Mcp-Name` (MOD-06). On task methods it may be missing: FastMCP 4.1 never sends it there (T-15, EXT-53).
-pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
+pub fn check_name(all: &HeaderMap, method: &str, named: Option<&str>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
     let Some(header) = header else {
         return if member == "taskId" { Ok(()) } else { Err(complaint(&NAME, "is missing")) };
     };
     let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
-    match params.and_then(|params| params.get_str(member)) {
+    match named {
         Some(body) if body == header => Ok(()),
         // A missing member is a fault of the params, which are checked later.
         None => Ok(()),

@@ -194,8 +194,9 @@ impl StatelessFace {
         if !is_served {
             return Err(RequestError::UnknownMethod(request.method.clone()));
         }
+        let name = headers::named_in(&request.method, params);
         if around.carriage == MessageChannel::Request {
-            headers::check_name(around.headers, &request.method, params)?;
+            headers::check_name(around.headers, &request.method, name.as_deref())?;
         }
         let metadata = metadata?;
         if ExtTasks::is_method(&request.method) && !tasks::may_ask(&metadata, &request.method) {
@@ -205,7 +206,6 @@ impl StatelessFace {
         if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
             return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
-        let name = headers::naming_member(&request.method).and_then(|member| params.get_str(member));
         if name.is_some_and(|name| name.contains('\0')) {
             return Err(RequestError::Params(Cow::Borrowed("the name contains a null character; remove it")));
         }

@@ -95,7 +95,10 @@ fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestErro
     if ProtocolVersion::parse(&named).is_none_or(|version| !version.is_stateless()) {
         return Err(RequestError::Version { requested: named.into_owned() });
     }
-    if has_headers { headers::check_name(&inbound.headers, &request.method, params) } else { Ok(()) }
+    if !has_headers {
+        return Ok(());
+    }
+    headers::check_name(&inbound.headers, &request.method, headers::named_in(&request.method, params).as_deref())
 }
 
 #[cfg(test)]

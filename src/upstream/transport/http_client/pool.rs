@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, Version};
+use http::{Extensions, Request, Response, Version};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use hyper::rt::Executor as _;
@@ -241,15 +241,26 @@ struct Http1Connection {
 }
 
 /// Shared by a connection's driver and its user.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Http1State {
     /// While the rest of a response comes.
     parked: Mutex<Option<Http1Sender>>,
     /// Interim responses (1xx) to the current request.
-    interim: AtomicUsize,
+    interim: Arc<AtomicUsize>,
+    /// By which hyper counts them: each request gets a copy, which costs less than new extensions.
+    counting: Extensions,
 }
 
 impl Http1State {
+    fn new() -> Self {
+        let (interim, mut request) = (Arc::<AtomicUsize>::default(), Request::new(()));
+        let counter = Arc::clone(&interim);
+        hyper::ext::on_informational(&mut request, move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        Self { parked: Mutex::default(), interim, counting: std::mem::take(request.extensions_mut()) }
+    }
+
     fn is_interim_too_many(&self) -> bool {
         self.interim.load(Ordering::Relaxed) > INTERIM_MAX
     }
@@ -326,12 +337,9 @@ impl ConnectionPool {
 }
 
 impl Http1State {
-    fn counting(self: &Arc<Self>, mut request: Request<RequestBody>) -> Request<RequestBody> {
+    fn counting(&self, mut request: Request<RequestBody>) -> Request<RequestBody> {
         self.interim.store(0, Ordering::Relaxed);
-        let state = Arc::clone(self);
-        hyper::ext::on_informational(&mut request, move |_| {
-            state.interim.fetch_add(1, Ordering::Relaxed);
-        });
+        *request.extensions_mut() = self.counting.clone();
         request
     }
 }
@@ -412,7 +420,7 @@ impl Shared {
 
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http1.handshake(stream).await?;
-        let state = Arc::<Http1State>::default();
+        let state = Arc::new(Http1State::new());
         let (waker, shared) = (ConnectionWaker::new(), Arc::downgrade(self));
         let driver = Http1Driver { connection, waker, state: Arc::clone(&state), shared };
         Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))

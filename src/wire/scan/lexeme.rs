@@ -14,7 +14,7 @@ pub(super) const fn is_whitespace(byte: u8) -> bool {
 const SURELY_FINITE_CHARS: usize = 300;
 
 /// The number of bytes that are inspected before a search with a higher fixed cost.
-const NEAR: usize = 32;
+const NEAR: usize = 64;
 
 /// The number of bytes that are compared with one branch.
 const BLOCK: usize = 256;
@@ -28,16 +28,26 @@ pub(super) struct Quoted {
     pub(super) lone: Option<usize>,
 }
 
-/// Reads the string that opens at `at`. `Syntax` at the first raw control character, unknown escape or missing end.
+/// Reads the string with its opening quotation mark at `at`. `Syntax` at the first raw control character, unknown
+/// escape or missing end.
+#[inline]
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
-    let start = at + 1;
+    match near_end(text, at + 1) {
+        Some(end) => Ok(Quoted { end, escaped: false, lone: None }),
+        None => long_string(text, at + 1),
+    }
+}
+
+/// Just past the end of a string that is short and has no escapes, as most are.
+fn near_end(text: &[u8], start: usize) -> Option<usize> {
     let near = &text[start..text.len().min(start + NEAR)];
     let found = stop_near::<true>(near);
-    if near.get(found) == Some(&b'"') {
-        return Ok(Quoted { end: start + found + 1, escaped: false, lone: None });
-    }
-    // Most strings have ended by now; for a longer one, search and check of the skipped bytes take many bytes at once.
-    let read = rest_of_string(text, start + found);
+    (near.get(found) == Some(&b'"')).then_some(start + found + 1)
+}
+
+/// As [`string`], for any string that begins at `start`: search and check read many bytes at once.
+fn long_string(text: &[u8], start: usize) -> Result<Quoted, ScanError> {
+    let read = rest_of_string(text, start);
     let passed = match read {
         Ok(Quoted { end, .. }) => end,
         Err(at) => at,

@@ -28,8 +28,7 @@ pub(super) struct Quoted {
     pub(super) lone: Option<usize>,
 }
 
-/// Reads the string with its opening quotation mark at `at`. `Syntax` at the first raw control character, unknown
-/// escape or missing end.
+/// Reads the string that opens at `at`. `Syntax` at the first raw control character, unknown escape or missing end.
 #[inline]
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     match near_end(text, at + 1) {

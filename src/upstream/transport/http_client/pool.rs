@@ -339,7 +339,7 @@ impl ConnectionPool {
 impl Http1State {
     fn counting(&self, mut request: Request<RequestBody>) -> Request<RequestBody> {
         self.interim.store(0, Ordering::Relaxed);
-        *request.extensions_mut() = self.counting.clone();
+        request.extensions_mut().extend(self.counting.clone());
         request
     }
 }

@@ -115,8 +115,8 @@ impl UpstreamEndpoint {
         ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
     }
 
-    pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
+    pub async fn evict_expired(&self, stop: &CancellationToken) {
+        tokio::join!(self.stateless.evict_expired(stop), self.session.evict_expired(stop));
     }
 }
 

@@ -1,8 +1,6 @@
 //! Scans a text strictly in one pass: accepts or refuses it, and locates its members.
-//!
 //! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting in a raw value; other parsers disagree about
 //! these. The scan refuses them (B78 to B88, U07, U27, U28), and notes the positions of members that the gateway reads.
-//!
 //! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`): as a string value it passes. A key with
 //! one is refused, and a string with one does not decode here: no id, method or name has one.
 

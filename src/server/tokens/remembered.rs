@@ -1,8 +1,6 @@
 //! Remembers which tokens were verified, so that a poll costs one digest and no signature.
-//!
 //! The digest is SipHash-2-4 with 128 bits, under a random key that no other process has: a client cannot compute digests, so it
 //! can only guess one. SHA-256 has no secret, and takes several times as long where the processor has no instructions for it.
-//!
 //! A full memory forgets expired tokens, then others down to half: a principal's flood costs others a verification.
 
 use std::collections::HashMap;

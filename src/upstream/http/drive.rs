@@ -1,8 +1,6 @@
 //! Drives one call over HTTP: the POST, its response, and the streams that resume it.
-//!
 //! Read `response_reader` for one response, `task_follower` for a call that became the upstream's task. The exchange's
 //! owner polls one future. All events but the last go through the call's queue, which the session's stream feeds.
-//!
 //! Also sends the gateway's own requests beside a call, in its session. Other messages on their streams go to the call.
 
 pub(super) mod response_reader;

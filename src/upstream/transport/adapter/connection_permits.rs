@@ -1,9 +1,7 @@
 //! Decides which principal may open a connection, and which connection is evicted for it.
-//!
 //! With several principals each has at most its share of the permits, so that no other principal waits for a permit. If none is free,
 //! an idle connection of the principal with the most is evicted, even if recently used or with listeners: its session
 //! is renewed at the next use. Connections with a call or a task of the server are never evicted for another principal.
-//!
 //! Also delays the next start of a server that ended by itself.
 
 use std::num::NonZeroUsize;

@@ -593,6 +593,7 @@ mod tests {
                 "probe",
                 "keys",
                 "health",
+                "status",
                 "tasks",
                 "replicas",
                 "store",

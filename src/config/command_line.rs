@@ -381,7 +381,10 @@ mod tests {
         }
         let own = CommandLineConfig { port: Some(8080), ..at("http://127.0.0.1:8080/mcp") };
         let refused = own.resolve(&environment).unwrap_err().to_string();
-        assert_eq!(refused, "the command line: key `URL`: is the gateway itself (`listen.address`)");
+        assert_eq!(
+            refused,
+            "the command line: key `URL`: is the gateway's own address (`listen.address`); write the server's"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Opens and locks the store's folder: private, on a durable medium, used by one process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,6 +57,12 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
         }
     }
     examine(folder)
+}
+
+/// Else a repository around the folder would take up the key and the results. Nothing depends on this file.
+pub(super) fn keep_out_of_repositories(folder: &Path) {
+    let file = OpenOptions::new().write(true).create_new(true).owners_alone().open(folder.join(".gitignore"));
+    let _ = file.and_then(|mut file| file.write_all(b"*\n"));
 }
 
 /// Checks that an existing folder is usable; a missing one is no error.

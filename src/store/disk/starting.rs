@@ -46,8 +46,7 @@ impl DiskStore {
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let path = schema::file_in(&folder);
         if !path.exists() {
-            // Else a repository around the folder would take up the key and the results. Nothing depends on this file.
-            let _ = std::fs::write(folder.join(".gitignore"), "*\n");
+            folder::keep_out_of_repositories(&folder);
         }
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);

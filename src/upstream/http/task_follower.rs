@@ -24,7 +24,7 @@ use crate::waits::or_pending;
 use crate::wire::{Object, Payload, RpcError, method};
 
 /// Consecutive invalid responses before the task is lost.
-const MALFORMED_MAX: u32 = 5;
+const MALFORMED_MAX: u16 = 5;
 /// How long an existing outcome may take on its open stream.
 const HELD_MAX: Duration = Duration::from_secs(5);
 /// The poll interval if the upstream names none.
@@ -64,8 +64,8 @@ struct TaskFollower<'a> {
     children: HashSet<u64>,
     hashing: RandomState,
     /// Consecutive invalid responses to polls, and to requests for the outcome.
-    odd_polls: u32,
-    odd_outcomes: u32,
+    odd_polls: u16,
+    odd_outcomes: u16,
 }
 
 impl HttpCall {
@@ -220,7 +220,7 @@ impl TaskFollower<'_> {
                 Ok(None)
             }
             Err(fault) => {
-                self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
+                self.odd_polls += u16::from(fault.reason == Reason::UpstreamMalformed);
                 // The request failed; the task was made all the same.
                 self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
             }
@@ -288,7 +288,7 @@ impl TaskFollower<'_> {
     }
 
     /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses.
-    async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
+    async fn survive<T>(&mut self, fault: GatewayFault, odd: u16) -> Result<Option<T>, GatewayFault> {
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
         // The other reasons may pass before the deadline, or never occur here.
         let is_final = matches!(
@@ -324,7 +324,7 @@ impl TaskFollower<'_> {
             },
             Ok(answer) => Ok(Some(last(answer))),
             Err(fault) => {
-                self.odd_outcomes += u32::from(fault.reason == Reason::UpstreamMalformed);
+                self.odd_outcomes += u16::from(fault.reason == Reason::UpstreamMalformed);
                 self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await
             }
         }

@@ -191,7 +191,7 @@ fn members_that_exclude_one_another_are_refused() {
         r#""result":{},"error":{"code":1,"message":""}"#,
         r#""result":{},"params":{}"#,
     ] {
-        check_refused(&format!(r#"{{"jsonrpc":"2.0","id":1,{members}}}"#), "beside", Some("1"));
+        check_refused(&format!(r#"{{"jsonrpc":"2.0","id":1,{members}}}"#), "are both present", Some("1"));
     }
 }
 

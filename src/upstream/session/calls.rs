@@ -266,7 +266,7 @@ mod tests {
             assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
         }
         assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
-        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is queued apart");
+        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told from a new question");
         assert!(call.withdraw(&RequestId::number(0).payload()));
         assert!(!call.withdraw(&RequestId::number(0).payload()), "closed once");
         assert_eq!(call.ask(&RequestId::number(32)), Ok(()));

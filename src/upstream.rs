@@ -40,8 +40,8 @@ pub use client_credential::{ClientCredential, CredentialRefusal};
 pub use era::EraUpstream;
 pub use exchange::{
     Answer, AnsweredBy, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent,
-    NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, TaskRequestError,
-    Timeouts, Upstream, UpstreamRequest, UpstreamSubtask, UpstreamTaskEvent, UpstreamTaskMode,
+    NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, SubtaskQuota,
+    TaskRequestError, Timeouts, Upstream, UpstreamRequest, UpstreamTaskEvent, UpstreamTaskMode,
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use outgoing::HandedOver;

@@ -2,7 +2,6 @@
 //! module: callers read [`UpstreamTaskStatus`].
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimit
 
 /// Longest accepted id of an upstream's task, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
-/// Most subtasks that are read from one task.
-pub const CHILDREN_MAX: usize = 10_000;
+/// Most entries that are read from one task's list of subtasks.
+const CHILDREN_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTaskSupport {
@@ -86,8 +85,18 @@ pub struct UpstreamTask {
     /// Its time to live from its creation; `None` for unlimited.
     pub ttl: Option<Duration>,
     pub poll_interval: Option<Duration>,
-    /// The upstream's ids of its subtasks, in order, without duplicates (SEP-2268).
-    pub children: Vec<Arc<str>>,
+    /// The list of its subtasks, unread (SEP-2268).
+    children: Option<Payload>,
+}
+
+impl UpstreamTask {
+    /// The first `max` valid ids of its subtasks that `is_new` accepts, in order.
+    pub fn children(&self, max: usize, mut is_new: impl FnMut(&str) -> bool) -> Vec<Arc<str>> {
+        let Some(named) = self.children.as_ref().filter(|_| max > 0) else { return Vec::new() };
+        let Ok(named) = named.read::<Vec<Box<serde_json::value::RawValue>>>() else { return Vec::new() };
+        let ids = named.iter().take(CHILDREN_MAX).filter_map(|id| serde_json::from_str::<String>(id.get()).ok());
+        ids.filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()) && is_new(id)).take(max).map(Arc::from).collect()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,20 +164,8 @@ fn described(task: &Object) -> Option<UpstreamTask> {
         message: task.get_lossy("statusMessage").and_then(|message| status_text(&message)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),
-        children: children(task),
+        children: task.get("childTaskIds"),
     })
-}
-
-fn children(task: &Object) -> Vec<Arc<str>> {
-    let Some(named) = task.get("childTaskIds") else { return Vec::new() };
-    let Ok(named) = named.read::<Vec<Box<serde_json::value::RawValue>>>() else { return Vec::new() };
-    let mut seen = HashSet::new();
-    let ids = named.iter().filter_map(|id| serde_json::from_str::<String>(id.get()).ok());
-    ids.filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))
-        .map(Arc::<str>::from)
-        .filter(|id| seen.insert(Arc::clone(id)))
-        .take(CHILDREN_MAX)
-        .collect()
 }
 
 /// A member in milliseconds. Fractions are accepted (GW-08).

@@ -104,6 +104,7 @@ enum RunnerEvent {
     ClientGone,
     DeadlineOver,
     TimerDue,
+    SubtasksWait,
     Leaving,
     GatewayEnds,
 }
@@ -248,6 +249,7 @@ impl Runner {
         // stored, so that the call's end follows theirs (SUB-13).
         let may_receive =
             !self.recorder.waits_for(UnstoredStep::Mark) && !self.recorder.waits_for(UnstoredStep::Subtasks);
+        let may_mirror = self.may_mirror();
         tokio::select! {
             biased;
             command = self.recorder.next_command() => RunnerEvent::Command(command),
@@ -255,6 +257,7 @@ impl Runner {
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
+            () = std::future::ready(()), if may_mirror => RunnerEvent::SubtasksWait,
             event = next_event(&self.engine, &mut self.call, &mut self.family), if may_receive => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
@@ -291,6 +294,7 @@ impl Runner {
                 let now = Instant::now();
                 self.serve_timer(|due| due <= now).await
             }
+            RunnerEvent::SubtasksWait => Box::pin(self.mirror_again()).await,
             RunnerEvent::Leaving => Box::pin(self.leave_for_later()).await,
             RunnerEvent::GatewayEnds => Box::pin(self.end_with_gateway()).await,
         }

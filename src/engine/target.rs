@@ -9,7 +9,9 @@ use super::call::{CallSpec, QuestionFilter, RoundSupport};
 use crate::dialect::plain;
 use crate::task::{ClientKind, Draft, Drafts, Plan, Principal, SubtaskLimits, ToolPolicy, ToolRules};
 use crate::upstream::limits::CallPermits;
-use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
+use crate::upstream::{
+    CallContext, ForwardedHeaders, ForwardingRules, SubtaskQuota, Timeouts, Upstream, UpstreamRequest,
+};
 use crate::wire::{Object, Payload};
 
 /// The operator's settings of one upstream, for the faces that serve its clients.
@@ -61,7 +63,9 @@ impl CallTarget {
             None => (settings.timeouts, settings.result_bytes_max),
         };
         let context = CallContext::new(maker.principal.clone(), maker.capabilities, timeouts, result_bytes_max);
-        let subtasks = tool.is_some() && settings.drafts.has(Draft::Sep2268);
+        let are_wanted = tool.is_some() && settings.drafts.has(Draft::Sep2268);
+        let names_max = settings.subtasks.names_max();
+        let subtasks = if are_wanted { SubtaskQuota::new(names_max) } else { SubtaskQuota::default() };
         let permits = tool.is_some().then_some(permits);
         let (tool, policy) = tool.unwrap_or_else(|| (Arc::from(""), settings.rules.default.clone()));
         CallSpec {

@@ -30,6 +30,13 @@ pub struct SubtaskLimits {
     pub count_max: usize,
 }
 
+impl SubtaskLimits {
+    /// How many subtasks one task may name. With one too many, the tree is known to be larger.
+    pub const fn names_max(self) -> usize {
+        self.count_max.saturating_add(1)
+    }
+}
+
 impl Default for SubtaskLimits {
     fn default() -> Self {
         Self { depth_max: 8, count_max: 1_000 }

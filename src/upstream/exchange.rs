@@ -4,6 +4,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -140,6 +141,11 @@ pub trait Exchange: Send {
 
     /// The token to resume after a restart, if the transport can; `None` while an accepted answer is on its way.
     fn resume_token(&self) -> Option<ResumeToken>;
+
+    /// The token to follow a subtask that the upstream's task named, as another process would.
+    fn subtask_token(&self, _subtask: &Arc<str>) -> Option<ResumeToken> {
+        None
+    }
 }
 
 /// A request for the upstream. The transport adds ids, tokens and headers.
@@ -165,8 +171,8 @@ pub struct CallContext {
     pub share: Option<AnswerShare>,
     pub native_task: UpstreamTaskMode,
     pub forwarded: ForwardedHeaders,
-    /// Whether the owner receives [`ExchangeEvent::Subtasks`] of the upstream's own task.
-    pub subtasks: bool,
+    /// How many [`ExchangeEvent::Subtasks`] of the upstream's own task the owner receives.
+    pub subtasks: SubtaskQuota,
     /// Set by [`Upstream::begin`] before the upstream may see the request: from then on `begin` returns at once.
     pub handed_over: HandedOver,
 }
@@ -184,7 +190,7 @@ impl CallContext {
             share: None,
             native_task: UpstreamTaskMode::Never,
             forwarded: ForwardedHeaders::default(),
-            subtasks: false,
+            subtasks: SubtaskQuota::default(),
             handed_over: HandedOver::default(),
         }
     }
@@ -275,8 +281,9 @@ pub enum ExchangeEvent {
     Status(Arc<str>),
     /// For owners that [watch](UpstreamTaskMode::Watched) the upstream's task; the call's events come as well.
     Task(UpstreamTaskEvent),
-    /// New subtasks of the upstream's own task, in order, if wanted (SEP-2268); never the task itself or an ancestor.
-    Subtasks(Vec<UpstreamSubtask>),
+    /// The ids of new subtasks of the upstream's own task, in order, if wanted (SEP-2268); never the task itself or an
+    /// ancestor. Clients never see them (T-67). [`Exchange::subtask_token`] follows one.
+    Subtasks(Vec<Arc<str>>),
     /// `notifications/message`: its params, verbatim except for the upstream's id of its task.
     Log(Payload),
     Asked {
@@ -313,12 +320,29 @@ pub enum UpstreamTaskEvent {
     Unanswered(TaskRequestError),
 }
 
-#[derive(Clone, Debug)]
-pub struct UpstreamSubtask {
-    /// The upstream's own id, never sent to clients (T-67).
-    pub id: Arc<str>,
-    /// The token to follow it, as another process would.
-    pub resume: ResumeToken,
+/// How many subtasks one task of an upstream may name; by default none. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct SubtaskQuota(Option<Arc<AtomicUsize>>);
+
+impl SubtaskQuota {
+    pub fn new(max: usize) -> Self {
+        Self(Some(Arc::new(AtomicUsize::new(max))))
+    }
+
+    #[must_use]
+    pub fn of_subtask(&self, max: usize) -> Self {
+        self.0.as_ref().map_or_else(Self::default, |_| Self::new(max))
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.0.as_ref().map_or(0, |max| max.load(Ordering::Relaxed))
+    }
+
+    pub fn close(&self) {
+        if let Some(max) = &self.0 {
+            max.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

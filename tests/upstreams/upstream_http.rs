@@ -111,8 +111,7 @@ fn line(event: &ExchangeEvent) -> String {
         ExchangeEvent::Status(words) => format!("status {words}"),
         ExchangeEvent::Task(news) => format!("task {news:?}"),
         ExchangeEvent::Subtasks(named) => {
-            let ids: Vec<&str> = named.iter().map(|subtask| &*subtask.id).collect();
-            format!("subtasks {}", ids.join(", "))
+            format!("subtasks {}", named.join(", "))
         }
         ExchangeEvent::Log(params) => format!("log {}", text(params)),
         ExchangeEvent::Asked { ask, method, params } => {

@@ -1,5 +1,7 @@
 //! Every shape of response from an upstream with tasks, and the requests to it.
 
+use std::collections::HashSet;
+
 use super::*;
 use crate::wire::ScanLimits;
 
@@ -58,7 +60,7 @@ fn task(status: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
         message: None,
         ttl: None,
         poll_interval: None,
-        children: Vec::new(),
+        children: None,
     }
 }
 
@@ -77,11 +79,15 @@ fn the_subtasks_of_a_task_are_read_and_bounded() {
         (&long, &["ok"]),
     ] {
         let text = format!(r#"{{"taskId":"u-1","status":"working","childTaskIds":{named}}}"#);
-        let read: Vec<_> = polled(&payload(&text)).unwrap().children;
+        let mut seen = HashSet::new();
+        let read = polled(&payload(&text)).unwrap().children(9, |id| seen.insert(id.to_owned()));
         assert_eq!(read.iter().map(|id| &**id).collect::<Vec<_>>(), ids, "{named}");
     }
     let text = format!(r#"{{"taskId":"u-1","status":"working","childTaskIds":{}}}"#, many.as_str());
-    assert_eq!(polled(&payload(&text)).unwrap().children.len(), CHILDREN_MAX);
+    let task = polled(&payload(&text)).unwrap();
+    assert_eq!(task.children(usize::MAX, |_| true).len(), CHILDREN_MAX);
+    let fresh = task.children(2, |id| id.len() > 1);
+    assert_eq!(fresh.iter().map(|id| &**id).collect::<Vec<_>>(), ["10", "11"]);
 }
 
 /// GW-14.

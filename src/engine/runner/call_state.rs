@@ -4,6 +4,7 @@ mod exchange_stage;
 mod split;
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -190,6 +191,10 @@ impl UpstreamCall {
 
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {
         self.only()?.resume_token()
+    }
+
+    pub(super) fn subtask_token(&self, subtask: &Arc<str>) -> Option<ResumeToken> {
+        self.only()?.subtask_token(subtask)
     }
 
     /// Delivers an answer to the exchange that asked; fails if it cannot.

@@ -16,7 +16,6 @@ use crate::engine::admission::TaskPermit;
 use crate::engine::call::TaskNoticeSink;
 use crate::store::StoreError;
 use crate::task::{Task, TaskId, TaskKey};
-use crate::upstream::UpstreamSubtask;
 use crate::wire::Payload;
 
 #[derive(Default)]
@@ -25,8 +24,8 @@ pub(super) struct Family {
     children: Option<Box<Children>>,
     /// The tasks of a split call's elements, once the call is a task.
     elements: Option<Box<ElementRows>>,
-    /// Subtasks without a row: their parent has no row, or they arrived just now.
-    waiting: Vec<UpstreamSubtask>,
+    /// The server's ids of subtasks without a row: their parent has no row, or they arrived just now.
+    waiting: Vec<Arc<str>>,
     /// Subtasks with an unknown commit of their row, or of the entry in their parent's row.
     unresolved: HashSet<TaskId>,
     size: Option<Arc<TreeSize>>,
@@ -125,7 +124,7 @@ impl Family {
         }
     }
 
-    pub(super) fn add(&mut self, named: Vec<UpstreamSubtask>) {
+    pub(super) fn add(&mut self, named: Vec<Arc<str>>) {
         self.waiting.extend(named);
     }
 
@@ -133,7 +132,7 @@ impl Family {
         !self.waiting.is_empty()
     }
 
-    pub(super) fn next_waiting(&self, max: usize) -> Vec<UpstreamSubtask> {
+    pub(super) fn next_waiting(&self, max: usize) -> Vec<Arc<str>> {
         self.waiting.iter().take(max).cloned().collect()
     }
 

@@ -24,7 +24,7 @@ use crate::task::reference::LoggedTask;
 use crate::task::{
     Event, Executed, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey, TaskVisibility, TreeLinks,
 };
-use crate::upstream::{ResumeToken, UpstreamSubtask};
+use crate::upstream::ResumeToken;
 use crate::wire::Payload;
 
 /// Rows written together, so that the store can merge their commits.
@@ -48,7 +48,7 @@ struct NewSubtask {
 }
 
 impl Runner {
-    pub(super) async fn subtasks_received(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
+    pub(super) async fn subtasks_received(&mut self, named: Vec<Arc<str>>) -> RunnerFlow {
         self.family.add(named);
         self.mirror_subtasks().await;
         RunnerFlow::Continue
@@ -59,7 +59,13 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Creates tasks for the named subtasks, once the call's task has a handle.
+    /// Whether more of the named subtasks can become tasks now. Their server's next event waits until then (SUB-13).
+    pub(super) fn may_mirror(&self) -> bool {
+        self.family.has_waiting() && self.recorder.has_handle() && !self.recorder.waits_for(UnstoredStep::Subtasks)
+    }
+
+    /// Creates tasks for some of the named subtasks, once the call's task has a handle. The others follow in further
+    /// steps of the runner, so that the deadline and a cancel come between.
     pub(super) async fn mirror_subtasks(&mut self) {
         if !self.family.has_waiting() || !self.recorder.has_handle() {
             return;
@@ -70,32 +76,36 @@ impl Runner {
             return;
         }
         let Some(key) = self.recorder.key() else { return };
-        while self.family.has_waiting() {
-            let some = self.family.next_waiting(AT_ONCE);
-            let count = some.len();
-            match self.mirror(&key, some).await {
-                Ok(()) => self.family.remove_stored(count),
-                Err(error) if error.is_passing() => {
-                    self.wait_for_store(UnstoredStep::Subtasks, &error);
-                    return;
-                }
-                Err(TaskError::Store(StoreError::Fenced)) => return,
-                Err(error) => {
-                    tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
-                    self.family.drop_waiting();
-                }
+        let some = self.family.next_waiting(AT_ONCE);
+        let count = some.len();
+        match self.mirror(&key, some).await {
+            Ok(None) => self.family.remove_stored(count),
+            Ok(Some(why)) => {
+                self.family.leave_out(why);
+                self.family.drop_waiting();
+                self.spec.context.subtasks.close();
+            }
+            Err(error) if error.is_passing() => {
+                self.wait_for_store(UnstoredStep::Subtasks, &error);
+            }
+            // The task's new holder follows them.
+            Err(TaskError::Store(StoreError::Fenced)) => self.family.drop_waiting(),
+            Err(error) => {
+                tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
+                self.family.drop_waiting();
             }
         }
     }
 
-    async fn mirror(&mut self, key: &TaskKey, named: Vec<UpstreamSubtask>) -> Result<(), TaskError> {
+    /// The reason if the task can have no further subtask.
+    async fn mirror(&mut self, key: &TaskKey, named: Vec<Arc<str>>) -> Result<Option<&'static str>, TaskError> {
         let top = self.top_of(key).await?;
         let tree = || self.engine.trees.of(&TaskKey { owner: key.owner.clone(), id: top.id });
         let tree = self.family.size(tree);
         let mut count = tree.lock().await;
         let own = self.engine.load_any(key).await?;
-        let is_unresolved = |named: &UpstreamSubtask| {
-            let id = TaskId::of_subtask(top.id, &named.id);
+        let is_unresolved = |named: &Arc<str>| {
+            let id = TaskId::of_subtask(top.id, named);
             self.family.is_unresolved(id) && own.tree.children.contains(&id)
         };
         // The write that failed was committed.
@@ -107,24 +117,23 @@ impl Runner {
         let limits = self.spec.subtask_limits;
         let visibility = self.visibility_below(&own).await?;
         let mut fresh: Vec<NewSubtask> = Vec::new();
-        let mut stored = Ok(true);
+        let (mut stored, mut refused) = (Ok(true), None);
         for subtask in named {
-            let id = TaskId::of_subtask(top.id, &subtask.id);
+            let id = TaskId::of_subtask(top.id, &subtask);
             if own.tree.children.contains(&id) {
                 continue;
             }
-            let refused = if top.depth >= limits.depth_max {
+            refused = if top.depth >= limits.depth_max {
                 Some("it is too deep (`subtasks_depth_max`)")
             } else if size + fresh.len() >= limits.count_max {
                 Some("the tree is full (`subtasks_max`)")
             } else {
                 None
             };
-            let new = match refused {
-                Some(why) => Ok(Err(why)),
-                None => self.new_subtask(&own, visibility, id, subtask).await,
-            };
-            match new {
+            if refused.is_some() {
+                break;
+            }
+            match self.new_subtask(&own, visibility, id, &subtask).await {
                 Ok(Ok(new)) => fresh.push(new),
                 Ok(Err(why)) => self.family.leave_out(why),
                 Err(error) => {
@@ -138,23 +147,23 @@ impl Runner {
         }
         if !matches!(stored, Ok(true)) {
             self.release(fresh, stored.as_ref().is_err_and(TaskError::is_passing)).await;
-            return stored.map(|_| ());
+            return stored.map(|_| None);
         }
         *count = Some(size + fresh.len());
         for (index, new) in (own.tree.children.len()..).zip(fresh) {
             self.follow(index, new).await;
         }
         for subtask in made {
-            let id = TaskId::of_subtask(top.id, &subtask.id);
+            let id = TaskId::of_subtask(top.id, &subtask);
             let index = own.tree.children.iter().position(|child| *child == id);
-            match (index, self.new_subtask(&own, visibility, id, subtask).await?) {
+            match (index, self.new_subtask(&own, visibility, id, &subtask).await?) {
                 (Some(index), Ok(new)) => self.follow(index, new).await,
                 (None, Ok(_)) => (),
                 (_, Err(why)) => self.family.leave_out(why),
             }
             self.family.resolve(id);
         }
-        Ok(())
+        Ok(refused)
     }
 
     async fn release(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
@@ -219,7 +228,7 @@ impl Runner {
         own: &Task,
         visibility: TaskVisibility,
         id: TaskId,
-        subtask: UpstreamSubtask,
+        subtask: &Arc<str>,
     ) -> Result<Result<NewSubtask, &'static str>, TaskError> {
         let key = TaskKey { owner: own.key.owner.clone(), id };
         let now = self.engine.clock.now();
@@ -239,6 +248,7 @@ impl Runner {
                 }
             },
         };
+        let Some(resume) = self.call.subtask_token(subtask) else { return Ok(Err("it cannot be followed")) };
         // Claimed before the row exists, or recovery would take it. Recovery holds a claim while it looks at a row.
         let mut looks = 0;
         let commands = loop {
@@ -254,15 +264,11 @@ impl Runner {
             // A child outlives its parent's row, and is invisible once that is removed.
             ttl: own.expires_at().since(now).saturating_add(self.spec.policy.keep_result_min),
             phase: Phase::Working,
-            recovery: Recovery {
-                resume: Some(subtask.resume.0.detached()),
-                dispatched_at: Some(now),
-                ..Recovery::default()
-            },
+            recovery: Recovery { resume: Some(resume.0.detached()), dispatched_at: Some(now), ..Recovery::default() },
             tree: TreeLinks { parent: Some(own.key.id), ..TreeLinks::default() },
             ..self.spec.new_task(key, visibility, now)
         };
-        Ok(Ok(NewSubtask { task: Arc::new(task.exact()), commands, permit, resume: subtask.resume }))
+        Ok(Ok(NewSubtask { task: Arc::new(task.exact()), commands, permit, resume }))
     }
 
     /// Inserts the rows, and lists them in their parent's row; false if the parent settled meanwhile.
@@ -316,6 +322,7 @@ impl Runner {
         spec.rounds = RoundSupport::Unknown;
         spec.sees_subtasks = visibility == TaskVisibility::Handle;
         spec.context.share = Some(self.engine.share_of(&spec));
+        spec.context.subtasks = spec.context.subtasks.of_subtask(spec.subtask_limits.names_max());
         if visibility == TaskVisibility::Part
             && let (Some(notice_sink), Some(parent)) = (self.spec.notice_sink.clone(), self.recorder.key())
         {

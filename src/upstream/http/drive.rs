@@ -28,7 +28,9 @@ use crate::upstream::session::calls::SessionCall;
 use crate::upstream::session::own::SessionLease;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
-use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
+use crate::upstream::{
+    BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, SubtaskQuota, Timeouts,
+};
 use crate::wire::{Payload, envelope};
 use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
@@ -109,8 +111,8 @@ pub(super) struct HttpCall {
     pub(super) deadline: Option<Instant>,
     /// Whether the owner receives events of the upstream's task.
     pub(super) is_watched: bool,
-    /// Likewise, of that task's subtasks.
-    pub(super) hears_subtasks: bool,
+    /// How many of that task's subtasks are reported.
+    pub(super) subtasks: SubtaskQuota,
     /// The upstream's tasks above this one, nearest first.
     pub(super) above: Arc<[Arc<str>]>,
     pub(super) places: Mutex<StreamPlaces>,
@@ -144,7 +146,7 @@ impl HttpCall {
             began,
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
             is_watched: context.native_task.is_watched(),
-            hears_subtasks: context.subtasks,
+            subtasks: context.subtasks.clone(),
             above,
             places: Mutex::default(),
             head: SetOnce::new(),

@@ -258,6 +258,13 @@ impl Exchange for HttpExchange {
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
     }
+
+    fn subtask_token(&self, subtask: &Arc<str>) -> Option<ResumeToken> {
+        let (session, parent) = (self.http_call.session(), self.http_call.call.task.get()?);
+        let above = std::iter::once(parent).chain(&*self.http_call.above).cloned().collect();
+        let at = CallPosition::Task { id: Arc::clone(subtask), tasks: session.tasks, above };
+        resume_token::token(&own_ids::mint(), &session.credentials, &at, &[])
+    }
 }
 
 /// Returns the last event.

@@ -14,12 +14,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::drive::response_reader::RpcResult;
 use super::drive::{AnswerWait, HttpCall, last};
-use super::resume_token::{self, CallPosition};
-use crate::dialect::relay_core_2025_11_25::{
-    self as peer, CHILDREN_MAX, TaskCallResult, UpstreamTask, UpstreamTaskStatus,
-};
+use crate::dialect::relay_core_2025_11_25::{self as peer, TaskCallResult, UpstreamTask, UpstreamTaskStatus};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamTaskEvent, own_ids};
+use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamTaskEvent};
 use crate::waits::or_pending;
 use crate::wire::{Object, Payload, RpcError, method};
 
@@ -38,6 +35,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// How long a poll keeps its permit.
 const TURN_MAX: Duration = Duration::from_secs(30);
+/// Subtasks that one poll reports; the next one reports others.
+const SUBTASKS_AT_ONCE: usize = 64;
 /// How long before the call's deadline its task is polled a last time.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
@@ -60,7 +59,7 @@ struct TaskFollower<'a> {
     message: Option<Arc<str>>,
     /// The last reported status and message; `None` after a failed poll.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
-    /// Hashes of reported subtasks: a server may name thousands by long ids.
+    /// Hashes of reported subtasks: ids may be long.
     children: HashSet<u64>,
     hashing: RandomState,
     /// Consecutive invalid responses to polls, and to requests for the outcome.
@@ -236,9 +235,7 @@ impl TaskFollower<'_> {
                 self.http_call.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
-        if self.http_call.hears_subtasks {
-            self.learn_children(&task.children).await;
-        }
+        let is_cut = self.learn_children(task).await;
         if self.http_call.is_watched {
             let shown = (task.word.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
@@ -250,33 +247,31 @@ impl TaskFollower<'_> {
         if task.status == UpstreamTaskStatus::Unknown {
             self.http_call.session().link.dropped("unknown_status");
         }
+        if is_cut {
+            self.http_call.call.hint.notify_one();
+            return None;
+        }
         Some(task.status)
     }
 
-    /// Reports new subtasks, not missing ones: servers may omit a subtask later (SUB-03).
-    async fn learn_children(&mut self, named: &[Arc<str>]) {
-        let room = CHILDREN_MAX.saturating_sub(self.children.len());
-        let mut fresh: Vec<Arc<str>> =
-            named.iter().filter(|id| !self.children.contains(&self.hashing.hash_one(id))).take(room).cloned().collect();
-        self.children.extend(fresh.iter().map(|id| self.hashing.hash_one(id)));
-        let above: Arc<[Arc<str>]> = std::iter::once(&self.id).chain(&*self.http_call.above).cloned().collect();
+    /// Reports new subtasks, not missing ones: servers may omit a subtask later (SUB-03). A server may name thousands
+    /// (SUB-19): returns whether the next poll reports more.
+    async fn learn_children(&mut self, task: &UpstreamTask) -> bool {
+        let http_call = self.http_call;
+        let Self { children, hashing, .. } = self;
+        let room = http_call.subtasks.max().saturating_sub(children.len()).min(SUBTASKS_AT_ONCE);
+        let mut fresh = task.children(room, |id| children.insert(hashing.hash_one(id)));
         let named = fresh.len();
-        fresh.retain(|id| !above.contains(id));
-        let session = self.http_call.session();
+        fresh.retain(|id| *id != self.id && !http_call.above.contains(id));
         if fresh.len() < named {
+            let session = http_call.session();
             session.link.dropped("subtask_cycle");
             tracing::warn!(upstream = %session.link.name, "a task of the server names itself or a parent as its subtask; the entry is ignored");
         }
-        if fresh.is_empty() {
-            return;
+        if !fresh.is_empty() {
+            http_call.call.tell(ExchangeEvent::Subtasks(fresh)).await;
         }
-        let one = |id: &Arc<str>| {
-            let at = CallPosition::Task { id: Arc::clone(id), tasks: session.tasks, above: Arc::clone(&above) };
-            let resume = resume_token::token(&own_ids::mint(), &session.credentials, &at, &[])?;
-            Some(UpstreamSubtask { id: Arc::clone(id), resume })
-        };
-        let subtasks = fresh.iter().filter_map(one).collect();
-        self.http_call.call.tell(ExchangeEvent::Subtasks(subtasks)).await;
+        named == SUBTASKS_AT_ONCE
     }
 
     async fn failed(&mut self, why: TaskRequestError) {

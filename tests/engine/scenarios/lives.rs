@@ -200,4 +200,8 @@ impl Exchange for MortalExchange {
     fn resume_token(&self) -> Option<ResumeToken> {
         self.inner.resume_token()
     }
+
+    fn subtask_token(&self, subtask: &Arc<str>) -> Option<ResumeToken> {
+        self.inner.subtask_token(subtask)
+    }
 }

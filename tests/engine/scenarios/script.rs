@@ -14,7 +14,7 @@ use taskgate::store::{TaskStore, WriteRole};
 use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
-    Upstream, UpstreamRequest, UpstreamSubtask,
+    Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
 use tokio::sync::{broadcast, watch};
@@ -379,11 +379,7 @@ impl Exchange for Played {
             }
             Happens::Loses(reason, executed) => ExchangeEvent::Lost(ExchangeError(GatewayFault::new(reason, executed))),
             Happens::States(words) => ExchangeEvent::Status(Arc::from(words)),
-            Happens::Names(names) => {
-                let resume = ResumeToken(Payload::of(&(self.number.unwrap(), self.heard)));
-                let named = |name: &&str| UpstreamSubtask { id: Arc::from(*name), resume: resume.clone() };
-                ExchangeEvent::Subtasks(names.iter().map(named).collect())
-            }
+            Happens::Names(names) => ExchangeEvent::Subtasks(names.iter().map(|name| Arc::from(*name)).collect()),
             Happens::Cancels => ExchangeEvent::Cancelled,
             Happens::Panics => panic!("a transport with a bug"),
             Happens::Floods | Happens::Heard(_) => unreachable!("stays in front"),
@@ -412,6 +408,10 @@ impl Exchange for Played {
     fn resume_token(&self) -> Option<ResumeToken> {
         let call = self.number.filter(|_| self.script.resumes.is_some())?;
         Some(ResumeToken(Payload::of(&(call, self.heard))))
+    }
+
+    fn subtask_token(&self, _: &Arc<str>) -> Option<ResumeToken> {
+        Some(ResumeToken(Payload::of(&(self.number?, self.heard))))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Split calls and calls with subtasks while the store is away: what passes between a task and those below it waits, too.
 
 use serde_json::json;
-use taskgate::task::{Outcome, Phase, Reason, TaskId, TaskKey};
+use taskgate::engine::CallEvent;
+use taskgate::task::{Outcome, Phase, Plan, Principal, Reason, TaskId, TaskKey};
 
 use super::rounds::{answers, check_done, returns};
 use super::script::{Happens, Resumes, Saw, Script};
@@ -89,6 +90,47 @@ fn subtask_of(id: &str) -> TaskKey {
 /// A task whose server names a subtask after a second; both return after ten.
 fn names(resumes: Resumes) -> Script {
     Script::of([(seconds(1), Happens::Names(&["sub"])), returns(10)]).resumed(resumes)
+}
+
+/// A task whose server names so many subtasks at once after a second; all return after ten.
+fn names_many(count: usize) -> Script {
+    let names: Vec<&'static str> = (0..count).map(|number| &*format!("s{number}").leak()).collect();
+    Script::of([(seconds(1), Happens::Names(names.leak())), returns(10)]).resumed(Resumes::Follows)
+}
+
+/// SUB-19: once the tree is full, the names that are left are dropped together: nothing is read for each of them.
+#[tokio::test(start_paused = true)]
+async fn sub_19_names_that_do_not_fit_into_a_tree_are_left_out_in_one_step() {
+    let world = World::with(rules(), names_many(10_000));
+    let mut spec = world.spec(Plan::Task, &Principal::local());
+    spec.subtask_limits.count_max = 10;
+    let Some(CallEvent::Created(parent)) = world.engine.call(spec).next().await else { panic!("no task") };
+    tokio::time::sleep(seconds(5)).await;
+    let (inserted, loaded) = (world.store.inserted(), world.store.loaded());
+    assert_eq!(row(&world, &parent.key).await.unwrap().tree.children.len(), 10);
+    assert_eq!(inserted, 11);
+    assert!(loaded < 100, "{loaded} rows were read");
+    world.is_idle().await;
+}
+
+/// SUB-19: a long list is carried out in parts, and the deadline and a cancel come between them.
+#[tokio::test(start_paused = true)]
+async fn sub_19_a_long_list_of_subtasks_delays_neither_the_deadline_nor_a_cancel() {
+    for is_cancelled in [false, true] {
+        let world = World::with(Rules { deadline: seconds(5), ..rules() }, names_many(900));
+        let id = task(&world, Ask::call()).await;
+        world.store.faults.strike(Method::Insert, StoreFault::Delays(seconds(1)), 2_000);
+        tokio::time::sleep(millis(3_500)).await;
+        if is_cancelled {
+            world.engine.cancel(&key(&id)).await.unwrap();
+        }
+        tokio::time::sleep(seconds(30)).await;
+        let status = if is_cancelled { "cancelled" } else { "failed" };
+        assert_eq!(world.get(&id).await["status"], status);
+        let inserted = world.store.inserted();
+        assert!(inserted < 450, "{is_cancelled}: {inserted} rows, in parts of 64 a second");
+        world.is_idle().await;
+    }
 }
 
 /// SUB-13, F71: what the server names while the store is away becomes a subtask once it is back, once.

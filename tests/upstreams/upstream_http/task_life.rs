@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use taskgate::upstream::{Answer, CallContext, Exchange, ExchangeEvent, Upstream};
+use taskgate::upstream::{Answer, CallContext, Exchange, ExchangeEvent, SubtaskQuota, Upstream};
 use taskgate::wire::Payload;
 use tokio::sync::{Mutex, Semaphore};
 
@@ -439,18 +439,42 @@ async fn with_subtasks() -> ScriptedServer {
 async fn sub_18_subtasks_are_told_as_they_come_and_can_be_followed() {
     let server = with_subtasks().await;
     let upstream = upstream(&server.url());
-    let hearing = CallContext { subtasks: true, ..native() };
+    let hearing = CallContext { subtasks: SubtaskQuota::new(100), ..native() };
     let mut exchange = try_begin(&upstream, call(&json!({})), hearing.clone()).await.unwrap();
     let ExchangeEvent::Subtasks(first) = next(&mut exchange).await else { panic!("subtasks") };
-    let ids: Vec<&str> = first.iter().map(|subtask| &*subtask.id).collect();
-    assert_eq!(ids, ["c-1"], "no task is a subtask of its own");
-    let mut child = in_time(upstream.resume(first[0].resume.clone(), hearing)).await.unwrap();
+    assert_eq!(first, [Arc::<str>::from("c-1")], "no task is a subtask of its own");
+    let token = exchange.subtask_token(&first[0]).unwrap();
+    let mut child = in_time(upstream.resume(token, hearing)).await.unwrap();
     assert_eq!(lines(&mut child).await, ["subtasks c-3", r#"returned {"content":[],"of":"c-1"}"#]);
     assert_eq!(lines(&mut exchange).await, ["subtasks c-2", DONE]);
     let session = |seen: &SeenRequest| seen.rpc() == "tasks/get" && seen.header("mcp-session-id") != Some("s-1");
     assert!(server.world.all(session).is_empty());
     let streams = server.world.all(|seen| seen.method == Method::GET).len();
     assert!(streams <= 1, "a session has one stream of its own: {streams}");
+}
+
+/// SUB-19: a poll reports 64 names at most, all polls together as many as are wanted, and none once the owner has enough.
+#[tokio::test]
+async fn sub_19_a_task_that_names_thousands_reports_them_in_parts_and_not_all() {
+    let many: Vec<String> = (0..3_000).map(|number| format!("c-{number}")).collect();
+    let named = |state| Step::Result(task_with(state, &json!({ "childTaskIds": many })));
+    for (wanted, closes, expected) in
+        [(100, false, vec![64, 36]), (150, false, vec![64, 64, 22]), (150, true, vec![64])]
+    {
+        let server = Script::new().on("tasks/get", [named("working"), named("completed")]).serve().await;
+        let (upstream, quota) = (upstream(&server.url()), SubtaskQuota::new(wanted));
+        let hearing = CallContext { subtasks: quota.clone(), ..native() };
+        let mut exchange = try_begin(&upstream, call(&json!({})), hearing).await.unwrap();
+        let mut parts = Vec::new();
+        while let ExchangeEvent::Subtasks(part) = next(&mut exchange).await {
+            parts.push(part);
+            if closes {
+                quota.close();
+            }
+        }
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), expected, "{wanted} {closes}");
+        assert!(parts.concat().iter().map(|id| &**id).eq(many.iter().take(parts.concat().len())), "in order");
+    }
 }
 
 #[tokio::test]

@@ -107,6 +107,10 @@ impl ExchangeStage {
         if let StepFuture::Exchanging(exchange) = &self.step { exchange.resume_token() } else { None }
     }
 
+    pub(in crate::engine::runner) fn subtask_token(&self, subtask: &Arc<str>) -> Option<ResumeToken> {
+        if let StepFuture::Exchanging(exchange) = &self.step { exchange.subtask_token(subtask) } else { None }
+    }
+
     pub(in crate::engine::runner) const fn is_waiting(&self) -> bool {
         matches!(self.step, StepFuture::Unqueued { .. } | StepFuture::Waiting(_))
     }

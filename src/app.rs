@@ -52,7 +52,7 @@ use crate::server::tokens::seen_proofs::SeenProofs;
 use crate::server::{Authenticator, ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
-use crate::task::{Clock, SystemClock};
+use crate::task::Clock;
 use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
@@ -169,7 +169,7 @@ impl Gateway {
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
-        files::check(&config, SystemClock.now())?;
+        files::check(&config)?;
         let callers = files::callers(&config)?;
         let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
         let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };

@@ -5,20 +5,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertStore};
+use x509_cert::Certificate;
+use x509_cert::der::Decode as _;
 
 use crate::secret_file::{self, SecretFileError};
 use crate::system;
 use crate::task::Timestamp;
+use crate::task::time::millis;
 
 /// Larger files are no certificates: a bundle of every public CA is a quarter of it.
 const FILE_BYTES_MAX: usize = 1 << 20;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Days before a certificate's end from which on operators are warned.
+const WARNED_DAYS: u64 = 14;
 
 /// The paths of an identity: PEM files, relative to the working directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,10 +76,6 @@ pub enum TlsFileError {
     NoKey { path: PathBuf },
     #[error("{}: is not the key of the certificate in {}", .key.display(), .certificate.display())]
     Mismatch { key: PathBuf, certificate: PathBuf },
-    #[error("{}: the certificate has expired; write a newer one", .path.display())]
-    Expired { path: PathBuf },
-    #[error("{}: the certificate is not valid yet; write one that is, or set the clock", .path.display())]
-    NotValidYet { path: PathBuf },
 }
 
 impl TlsFileError {
@@ -88,9 +89,7 @@ impl TlsFileError {
             | Self::NoRevocationList { path }
             | Self::BadRevocationList { path }
             | Self::NoKey { path }
-            | Self::Mismatch { key: path, .. }
-            | Self::Expired { path }
-            | Self::NotValidYet { path } => path,
+            | Self::Mismatch { key: path, .. } => path,
         }
     }
 }
@@ -100,10 +99,10 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 impl IdentityFiles {
-    /// Reads the identity: its files must belong together, the key be its owner's alone, the certificate be valid at `now`.
-    pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
+    /// Reads the identity: its files must belong together, and the key be its owner's alone. Its certificate may have
+    /// expired, as time alone makes no file unusable (B245).
+    pub fn read(&self) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
-        check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
         let unusable = || TlsFileError::NoKey { path: self.key.clone() };
         let secret = secret_file::read(&self.key, "key", FILE_BYTES_MAX);
         let secret = secret.map_err(|source| TlsFileError::Secret { path: self.key.clone(), source })?;
@@ -192,44 +191,31 @@ pub fn unix_time(at: Timestamp) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_millis(at.as_millis()))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CertificateDefect {
-    Unreadable,
-    Expired,
-    NotYet,
+/// The first and the last moment of a certificate's validity; `None` if it cannot be understood.
+fn validity(identity: &CertifiedKey) -> Option<[Timestamp; 2]> {
+    let validity = Certificate::from_der(identity.cert.first()?).ok()?.tbs_certificate.validity;
+    Some([validity.not_before, validity.not_after].map(|at| Timestamp::from_millis(millis(at.to_unix_duration()))))
 }
 
-impl CertificateDefect {
-    fn at(self, path: &Path) -> TlsFileError {
-        let path = path.to_owned();
-        match self {
-            Self::Unreadable => TlsFileError::BadCertificate { path },
-            Self::Expired => TlsFileError::Expired { path },
-            Self::NotYet => TlsFileError::NotValidYet { path },
-        }
-    }
-}
-
-/// Checks that it is valid at `now`: verification checks time before the issuer, and without roots names a wrong time.
-fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), CertificateDefect> {
-    let parsed = ParsedCertificate::try_from(certificate).map_err(|_| CertificateDefect::Unreadable)?;
-    let now = unix_time(now);
-    let algorithms = provider().signature_verification_algorithms.all;
-    match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], now, algorithms) {
-        Err(RustlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => {
-            Err(CertificateDefect::Expired)
-        }
-        Err(RustlsError::InvalidCertificate(
-            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
-        )) => Err(CertificateDefect::NotYet),
-        Ok(()) | Err(_) => Ok(()),
+/// What is wrong with a certificate at `now`, or will be soon (B245).
+pub fn validity_warning(identity: &CertifiedKey, now: Timestamp) -> Option<String> {
+    let [from, until] = validity(identity)?;
+    let days = until.since(now).as_secs() / DAY.as_secs();
+    if now < from {
+        Some("the certificate is not valid yet; write one that is, or set the clock".to_owned())
+    } else if until < now {
+        Some("the certificate has expired; write a newer one".to_owned())
+    } else if days < WARNED_DAYS {
+        let left = if days == 0 { "less than a day".to_owned() } else { format!("{days} days") };
+        Some(format!("the certificate ends in {left}; write a newer one"))
+    } else {
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::{Clock, SystemClock};
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -263,11 +249,11 @@ mod tests {
     }
 
     /// The outcome for two files with these contents, with file names only.
-    fn outcome(certificate: &str, key: &str, now: Timestamp) -> String {
-        outcome_of_mode(certificate, key, 0o600, now)
+    fn outcome(certificate: &str, key: &str) -> String {
+        outcome_of_mode(certificate, key, 0o600)
     }
 
-    fn outcome_of_mode(certificate: &str, key: &str, mode: u32, now: Timestamp) -> String {
+    fn outcome_of_mode(certificate: &str, key: &str, mode: u32) -> String {
         let folder = tempfile::tempdir().unwrap();
         let files = IdentityFiles { certificate: folder.path().join("a.pem"), key: folder.path().join("a.key") };
         for (path, content) in [(&files.certificate, certificate), (&files.key, key)] {
@@ -276,7 +262,7 @@ mod tests {
                 std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
             }
         }
-        let outcome = files.read(now).map(|identity| format!("{} certificates", identity.cert.len()));
+        let outcome = files.read().map(|identity| format!("{} certificates", identity.cert.len()));
         let text = outcome.unwrap_or_else(|error| error.to_string());
         text.replace(&format!("{}/", folder.path().display()), "")
     }
@@ -285,7 +271,6 @@ mod tests {
     #[test]
     fn files_that_are_no_identity_are_refused_with_what_would_be_right() {
         let (own, other) = (pair(), pair());
-        let now = SystemClock.now();
         let chain = format!("{}{}", own.certificate, other.certificate);
         let damaged = own.certificate.replacen("MII", "AAA", 1);
         let encrypted = own.key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
@@ -308,7 +293,7 @@ mod tests {
             (&own.certificate, &encrypted, format!("a.key: {no_key}")),
             (&large, &own.key, "a.pem: is larger than 1MiB".to_owned()),
         ] {
-            assert_eq!(outcome(certificate, key, now), expected);
+            assert_eq!(outcome(certificate, key), expected);
         }
     }
 
@@ -316,9 +301,8 @@ mod tests {
     #[test]
     fn b168_a_private_key_is_its_owners_alone() {
         let PemPair { certificate, key } = pair();
-        let now = SystemClock.now();
         for (mode, expected) in [(0o600, "fine"), (0o400, "fine"), (0o640, "0640"), (0o644, "0644"), (0o604, "0604")] {
-            let found = outcome_of_mode(&certificate, &key, mode, now);
+            let found = outcome_of_mode(&certificate, &key, mode);
             let refused = format!(
                 "a.key: others than its owner may use it (mode {expected}); change that to 0600, and the key if they \
                  may have read it"
@@ -327,21 +311,33 @@ mod tests {
         }
     }
 
-    /// B170: valid from the first of January 1975 to the end of 4095, as the certificate says.
+    /// B245: valid from the first of January 1975 to the end of 4095, as the certificate says.
     #[test]
-    fn a_certificate_is_good_while_it_is_valid() {
+    fn b245_a_certificate_is_used_at_any_time_and_operators_are_warned_before_its_end() {
         let PemPair { certificate, key } = pair();
-        let year = 31_556_952_000;
-        for (years_since_1970, expected) in [
-            (4, "a.pem: the certificate is not valid yet; write one that is, or set the clock"),
-            (6, "1 certificates"),
-            (2_125, "1 certificates"),
-            (2_127, "a.pem: the certificate has expired; write a newer one"),
+        let folder = tempfile::tempdir().unwrap();
+        let files = IdentityFiles { certificate: folder.path().join("a.pem"), key: folder.path().join("a.key") };
+        std::fs::write(&files.certificate, certificate).unwrap();
+        std::fs::write(&files.key, key).unwrap();
+        std::fs::set_permissions(&files.key, Permissions::from_mode(0o600)).unwrap();
+        let identity = files.read().unwrap();
+        let [from, until] = validity(&identity).unwrap();
+        assert_eq!([from, until].map(|at| at.as_millis() / 1_000), [157_766_400, 67_090_118_400]);
+        let at = |from: Timestamp, days: i64| {
+            Timestamp::from_millis(from.as_millis().checked_add_signed(days * 86_400_000 + 1).unwrap())
+        };
+        let early = Some("the certificate is not valid yet; write one that is, or set the clock");
+        for (now, expected) in [
+            (at(from, -1), early),
+            (at(from, 0), None),
+            (at(until, -15), None),
+            (at(until, -14), Some("the certificate ends in 13 days; write a newer one")),
+            (at(until, -1), Some("the certificate ends in less than a day; write a newer one")),
+            (at(until, 0), Some("the certificate has expired; write a newer one")),
         ] {
-            assert_eq!(outcome(&certificate, &key, Timestamp::from_millis(years_since_1970 * year)), expected);
+            assert_eq!(validity_warning(&identity, now).as_deref(), expected, "{now:?}");
         }
     }
-
     #[test]
     fn authorities_come_all_of_a_file() {
         let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,9 @@ use crate::server::{AdminSettings, Authenticator, CertificateHolders, LocalUser,
 use crate::store::OpenError;
 use crate::system;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
-use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError, read_revocation_lists, read_roots};
+use crate::tls::{
+    ClientCertificateFiles, IdentityFiles, TlsFileError, read_revocation_lists, read_roots, validity_warning,
+};
 use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
 use crate::upstream::transport::stdio::{self, ProgramError, VariableFileError};
@@ -84,38 +86,42 @@ pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
 }
 
 fn look(config: &Config) -> Findings {
-    let mistakes = [mistakes(config), shared_mistakes(config)].concat();
+    let mistakes = [texts(mistakes(config)), texts(tls_mistakes(config)), shared_mistakes(config)].concat();
     Findings { mistakes, warnings: warnings(config) }
 }
 
 fn look_again(config: &Config) -> Findings {
-    Findings { mistakes: mistakes(config), warnings: [shared_mistakes(config), warnings(config)].concat() }
+    let warnings = [texts(tls_mistakes(config)), shared_mistakes(config), warnings(config)].concat();
+    Findings { mistakes: texts(mistakes(config)), warnings }
 }
 
-fn mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
-    let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
+fn texts(wrong: Vec<(KeyPlace, FileError)>) -> Vec<(KeyPlace, String)> {
     wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect()
 }
 
 fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
-    program_warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
+    let of_programs = program_warnings(config).map(|(key, warning)| (key.into(), warning));
+    of_programs.chain(certificate_warnings(config, SystemClock.now())).collect()
 }
 
 /// Reads every file that exists, and creates none. Fails with every file that cannot be used.
-pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
+pub fn check(config: &Config) -> Result<(), FileMistakes> {
+    refused(mistakes(config).into_iter().chain(tls_mistakes(config)).collect())
+}
+
+/// As [`check`], for a reload. A certificate that cannot be read is no mistake: the one in use is kept (B170).
+pub(super) fn check_again(config: &Config) -> Result<(), FileMistakes> {
+    refused(mistakes(config))
+}
+
+fn refused(wrong: Vec<(KeyPlace, FileError)>) -> Result<(), FileMistakes> {
+    if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+}
+
+fn mistakes(config: &Config) -> Vec<(KeyPlace, FileError)> {
     let mut wrong = Vec::new();
     let mut note =
         |key: String, outcome: Result<(), FileError>| wrong.extend(outcome.err().map(|error| (key.into(), error)));
-    if let Some(identity) = &config.listen.tls
-        && let Err(error) = identity.read(now)
-    {
-        note(at_fault("listen.tls", identity, &error), Err(error.into()));
-    }
-    if let Some(ClientCertificateFiles { ca, crl, .. }) = &config.listen.client_certificates {
-        note("listen.tls.client_ca".to_owned(), read_roots(ca).map(drop).map_err(FileError::from));
-        let revoked = crl.as_deref().map(read_revocation_lists).transpose();
-        note("listen.tls.client_crl".to_owned(), revoked.map(drop).map_err(FileError::from));
-    }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
     if let Some(audit) = &config.audit {
@@ -142,15 +148,6 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             note(format!("upstreams.{name}.credential.{table}.client_secret_file"), read);
         }
         note(format!("upstreams.{name}.proxy_credentials_file"), http.proxy.check().map_err(FileError::from));
-        let (tls, table) = (&http.tls, format!("upstreams.{name}.tls"));
-        if let Some(ca) = &tls.ca {
-            note(format!("{table}.ca"), read_roots(ca).map(drop).map_err(FileError::from));
-        }
-        if let Some(identity) = &tls.identity
-            && let Err(error) = identity.read(now)
-        {
-            note(at_fault(&table, identity, &error), Err(error.into()));
-        }
     }
     wrong.extend(read_keys(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
     let issuers = config.auth.tokens().into_iter().flat_map(|tokens| &tokens.issuers);
@@ -168,7 +165,58 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         }
     }
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
-    if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+    wrong
+}
+
+fn tls_mistakes(config: &Config) -> Vec<(KeyPlace, FileError)> {
+    let mut wrong = Vec::new();
+    if let Some(identity) = &config.listen.tls {
+        wrong.extend(identity_mistake("listen.tls", identity));
+    }
+    if let Some(ClientCertificateFiles { ca, crl, .. }) = &config.listen.client_certificates {
+        let revoked = crl.as_deref().map(read_revocation_lists).transpose();
+        let faults = [("client_ca", read_roots(ca).err()), ("client_crl", revoked.err())];
+        wrong.extend(faults.into_iter().filter_map(|(key, fault)| Some((format!("listen.tls.{key}"), fault?))));
+    }
+    let wrong = wrong.into_iter().map(|(key, fault)| located(key, fault));
+    wrong.chain(config.upstreams.iter().flat_map(tls_mistakes_of)).collect()
+}
+
+pub(super) fn tls_mistakes_of(upstream: &UpstreamConfig) -> Vec<(KeyPlace, FileError)> {
+    let Some(http) = upstream.server.http() else { return Vec::new() };
+    let table = format!("upstreams.{}.tls", upstream.name);
+    let of_ca = http.tls.ca.as_ref().and_then(|ca| Some((format!("{table}.ca"), read_roots(ca).err()?)));
+    let of_identity = http.tls.identity.as_ref().and_then(|identity| identity_mistake(&table, identity));
+    of_ca.into_iter().chain(of_identity).map(|(key, fault)| located(key, fault)).collect()
+}
+
+fn located(key: String, fault: TlsFileError) -> (KeyPlace, FileError) {
+    (key.into(), fault.into())
+}
+
+/// The fault of an identity, with the configuration key of the faulty file.
+fn identity_mistake(table: &str, identity: &IdentityFiles) -> Option<(String, TlsFileError)> {
+    let fault = identity.read().err()?;
+    let key = if *fault.path() == identity.key { "key" } else { "certificate" };
+    Some((format!("{table}.{key}"), fault))
+}
+
+/// Certificates that have expired, are not valid yet, or end soon (B245, B246).
+fn certificate_warnings(config: &Config, now: Timestamp) -> impl Iterator<Item = (KeyPlace, String)> {
+    let own = config.listen.tls.iter().map(|identity| ("listen.tls".to_owned(), identity));
+    let replica = replica_tls(config).map(|tls| ("replica".to_owned(), &tls.identity));
+    let upstreams = config.upstreams.iter().filter_map(|upstream| {
+        Some((format!("upstreams.{}.tls", upstream.name), upstream.server.http()?.tls.identity.as_ref()?))
+    });
+    own.chain(replica).chain(upstreams).filter_map(move |(table, identity)| {
+        let read = identity.read().ok()?;
+        let warning = validity_warning(&read, now)?;
+        Some((format!("{table}.certificate").into(), format!("{}: {warning}", identity.certificate.display())))
+    })
+}
+
+fn replica_tls(config: &Config) -> Option<&ReplicaTls> {
+    if let StoreSettings::Postgres(database) = &config.store { database.replica.tls.as_ref() } else { None }
 }
 
 /// Whether a file that may be missing can be written in its folder.
@@ -193,22 +241,13 @@ fn check_anchor(anchor: &AuditAnchor) -> Result<(), FileError> {
 /// Faults of files for a shared database. Only reading the configuration refuses them; a serving gateway waits.
 fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
-    let now = SystemClock.now();
-    let tls = database.replica.tls.as_ref();
+    let tls = replica_tls(config);
     let of_access = database.access.mistakes().map(|(key, mistake)| (format!("store.{key}"), mistake.to_string()));
     let of_ca = tls.and_then(|tls| read_roots(&tls.ca).err());
     let of_ca = of_ca.map(|error| ("replica.ca".to_owned(), error.to_string()));
-    let of_identity = tls.and_then(|ReplicaTls { identity, .. }| {
-        let error = identity.read(now).err()?;
-        Some((at_fault("replica", identity, &error), error.to_string()))
-    });
+    let of_identity = tls.and_then(|tls| identity_mistake("replica", &tls.identity));
+    let of_identity = of_identity.map(|(key, fault)| (key, fault.to_string()));
     of_access.chain(of_ca).chain(of_identity).map(|(key, error)| (key.into(), error)).collect()
-}
-
-/// The configuration key of the identity's faulty file.
-fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> String {
-    let key = if *error.path() == identity.key { "key" } else { "certificate" };
-    format!("{table}.{key}")
 }
 
 /// The clients' keys; none where no client needs one.
@@ -218,10 +257,8 @@ pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
 
 fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
     let (keys, wrong) = read_keys(settings);
-    match wrong.is_empty() {
-        true => Ok(keys),
-        false => Err(FileMistakes(wrong.into_iter().map(|(place, error)| (place, error.into())).collect())),
-    }
+    refused(wrong.into_iter().map(|(place, error)| (place, error.into())).collect())?;
+    Ok(keys)
 }
 
 /// The operators' authentication: by token, or everyone on loopback without tokens.

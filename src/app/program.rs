@@ -35,7 +35,7 @@ use crate::own_command::OwnCommand;
 use crate::server::RunningListener;
 use crate::store::postgres::PriorIncarnation;
 use crate::system::{self, SignalStream};
-use crate::task::{Clock as _, Reason, SystemClock};
+use crate::task::Reason;
 use crate::{console, dev_output, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
@@ -513,7 +513,7 @@ impl Successor {
 
     /// Reloads as [`Gateway::reload`], or not at all. Replaces start-only files, too ([`Config::take_moved_files`]).
     fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
-        files::check(&config, SystemClock.now())?;
+        files::check(&config)?;
         let mut started = self.started.clone();
         started.take_moved_files(&config);
         let need_restart = config.need_restart(&started);

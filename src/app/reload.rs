@@ -23,7 +23,6 @@ use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 use crate::server::api_keys::KeySource;
 use crate::system;
-use crate::task::{Clock as _, SystemClock};
 use crate::telemetry;
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
@@ -103,8 +102,10 @@ impl ServedUpstream {
         Arc::clone(&self.health)
     }
 
+    /// Whether it can go on. With certificates that cannot be read it goes on as it is (B170).
     fn is(&self, config: &UpstreamConfig) -> bool {
-        self.config == *config && self.files == fingerprint_all(upstream_files(config))
+        let has_same_files = || self.files == fingerprint_all(upstream_files(config));
+        self.config == *config && (has_same_files() || !files::tls_mistakes_of(config).is_empty())
     }
 
     /// Closes the upstream's sessions once no client can call it, when `holders` references to its endpoint remain.
@@ -191,7 +192,7 @@ impl Gateway {
     /// Applies another configuration: running calls end as they began, certificates are read again. Nothing changes if
     /// a file cannot be used, an upstream cannot be opened, or a client without credentials could connect.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
-        files::check(&config, SystemClock.now())?;
+        files::check_again(&config)?;
         let need_restart = config.need_restart(&self.started);
         let config = config.within(&self.started);
         check_reach(self.clients.local_addr(), &config)?;

@@ -21,7 +21,6 @@ use crate::store::postgres::{
     StoredReplica,
 };
 use crate::system;
-use crate::task::{Clock as _, SystemClock};
 use crate::tls::TlsFileError;
 
 /// The interval of attempts after a transient failure, such as an unavailable database.
@@ -156,7 +155,7 @@ impl SharedStoreOpening {
 
     /// Opens the database; checks the certificates first, since each attempt would leave a row in it.
     async fn open(&self) -> Result<Arc<PostgresStore>, SharedStoreError> {
-        self.tls.as_ref().map(|tls| tls.read(SystemClock.now())).transpose()?;
+        self.tls.as_ref().map(ReplicaTls::read).transpose()?;
         Ok(PostgresStore::open(self.settings.clone()).await?)
     }
 

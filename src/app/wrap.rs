@@ -29,7 +29,7 @@ use crate::face::stdio::{self, StdioEnds};
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
 use crate::system;
-use crate::task::{Caller, Clock as _, Principal, Reason, SystemClock};
+use crate::task::{Caller, Principal, Reason};
 use crate::telemetry;
 use crate::upstream::TaskScope;
 
@@ -123,7 +123,7 @@ fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
 
 impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
-        files::check(&config, SystemClock.now())?;
+        files::check(&config)?;
         let GatewayKeys { sealer, prints, .. } = match config.store {
             // Nothing outlives this process, so no key needs to.
             StoreSettings::Memory(_) => GatewayKeys::ephemeral(),

@@ -28,7 +28,7 @@ use crate::face::listen_permits::LISTENERS_MAX;
 use crate::face::session_owners::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
 use crate::shared_limits::SharedLimits;
-use crate::task::{Clock as _, Principal, PrincipalCounts, SystemClock};
+use crate::task::{Principal, PrincipalCounts};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
@@ -196,7 +196,7 @@ fn addressed(mut request: Request<Bytes>, peer: ReplicaPeer, is_tls: bool) -> Op
 
 /// TLS between replicas: one CA signs the certificates of both sides.
 fn client_config(tls: &ReplicaTls) -> Result<ClientConfig, String> {
-    let (own, roots) = tls.read(SystemClock.now()).map_err(|error| error.to_string())?;
+    let (own, roots) = tls.read().map_err(|error| error.to_string())?;
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let mut config = builder
         .map_err(|error| error.to_string())?

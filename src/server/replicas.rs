@@ -14,7 +14,6 @@ use super::listener::ListenerSpec;
 use super::principal::{Authenticator, ForwardedCallers};
 use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost, header_list_bytes};
 use crate::face::sealed::IdKind;
-use crate::task::Timestamp;
 use crate::tls::{CertificateNeed, ClientCertificateFiles, IdentityFiles, TlsFileError, read_roots};
 
 /// Each replica has one connection, and another while the first ends.
@@ -41,8 +40,8 @@ pub struct ReplicaTls {
 }
 
 impl ReplicaTls {
-    pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
-        Ok((self.identity.read(now)?, read_roots(&self.ca)?))
+    pub fn read(&self) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
+        Ok((self.identity.read()?, read_roots(&self.ca)?))
     }
 }
 

@@ -16,7 +16,6 @@ use super::client_certificates::PeerCertificate;
 use super::connection::ListenerState;
 use super::handshake::{Admission, HandshakeSettings, PeerVerifier};
 use super::io::{ResettableStream, linger};
-use crate::task::{Clock as _, SystemClock};
 use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError};
 
 #[derive(Clone, Debug)]
@@ -36,7 +35,7 @@ struct ListenerFiles {
 impl ListenerFiles {
     fn read(&self) -> Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError> {
         let verifier = self.clients.as_ref().map(PeerVerifier::read).transpose()?;
-        Ok((self.identity.read(SystemClock.now())?, verifier))
+        Ok((self.identity.read()?, verifier))
     }
 }
 

@@ -40,7 +40,7 @@ use super::{
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::shared_limits::SharedLimits;
-use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::{Payload, ProtocolVersion};
 use drive::SessionSource;
@@ -112,7 +112,7 @@ pub struct UpstreamTlsFiles {
 
 impl UpstreamTlsFiles {
     fn read(&self) -> Result<ClientTls, TlsFileError> {
-        let identity = self.identity.as_ref().map(|files| files.read(SystemClock.now()));
+        let identity = self.identity.as_ref().map(IdentityFiles::read);
         let roots = self.ca.as_deref().map(read_roots).transpose()?;
         Ok(ClientTls { roots, identity: identity.transpose()?, ..ClientTls::default() })
     }
@@ -139,13 +139,8 @@ impl SessionUpstream {
         scope: TaskScope,
         limits: &SharedLimits,
     ) -> Result<Self, ClientError> {
-        let client = HttpClient::new(
-            &settings.name,
-            &settings.url,
-            settings.connect_max,
-            settings.tls.read()?,
-            &settings.proxy,
-        )?;
+        let tls = settings.tls.read()?;
+        let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, tls, &settings.proxy)?;
         let era = settings.protocol.map(Era::of);
         let credential = settings.credential.as_ref().map(Credential::read).transpose()?;
         let client = client.with_headers(credential.into_iter().chain(settings.headers.iter().cloned()).collect());

@@ -192,8 +192,6 @@ fn files_of_no_use_end_the_start_with_64() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let good = authority.vouch(|_| ()).write(folder.path(), "good");
     authority.vouch(|_| ()).write(folder.path(), "other");
-    let expired = authority.vouch(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
-    expired.write(folder.path(), "old");
     std::fs::create_dir(folder.path().join("data")).unwrap();
     std::fs::copy(&good.certificate, folder.path().join("data/seal.key")).unwrap();
     let key_file = folder.path().join("data/seal.key");
@@ -201,14 +199,14 @@ fn files_of_no_use_end_the_start_with_64() {
     let text = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\npath = \"data\"\nephemeral = true\n\
                 [listen.tls]\ncertificate = \"good.pem\"\nkey = \"other.key\"\n\
                 [upstreams.a]\nurl = \"https://localhost/\"\n\
-                tls = { ca = \"none.pem\", certificate = \"old.pem\", key = \"old.key\" }\n";
+                tls = { ca = \"none.pem\", certificate = \"good.pem\", key = \"other.key\" }\n";
     std::fs::write(folder.path().join("gate.toml"), text).unwrap();
     let expected = "\
         gate.toml:6: key `store.path`: data/seal.key: others than its owner may use it (mode 0644); change that to 0600, and the \
         key if they may have read it\n\
         gate.toml:10: key `listen.tls.key`: other.key: is not the key of the certificate in good.pem\n\
         gate.toml:13: key `upstreams.a.tls.ca`: none.pem: cannot be read: No such file or directory (os error 2)\n\
-        gate.toml:13: key `upstreams.a.tls.certificate`: old.pem: the certificate has expired; write a newer one\n";
+        gate.toml:13: key `upstreams.a.tls.key`: other.key: is not the key of the certificate in good.pem\n";
     let beside = [
         expected,
         "gate.toml:14: key `upstreams.a.ttl`: unknown key here; it belongs to [upstreams.NAME.tasks] or \
@@ -224,6 +222,46 @@ fn files_of_no_use_end_the_start_with_64() {
     for arguments in [&["check", "gate.toml"][..], &["serve", "--config", "gate.toml"]] {
         check(folder.path(), arguments, &beside);
     }
+}
+
+/// B245: time alone makes no file unusable: a certificate of the listener or towards one server that has expired, or is not
+/// valid yet, is used, and `check` warns.
+#[tokio::test]
+async fn b245_a_certificate_that_has_expired_ends_no_start_and_no_reload() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    let upstream = Upstream::start(&authority.vouch(|_| ()), None, "http/1.1").await;
+    ca_file(folder.path(), "ca.pem", &authority);
+    authority.vouch(|_| ()).write(folder.path(), "server");
+    authority.vouch(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1)).write(folder.path(), "old");
+    let at = folder.path().display();
+    let text = |listener: &str, more: &str| {
+        format!(
+            "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+             [listen.tls]\ncertificate = \"{at}/{listener}.pem\"\nkey = \"{at}/{listener}.key\"\n\
+             [store]\nkind = \"memory\"\npath = \"{at}/data\"\n[upstreams.reports]\nurl = \"{}\"\n\
+             tls = {{ ca = \"{at}/ca.pem\", certificate = \"{at}/old.pem\", key = \"{at}/old.key\" }}\n{more}",
+            upstream.url
+        )
+    };
+    let mut gateway = gateway(&text("server", "")).await;
+    assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK, "the server asks for none");
+    authority.vouch(|params| params.not_before = rcgen::date_time_ymd(3000, 1, 1)).write(folder.path(), "server");
+    let more = "[upstreams.more]\ncommand = \"true\"\n";
+    let config = config::parse("test.toml", &text("server", more), &|_| None).unwrap().config;
+    assert_eq!(gateway.reload(config).unwrap().opened, 1, "the rest of a changed file is applied");
+    timeout(WAIT_MAX, gateway.drain(Some(Duration::ZERO))).await.unwrap();
+
+    std::fs::write(folder.path().join("gate.toml"), text("old", "")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let output = command.args(["check", "gate.toml"]).current_dir(folder.path()).output().unwrap();
+    let warning = |line: u32, key: &str| {
+        format!(
+            "warning: gate.toml:{line}: key `{key}.certificate`: {at}/old.pem: the certificate has expired; write a newer one\n"
+        )
+    };
+    let expected = [warning(6, "listen.tls"), warning(13, "upstreams.reports.tls")].concat();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+    assert_eq!(output.status.code(), Some(0));
 }
 
 /// The same of the files by which gateways share a database: nothing of it is connected to.
@@ -257,7 +295,8 @@ fn check(folder: &Path, arguments: &[&str], expected: &str) {
     assert_eq!(output.status.code(), Some(64), "{arguments:?}");
 }
 
-/// F65, B170: a certificate that was replaced is shown as soon as the configuration is read again; a bad one never.
+/// F65, B170: a certificate that was replaced is shown as soon as the configuration is read again; a bad one never, and the
+/// rest of the configuration is applied beside it.
 #[tokio::test]
 async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where_the_new_is_of_no_use() {
     let (authority, other, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().unwrap());
@@ -273,18 +312,26 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
         upstream.url,
         ca.display()
     );
-    let config = || config::parse("test.toml", &text, &|_| None).unwrap().config;
+    let with = |more: &str| config::parse("test.toml", &[&text, more].concat(), &|_| None).unwrap().config;
+    let config = || with("");
     let mut gateway = gateway(&text).await;
     assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK);
 
     std::fs::write(folder.path().join("server.key"), "nonsense").unwrap();
-    let refused = gateway.reload(config()).unwrap_err();
-    assert!(format!("{refused:#}").contains("listen.tls"), "{refused:#}");
-    assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK, "the old one is shown");
+    std::fs::write(&ca, "nonsense").unwrap();
+    let changes = gateway.reload(with("\n[upstreams.more]\ncommand = \"true\"\n")).unwrap();
+    assert_eq!((changes.kept, changes.opened), (1, 1));
+    assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK, "the old ones are in use");
+    let refused = gateway.reload(with("\n[upstreams.reports.tasks]\nttl = \"1h\"\n")).unwrap_err();
+    assert!(
+        format!("{refused:#}").contains("ca.pem: has no certificate"),
+        "a changed upstream needs them: {refused:#}"
+    );
 
+    ca_file(folder.path(), "ca.pem", &authority);
     other.vouch(|_| ()).write(folder.path(), "server");
     let changes = gateway.reload(config()).unwrap();
-    assert_eq!((changes.kept, changes.opened, changes.retired, changes.others), (1, 0, 0, true));
+    assert_eq!((changes.kept, changes.opened, changes.retired, changes.others), (1, 0, 1, true));
     assert!(gateway.reload(config()).unwrap().is_none(), "nothing changed since");
     let shown = async {
         while !trusts(&gateway, &other).await {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use metrics::Gauge;
 
 pub const BUILD_INFO: &str = "taskgate_build_info";
+pub const READY: &str = "taskgate_ready";
 
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
 pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
@@ -14,6 +15,8 @@ pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
 pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
 pub const CONNECTIONS: &str = "taskgate_connections";
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
+/// By `use`: `clients`, `replicas`, or `upstream NAME`.
+pub const CERTIFICATE_END: &str = "taskgate_certificate_end_seconds";
 
 /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a
 /// notification), `error` (a JSON-RPC error, unless in a stream or forwarded), `refused` (an HTTP status from 400 on).

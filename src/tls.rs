@@ -14,6 +14,7 @@ use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertS
 use x509_cert::Certificate;
 use x509_cert::der::Decode as _;
 
+use crate::metric;
 use crate::secret_file::{self, SecretFileError};
 use crate::system;
 use crate::task::Timestamp;
@@ -197,7 +198,7 @@ fn validity(identity: &CertifiedKey) -> Option<[Timestamp; 2]> {
     Some([validity.not_before, validity.not_after].map(|at| Timestamp::from_millis(millis(at.to_unix_duration()))))
 }
 
-/// What is wrong with a certificate at `now`, or will be soon (B245).
+/// What is wrong with a certificate at `now`, or will be soon (B245, B246).
 pub fn validity_warning(identity: &CertifiedKey, now: Timestamp) -> Option<String> {
     let [from, until] = validity(identity)?;
     let days = until.since(now).as_secs() / DAY.as_secs();
@@ -210,6 +211,30 @@ pub fn validity_warning(identity: &CertifiedKey, now: Timestamp) -> Option<Strin
         Some(format!("the certificate ends in {left}; write a newer one"))
     } else {
         None
+    }
+}
+
+/// Shows in the metrics when the certificate that is used for this ends; 0 without one.
+pub fn show_end(used_for: String, identity: Option<&CertifiedKey>) {
+    let end = identity.and_then(validity).map_or(0, |[_, until]| until.as_millis() / 1_000);
+    metrics::gauge!(metric::CERTIFICATE_END, "use" => used_for).set(end as f64);
+}
+
+/// Repeats a warning once a day.
+#[derive(Debug)]
+pub struct DailyWarning {
+    last: Timestamp,
+}
+
+impl DailyWarning {
+    pub const fn new(last: Timestamp) -> Self {
+        Self { last }
+    }
+
+    pub fn due(&mut self, identity: &CertifiedKey, now: Timestamp) -> Option<String> {
+        let warning = validity_warning(identity, now).filter(|_| now.since(self.last) >= DAY)?;
+        self.last = now;
+        Some(warning)
     }
 }
 
@@ -311,9 +336,9 @@ mod tests {
         }
     }
 
-    /// B245: valid from the first of January 1975 to the end of 4095, as the certificate says.
+    /// B245, B246: valid from the first of January 1975 to the end of 4095, as the certificate says.
     #[test]
-    fn b245_a_certificate_is_used_at_any_time_and_operators_are_warned_before_its_end() {
+    fn b245_a_certificate_is_used_at_any_time_and_b246_operators_are_warned_before_its_end() {
         let PemPair { certificate, key } = pair();
         let folder = tempfile::tempdir().unwrap();
         let files = IdentityFiles { certificate: folder.path().join("a.pem"), key: folder.path().join("a.key") };
@@ -337,6 +362,18 @@ mod tests {
         ] {
             assert_eq!(validity_warning(&identity, now).as_deref(), expected, "{now:?}");
         }
+        let mut daily = DailyWarning::new(at(until, -15));
+        let mut days = Vec::new();
+        for quarter in -60..8 {
+            let now =
+                Timestamp::from_millis(at(until, 0).as_millis().checked_add_signed(quarter * 21_600_000).unwrap());
+            days.extend(daily.due(&identity, now).map(|_| quarter));
+        }
+        assert_eq!(
+            days,
+            (-14..2).map(|day| day * 4).collect::<Vec<_>>(),
+            "once a day, in the last 14 and after the end"
+        );
     }
     #[test]
     fn authorities_come_all_of_a_file() {

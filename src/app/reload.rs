@@ -24,8 +24,9 @@ use crate::server::Routes;
 use crate::server::api_keys::KeySource;
 use crate::system;
 use crate::telemetry;
-use crate::tls::IdentityFiles;
+use crate::tls::{IdentityFiles, show_end};
 use crate::upstream::Upstream;
+use crate::upstream::http::certificate_use;
 use crate::upstream::issued_credential::IssuedCredentialSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
@@ -258,6 +259,10 @@ impl Gateway {
 
     /// Retires removed upstreams after their last call. Its tasks can be read at its path, unless another has it.
     fn retire(&mut self, before: Vec<ServedUpstream>) {
+        let uses = |one: &ServedUpstream| one.config.server.http().map(|_| certificate_use(&one.config.name));
+        let still_used: Vec<_> = self.upstreams.iter().filter_map(uses).collect();
+        let ended = before.iter().filter_map(uses).filter(|one| !still_used.contains(one));
+        ended.for_each(|one| show_end(one, None));
         // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.
         before.iter().for_each(|one| one.older.leaving.cancel());
         let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);

@@ -16,6 +16,7 @@ use parking_lot::RwLock;
 use super::stack::HEALTH_PATHS;
 use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes};
 use crate::face::http::{Endpoint, FaceResponse, Inbound, full_body};
+use crate::metric;
 use crate::task::Principal;
 use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
 
@@ -42,15 +43,15 @@ impl Readiness {
 
     /// Makes the gateway not ready until [`Readiness::clear`] is called with the same reason.
     pub fn block(&self, reason: &'static str) {
-        self.0.write().insert(reason, ReasonWeight::Blocks);
+        self.show_one_of(&[reason], Some((reason, ReasonWeight::Blocks)));
     }
 
     pub fn limit(&self, reason: &'static str) {
-        self.0.write().insert(reason, ReasonWeight::Limits);
+        self.show_one_of(&[reason], Some((reason, ReasonWeight::Limits)));
     }
 
     pub fn clear(&self, reason: &'static str) {
-        self.0.write().remove(reason);
+        self.show_one_of(&[reason], None);
     }
 
     /// Lists at most one of several mutually exclusive reasons.
@@ -58,6 +59,8 @@ impl Readiness {
         let mut listed = self.0.write();
         listed.retain(|reason, _| !reasons.contains(reason));
         listed.extend(why);
+        let is_ready = !listed.values().any(|weight| *weight == ReasonWeight::Blocks);
+        metrics::gauge!(metric::READY).set(if is_ready { 1.0 } else { 0.0 });
     }
 
     /// The reasons that block readiness, in alphabetical order.

@@ -28,7 +28,7 @@ impl ListenerCertificate {
         if self.names.read().contains(host) {
             return true;
         }
-        let identity = Arc::clone(&self.identity.read());
+        let identity = self.identity();
         let is_for = ServerName::try_from(host).is_ok_and(|name| {
             let certificate = identity.cert.first().and_then(|first| ParsedCertificate::try_from(first).ok());
             certificate.is_some_and(|certificate| verify_server_name(&certificate, &name).is_ok())
@@ -41,6 +41,10 @@ impl ListenerCertificate {
             }
         }
         is_for
+    }
+
+    pub(super) fn identity(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.identity.read())
     }
 
     /// Installs another certificate. Returns whether it differs.
@@ -59,6 +63,6 @@ impl ListenerCertificate {
 impl ResolvesServerCert for ListenerCertificate {
     /// Ignores SNI: names that are not served are refused over HTTP, where the reason can be sent.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.identity.read()))
+        Some(self.identity())
     }
 }

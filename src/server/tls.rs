@@ -16,7 +16,8 @@ use super::client_certificates::PeerCertificate;
 use super::connection::ListenerState;
 use super::handshake::{Admission, HandshakeSettings, PeerVerifier};
 use super::io::{ResettableStream, linger};
-use crate::tls::{ClientCertificateFiles, IdentityFiles, TlsFileError};
+use crate::task::{Clock as _, SystemClock};
+use crate::tls::{ClientCertificateFiles, DailyWarning, IdentityFiles, TlsFileError, show_end};
 
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
@@ -87,9 +88,16 @@ impl Tls {
     }
 
     /// Reads changed files until the listener ends (F65). Unusable ones change nothing, and are logged once a change.
+    /// Warns of the certificate's end.
     pub(super) async fn follow(self, shared: Arc<ListenerState>) {
-        let mut troubled = None;
+        let (listener, mut troubled) = (shared.meter.name(), None);
+        let mut daily = DailyWarning::new(SystemClock.now());
         loop {
+            let identity = self.shown.identity();
+            show_end(listener.to_owned(), Some(&*identity));
+            if let Some(warning) = daily.due(&identity, SystemClock.now()) {
+                tracing::warn!(listener, certificate = %self.files.identity.certificate.display(), "{warning}");
+            }
             let pause = async {
                 tokio::select! {
                     () = tokio::time::sleep(shared.limits.certificate_check) => (),

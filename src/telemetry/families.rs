@@ -50,8 +50,9 @@ const fn histogram(name: &'static str, unit: Unit, text: &'static str, first: Fi
 }
 
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] follow.
-pub(super) const FAMILIES: [MetricFamily; 55] = [
+pub(super) const FAMILIES: [MetricFamily; 57] = [
     gauge(metric::BUILD_INFO, Unit::Count, "Always 1, by version of the program", Elsewhere),
+    gauge(metric::READY, Unit::Count, "Whether /readyz says ready", Process(&[])),
     counter(metric::HTTP_REQUESTS, "Responses sent, by listener and status", Elsewhere),
     counter(
         metric::HTTP_REFUSED,
@@ -62,6 +63,12 @@ pub(super) const FAMILIES: [MetricFamily; 55] = [
     gauge(metric::HTTP_IN_FLIGHT, Unit::Count, "Requests in progress, by listener", Elsewhere),
     gauge(metric::CONNECTIONS, Unit::Count, "Open connections, by listener", Elsewhere),
     counter(metric::ACCEPT_PAUSES, "Failed accepts that made a listener pause", Elsewhere),
+    gauge(
+        metric::CERTIFICATE_END,
+        Unit::Seconds,
+        "Unix time of the end of a certificate, by use; 0 without one",
+        Process(&[("use", &["clients", "replicas"])]),
+    ),
     counter(metric::REQUESTS, "Requests of clients, by upstream and outcome", Elsewhere),
     gauge(metric::ANSWER_BYTES, Unit::Bytes, "Bytes held by responses in progress", Process(&[])),
     counter(

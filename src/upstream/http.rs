@@ -41,7 +41,7 @@ use super::{
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::tls::{IdentityFiles, TlsFileError, read_roots};
+use crate::tls::{self, IdentityFiles, TlsFileError, read_roots};
 use crate::wire::{Payload, ProtocolVersion};
 use drive::SessionSource;
 use exchange::HttpExchange;
@@ -118,6 +118,11 @@ impl UpstreamTlsFiles {
     }
 }
 
+/// How metrics name the use of the certificate for an upstream.
+pub fn certificate_use(upstream: &str) -> String {
+    format!("upstream {upstream}")
+}
+
 #[derive(Debug)]
 pub struct SessionUpstream {
     link: Arc<UpstreamLink>,
@@ -140,6 +145,7 @@ impl SessionUpstream {
         limits: &SharedLimits,
     ) -> Result<Self, ClientError> {
         let tls = settings.tls.read()?;
+        tls::show_end(certificate_use(&settings.name), tls.identity.as_deref());
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, tls, &settings.proxy)?;
         let era = settings.protocol.map(Era::of);
         let credential = settings.credential.as_ref().map(Credential::read).transpose()?;

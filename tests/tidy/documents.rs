@@ -194,6 +194,31 @@ fn operators_are_told_what_each_metric_counts() {
     }
 }
 
+/// The metrics that a text names.
+fn metrics_in(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+    words.filter(|word| word.starts_with("taskgate_")).collect()
+}
+
+#[test]
+fn the_alerts_of_the_page_are_rules_for_prometheus() {
+    let (page, rules) = (read("docs/operating.md"), read("deploy/prometheus/alerts.yml"));
+    let table = page.split("Recommended alerts").nth(1).and_then(|rest| rest.split("\n\n").nth(1)).expect("the table");
+    let rows: Vec<&str> = table.lines().skip(2).map(|row| row.split('|').nth(1).expect("a condition")).collect();
+    assert!(rows.len() >= 15, "only {} alerts were seen", rows.len());
+    let expressions: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).collect();
+    let (conditions, expressions) = (rows.join("\n"), expressions.join("\n"));
+    let (named, used) = (metrics_in(&conditions), metrics_in(&expressions));
+    // A rule may compare a metric of the table with another one.
+    assert!(used.is_superset(&named), "alerts.yml lacks {:?}", named.difference(&used));
+    let names = read("src/metric.rs");
+    let known: BTreeSet<&str> = names.lines().filter_map(|line| line.split('"').nth(1)).collect();
+    assert!(used.is_subset(&known), "no metrics: {:?}", used.difference(&known));
+    for part in ["expr: ", "summary: "] {
+        assert_eq!(rules.matches(part).count(), rules.matches("- alert: ").count(), "{part}once for each alert");
+    }
+}
+
 #[test]
 fn headings_and_links_are_read_as_readers_of_pages_do() {
     for (heading, expected) in [

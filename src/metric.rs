@@ -15,7 +15,6 @@ pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
 pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
 pub const CONNECTIONS: &str = "taskgate_connections";
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
-/// By `use`: `clients`, `replicas`, or `upstream NAME`.
 pub const CERTIFICATE_END: &str = "taskgate_certificate_end_seconds";
 
 /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a

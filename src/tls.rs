@@ -220,7 +220,6 @@ pub fn show_end(used_for: String, identity: Option<&CertifiedKey>) {
     metrics::gauge!(metric::CERTIFICATE_END, "use" => used_for).set(end as f64);
 }
 
-/// Repeats a warning once a day.
 #[derive(Debug)]
 pub struct DailyWarning {
     last: Timestamp,

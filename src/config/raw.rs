@@ -125,7 +125,6 @@ pub(super) struct RawEndpoint {
 }
 
 keys! {
-    /// `[[endpoints]]`
     struct RawEndpointValues {
         /// Where the endpoint is served. No two upstreams or endpoints have the same path.
         reload path: String = require(&SERVED_PATH);
@@ -352,7 +351,6 @@ fn anchor(text: &str) -> Result<AuditAnchor, ValueError> {
 }
 
 keys! {
-    /// `[audit]`
     struct RawAudit {
         /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); relative to
         /// the working directory. Its folder must exist. One gateway for each file, which is created as its owner's alone. A
@@ -434,7 +432,6 @@ const NEEDS: WordList<CertificateNeed> =
 const RIGHTS: WordList<OperatorRight> = &[("read", OperatorRight::Read), ("act", OperatorRight::Act)];
 
 keys! {
-    /// `[listen]`
     struct RawListen {
         /// Where clients connect. Port 0 picks a free port, which is logged and printed. An address that other machines
         /// can reach needs `[auth]` (`mode = "api_keys"` or `anonymous = true`).
@@ -463,7 +460,6 @@ keys! {
 }
 
 keys! {
-    /// `[listen.tls]`
     struct RawListenTls {
         /// PEM file: the server's certificate first, then the authorities below the root. Needs `key`.
         restart certificate: PathBuf = require(&PEM_FILE);
@@ -482,7 +478,6 @@ keys! {
 }
 
 keys! {
-    /// `[admin]`
     struct RawAdmin {
         /// Where operators connect. On loopback no token is needed unless one is configured below; an address that
         /// other machines can reach needs one. The connection is not encrypted.
@@ -503,7 +498,6 @@ keys! {
 }
 
 keys! {
-    /// `[metrics]`
     struct RawMetrics {
         /// A listener with `/metrics`, `/healthz` and `/readyz` alone: GET and HEAD, any `Host`, no credentials. A
         /// request with an `Origin` is answered 403. None unless written.

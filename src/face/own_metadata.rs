@@ -48,7 +48,6 @@ struct Metadata<'a> {
 }
 
 impl OwnResource {
-    /// The endpoint with the metadata of the endpoint at `path`.
     pub fn metadata(&self, path: &str, rates: Arc<Rates>) -> MetadataEndpoint {
         let metadata = Metadata {
             resource: format!("{}{path}", self.public_url),

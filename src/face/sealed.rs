@@ -181,7 +181,6 @@ pub struct ForwardToken {
     pub sender: Incarnation,
     pub number: u64,
     pub issued_at: Timestamp,
-    /// [`digest_of_request`].
     pub request: Digest,
     pub caller: Caller,
     pub client: Option<IpAddr>,

@@ -88,7 +88,6 @@ impl Tls {
     }
 
     /// Reads changed files until the listener ends (F65). Unusable ones change nothing, and are logged once a change.
-    /// Warns of the certificate's end.
     pub(super) async fn follow(self, shared: Arc<ListenerState>) {
         let (listener, mut troubled) = (shared.meter.name(), None);
         let mut daily = DailyWarning::new(SystemClock.now());

@@ -42,7 +42,6 @@ const PROOFS: WordList<ProofPolicy> =
     &[("off", ProofPolicy::Off), ("accept", ProofPolicy::Accept), ("require", ProofPolicy::Require)];
 
 keys! {
-    /// `[auth]`
     struct RawAuth {
         /// `"none"`: no credentials. All clients on loopback are one principal (`local`); requests through a proxy (a
         /// `Host` other than loopback, `Forwarded`, `Via`, `X-Real-IP`, `X-Forwarded-*`) are served as with

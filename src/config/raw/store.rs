@@ -84,7 +84,6 @@ keys! {
 }
 
 keys! {
-    /// `[replica]`
     struct RawReplica {
         /// The replica's name for operators; the host's name unless written. Each replica has a different name, and
         /// keeps it over restarts.

@@ -125,7 +125,6 @@ pub(super) fn is_method(name: &str) -> bool {
     CoreTasks::is_method(name)
 }
 
-/// As [`is_method`], with drafts.
 pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
     is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
 }

@@ -111,7 +111,6 @@ pub(super) struct HttpCall {
     pub(super) deadline: Option<Instant>,
     /// Whether the owner receives events of the upstream's task.
     pub(super) is_watched: bool,
-    /// How many of that task's subtasks are reported.
     pub(super) subtasks: SubtaskQuota,
     /// The upstream's tasks above this one, nearest first.
     pub(super) above: Arc<[Arc<str>]>,

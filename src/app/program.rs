@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,9 +102,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
-    let endpoints = config.endpoints.iter().map(|one| (one.path.to_string(), one.path.to_string()));
-    let upstreams = config.upstreams.iter().map(|one| (one.name.to_string(), one.path.clone()));
-    let paths: Vec<_> = endpoints.chain(upstreams).collect();
+    let paths = names_and_paths(&config);
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
     upkeep.spawn(service_manager::keep_watched());
@@ -111,20 +110,14 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let are_kept = sockets.clients.is_some();
     let has_file = announcement == Announcement::Addresses;
     let stop = CancellationToken::new();
-    let mut start = Box::pin(async {
+    let start = Box::pin(async {
         if has_file || are_kept {
             Gateway::start_until(config, metrics.clone(), sockets, stop.clone()).await
         } else {
             start_on_free_ports(config, metrics.clone(), port, stop.clone()).await
         }
     });
-    let started = tokio::select! {
-        started = &mut start => started,
-        _ = signals.next() => {
-            end_start(start, &stop).await;
-            return Ok(ExitCode::SUCCESS);
-        }
-    };
+    let Some(started) = started(start, &stop, &mut signals).await else { return Ok(ExitCode::SUCCESS) };
     let gateway = match started {
         Ok(gateway) => gateway,
         Err(error) => return refused(error, (!has_file).then_some("--store")),
@@ -147,6 +140,27 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     end(gateway, (!are_kept).then_some(notice), &mut signals, &upkeep).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
+}
+
+fn names_and_paths(config: &Config) -> Vec<(String, String)> {
+    let endpoints = config.endpoints.iter().map(|one| (one.path.to_string(), one.path.to_string()));
+    let upstreams = config.upstreams.iter().map(|one| (one.name.to_string(), one.path.clone()));
+    endpoints.chain(upstreams).collect()
+}
+
+/// `None` if a signal comes first.
+async fn started(
+    mut start: Pin<Box<impl Future<Output = anyhow::Result<Gateway>>>>,
+    stop: &CancellationToken,
+    signals: &mut Signals,
+) -> Option<anyhow::Result<Gateway>> {
+    tokio::select! {
+        started = &mut start => Some(started),
+        _ = signals.next() => {
+            end_start(start, stop).await;
+            None
+        }
+    }
 }
 
 /// Ends a start in order, so that no other replica waits for a lease of it.

@@ -200,11 +200,8 @@ impl SessionFaceState {
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
             }
-            Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) if draft.is_some() => {
-                refuse(&addressee, &draft::id_taken())
-            }
             Some(CallEvent::Ended(CallEnd::IdempotencyMismatch)) => {
-                refuse(&addressee, &RequestError::IdempotencyMismatch)
+                refuse(&addressee, &draft.map_or(RequestError::IdempotencyMismatch, |_| draft::id_taken()))
             }
             Some(
                 CallEvent::Progress(_)

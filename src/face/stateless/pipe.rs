@@ -109,11 +109,7 @@ impl StatelessFace {
             clock: Arc::clone(&self.served.clock),
             // A subscription's stream keeps no part of the request's body.
             metadata: if is_subscription { request.metadata.detached() } else { request.metadata.clone() },
-            subscription: wishes.map(|wishes| PipedSubscription {
-                wishes,
-                caller: request.caller.clone(),
-                served: Arc::clone(&self.served),
-            }),
+            subscription: wishes.map(|wishes| self.subscription(wishes, &request)),
             unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         });
         let passing = StatelessForward {
@@ -134,6 +130,10 @@ impl StatelessFace {
             Some(permit) => response.map(|body| permit.keep(body)),
             None => response,
         }
+    }
+
+    fn subscription(&self, wishes: SubscriptionFilter, request: &StatelessRequestContext<'_>) -> PipedSubscription {
+        PipedSubscription { wishes, caller: request.caller.clone(), served: Arc::clone(&self.served) }
     }
 
     fn asker(&self, request: &StatelessRequestContext<'_>) -> StateBinding {

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::OpenError;
+use super::{OpenError, schema};
 use crate::system::{self, OwnersAlone as _};
 pub(super) use crate::system::{DiskSpace, space};
 
@@ -59,10 +59,14 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     examine(folder)
 }
 
-/// Else a repository around the folder would take up the key and the results. Nothing depends on this file.
-pub(super) fn keep_out_of_repositories(folder: &Path) {
-    let file = OpenOptions::new().write(true).create_new(true).owners_alone().open(folder.join(".gitignore"));
-    let _ = file.and_then(|mut file| file.write_all(b"*\n"));
+/// A repository around the folder must not take up the key and the results. Nothing depends on the file that says so.
+pub(super) fn prepare_for_gateway(folder: &Path) -> Result<(), OpenError> {
+    prepare(folder)?;
+    if !schema::file_in(folder).exists() {
+        let file = OpenOptions::new().write(true).create_new(true).owners_alone().open(folder.join(".gitignore"));
+        let _ = file.and_then(|mut file| file.write_all(b"*\n"));
+    }
+    Ok(())
 }
 
 /// Checks that an existing folder is usable; a missing one is no error.

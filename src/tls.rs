@@ -23,7 +23,6 @@ use crate::task::time::millis;
 /// Larger files are no certificates: a bundle of every public CA is a quarter of it.
 const FILE_BYTES_MAX: usize = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Days before a certificate's end from which on operators are warned.
 const WARNED_DAYS: u64 = 14;
 
 /// The paths of an identity: PEM files, relative to the working directory.
@@ -100,8 +99,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 impl IdentityFiles {
-    /// Reads the identity: its files must belong together, and the key be its owner's alone. Its certificate may have
-    /// expired, as time alone makes no file unusable (B245).
+    /// Reads the identity: its files must belong together, the key be its owner's alone; at any time (B245).
     pub fn read(&self) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         let unusable = || TlsFileError::NoKey { path: self.key.clone() };
@@ -192,7 +190,6 @@ pub fn unix_time(at: Timestamp) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_millis(at.as_millis()))
 }
 
-/// The first and the last moment of a certificate's validity; `None` if it cannot be understood.
 fn validity(identity: &CertifiedKey) -> Option<[Timestamp; 2]> {
     let validity = Certificate::from_der(identity.cert.first()?).ok()?.tbs_certificate.validity;
     Some([validity.not_before, validity.not_after].map(|at| Timestamp::from_millis(millis(at.to_unix_duration()))))
@@ -214,7 +211,7 @@ pub fn validity_warning(identity: &CertifiedKey, now: Timestamp) -> Option<Strin
     }
 }
 
-/// Shows in the metrics when the certificate that is used for this ends; 0 without one.
+/// Shows in the metrics when the certificate in use ends; 0 without one.
 pub fn show_end(used_for: String, identity: Option<&CertifiedKey>) {
     let end = identity.and_then(validity).map_or(0, |[_, until]| until.as_millis() / 1_000);
     metrics::gauge!(metric::CERTIFICATE_END, "use" => used_for).set(end as f64);

@@ -194,14 +194,12 @@ fn located(key: String, fault: TlsFileError) -> (KeyPlace, FileError) {
     (key.into(), fault.into())
 }
 
-/// The fault of an identity, with the configuration key of the faulty file.
 fn identity_mistake(table: &str, identity: &IdentityFiles) -> Option<(String, TlsFileError)> {
     let fault = identity.read().err()?;
     let key = if *fault.path() == identity.key { "key" } else { "certificate" };
     Some((format!("{table}.{key}"), fault))
 }
 
-/// Certificates that have expired, are not valid yet, or end soon (B245, B246).
 fn certificate_warnings(config: &Config, now: Timestamp) -> impl Iterator<Item = (KeyPlace, String)> {
     let own = config.listen.tls.iter().map(|identity| ("listen.tls".to_owned(), identity));
     let replica = replica_tls(config).map(|tls| ("replica".to_owned(), &tls.identity));

@@ -16,7 +16,7 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimit
 
 /// Longest accepted id of an upstream's task, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
-/// Most entries that are read from one task's list of subtasks.
+/// Most subtasks that are read from one task.
 const CHILDREN_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct UpstreamTask {
     pub ttl: Option<Duration>,
     pub poll_interval: Option<Duration>,
     /// The list of its subtasks, unread (SEP-2268).
-    children: Option<Payload>,
+    children: Option<Box<Payload>>,
 }
 
 impl UpstreamTask {
@@ -164,7 +164,7 @@ fn described(task: &Object) -> Option<UpstreamTask> {
         message: task.get_lossy("statusMessage").and_then(|message| status_text(&message)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),
-        children: task.get("childTaskIds"),
+        children: task.get("childTaskIds").map(Box::new),
     })
 }
 

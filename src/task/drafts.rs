@@ -31,7 +31,7 @@ pub struct SubtaskLimits {
 }
 
 impl SubtaskLimits {
-    /// How many subtasks one task may name. With one too many, the tree is known to be larger.
+    /// With one name too many, the tree is known to be larger.
     pub const fn names_max(self) -> usize {
         self.count_max.saturating_add(1)
     }

@@ -281,8 +281,7 @@ pub enum ExchangeEvent {
     Status(Arc<str>),
     /// For owners that [watch](UpstreamTaskMode::Watched) the upstream's task; the call's events come as well.
     Task(UpstreamTaskEvent),
-    /// The ids of new subtasks of the upstream's own task, in order, if wanted (SEP-2268); never the task itself or an
-    /// ancestor. Clients never see them (T-67). [`Exchange::subtask_token`] follows one.
+    /// The upstream's ids of new subtasks of its own task, in order, if wanted (SEP-2268); not of itself or an ancestor.
     Subtasks(Vec<Arc<str>>),
     /// `notifications/message`: its params, verbatim except for the upstream's id of its task.
     Log(Payload),

@@ -118,7 +118,6 @@ impl UpstreamTlsFiles {
     }
 }
 
-/// How metrics name the use of the certificate for an upstream.
 pub fn certificate_use(upstream: &str) -> String {
     format!("upstream {upstream}")
 }

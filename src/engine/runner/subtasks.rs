@@ -59,13 +59,12 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Whether more of the named subtasks can become tasks now. Their server's next event waits until then (SUB-13).
+    /// Whether more of the named subtasks can become tasks now: before the next event (SUB-13), after deadline and cancel.
     pub(super) fn may_mirror(&self) -> bool {
         self.family.has_waiting() && self.recorder.has_handle() && !self.recorder.waits_for(UnstoredStep::Subtasks)
     }
 
-    /// Creates tasks for some of the named subtasks, once the call's task has a handle. The others follow in further
-    /// steps of the runner, so that the deadline and a cancel come between.
+    /// Creates tasks for some of the named subtasks, once the call's task has a handle.
     pub(super) async fn mirror_subtasks(&mut self) {
         if !self.family.has_waiting() || !self.recorder.has_handle() {
             return;
@@ -88,7 +87,6 @@ impl Runner {
             Err(error) if error.is_passing() => {
                 self.wait_for_store(UnstoredStep::Subtasks, &error);
             }
-            // The task's new holder follows them.
             Err(TaskError::Store(StoreError::Fenced)) => self.family.drop_waiting(),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
@@ -97,7 +95,6 @@ impl Runner {
         }
     }
 
-    /// The reason if the task can have no further subtask.
     async fn mirror(&mut self, key: &TaskKey, named: Vec<Arc<str>>) -> Result<Option<&'static str>, TaskError> {
         let top = self.top_of(key).await?;
         let tree = || self.engine.trees.of(&TaskKey { owner: key.owner.clone(), id: top.id });

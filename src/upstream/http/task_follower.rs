@@ -59,7 +59,7 @@ struct TaskFollower<'a> {
     message: Option<Arc<str>>,
     /// The last reported status and message; `None` after a failed poll.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
-    /// Hashes of reported subtasks: ids may be long.
+    /// Hashes of reported subtasks.
     children: HashSet<u64>,
     hashing: RandomState,
     /// Consecutive invalid responses to polls, and to requests for the outcome.
@@ -254,8 +254,7 @@ impl TaskFollower<'_> {
         Some(task.status)
     }
 
-    /// Reports new subtasks, not missing ones: servers may omit a subtask later (SUB-03). A server may name thousands
-    /// (SUB-19): returns whether the next poll reports more.
+    /// Reports new subtasks, not missing ones (SUB-03); whether the next poll reports more of thousands (SUB-19).
     async fn learn_children(&mut self, task: &UpstreamTask) -> bool {
         let http_call = self.http_call;
         let Self { children, hashing, .. } = self;

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{OpenError, schema};
+use super::OpenError;
 use crate::system::{self, OwnersAlone as _};
 pub(super) use crate::system::{DiskSpace, space};
 
@@ -60,9 +60,9 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
 }
 
 /// A repository around the folder must not take up the key and the results. Nothing depends on the file that says so.
-pub(super) fn prepare_for_gateway(folder: &Path) -> Result<(), OpenError> {
+pub(super) fn prepare_for_gateway(folder: &Path, database: &Path) -> Result<(), OpenError> {
     prepare(folder)?;
-    if !schema::file_in(folder).exists() {
+    if !database.exists() {
         let file = OpenOptions::new().write(true).create_new(true).owners_alone().open(folder.join(".gitignore"));
         let _ = file.and_then(|mut file| file.write_all(b"*\n"));
     }

@@ -40,11 +40,11 @@ impl DiskStore {
     pub(super) async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
         examine(&settings)?;
         let folder = settings.folder.clone();
-        folder::prepare_for_gateway(&folder)?;
+        let path = schema::file_in(&folder);
+        folder::prepare_for_gateway(&folder, &path)?;
         let medium = folder::unfit_medium(&folder);
         warn_of(&folder, medium);
         let lock = folder::lock(&folder, settings.lock_wait).await?;
-        let path = schema::file_in(&folder);
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
         let opened = tokio::task::spawn_blocking(move || {

@@ -259,9 +259,11 @@ async fn b245_a_certificate_that_has_expired_ends_no_start_and_no_reload() {
             "warning: gate.toml:{line}: key `{key}.certificate`: {at}/old.pem: the certificate has expired; write a newer one\n"
         )
     };
-    let expected = [warning(6, "listen.tls"), warning(13, "upstreams.reports.tls")].concat();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
-    assert_eq!(output.status.code(), Some(0));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    for expected in [warning(6, "listen.tls"), warning(13, "upstreams.reports.tls")] {
+        assert!(stderr.contains(&expected), "{stderr}");
+    }
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
 }
 
 /// The same of the files by which gateways share a database: nothing of it is connected to.
@@ -312,7 +314,7 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
         upstream.url,
         ca.display()
     );
-    let with = |more: &str| config::parse("test.toml", &[&text, more].concat(), &|_| None).unwrap().config;
+    let with = |more: &str| config::parse("test.toml", &format!("{text}{more}"), &|_| None).unwrap().config;
     let config = || with("");
     let mut gateway = gateway(&text).await;
     assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK);

@@ -118,7 +118,7 @@ async fn b168_a_credential_file_that_others_can_read_is_refused_before_anything_
     );
     let mut config = taskgate::config::parse("test", &text, &|_| None).unwrap().config;
     config.folder = folder.path().to_path_buf();
-    let refused = taskgate::app::files::check(&config, taskgate::task::Clock::now(&taskgate::task::SystemClock));
+    let refused = taskgate::app::files::check(&config);
     let words = refused.unwrap_err().to_string();
     assert!(words.contains("`upstreams.up.auth.value_file`") && words.contains("mode 0640"), "{words}");
     assert!(!words.contains("own-secret"), "{words}");

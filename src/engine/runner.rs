@@ -294,7 +294,12 @@ impl Runner {
                 let now = Instant::now();
                 self.serve_timer(|due| due <= now).await
             }
-            RunnerEvent::SubtasksWait => Box::pin(self.mirror_again()).await,
+            RunnerEvent::SubtasksWait => {
+                Box::pin(self.mirror_subtasks()).await;
+                // A timer that is due hides the deadline.
+                let now = Instant::now();
+                self.serve_timer(|due| due < now).await
+            }
             RunnerEvent::Leaving => Box::pin(self.leave_for_later()).await,
             RunnerEvent::GatewayEnds => Box::pin(self.end_with_gateway()).await,
         }

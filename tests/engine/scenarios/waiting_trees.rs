@@ -110,6 +110,7 @@ async fn sub_19_names_that_do_not_fit_into_a_tree_are_left_out_in_one_step() {
     assert_eq!(row(&world, &parent.key).await.unwrap().tree.children.len(), 10);
     assert_eq!(inserted, 11);
     assert!(loaded < 200, "{loaded} rows were read");
+    tokio::time::sleep(seconds(20)).await;
     world.is_idle().await;
 }
 

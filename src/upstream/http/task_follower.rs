@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::BuildHasher as _;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,6 @@ struct TaskFollower<'a> {
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
     /// Hashes of reported subtasks.
     children: HashSet<u64>,
-    hashing: RandomState,
     /// Consecutive invalid responses to polls, and to requests for the outcome.
     odd_polls: u16,
     odd_outcomes: u16,
@@ -103,7 +102,6 @@ impl HttpCall {
             message: None,
             shown: None,
             children: HashSet::new(),
-            hashing: RandomState::new(),
             odd_polls: 0,
             odd_outcomes: 0,
         }
@@ -257,7 +255,8 @@ impl TaskFollower<'_> {
     /// Reports new subtasks, not missing ones (SUB-03); whether the next poll reports more of thousands (SUB-19).
     async fn learn_children(&mut self, task: &UpstreamTask) -> bool {
         let http_call = self.http_call;
-        let Self { children, hashing, .. } = self;
+        let hashing = self.children.hasher().clone();
+        let children = &mut self.children;
         let room = http_call.subtasks.max().saturating_sub(children.len()).min(SUBTASKS_AT_ONCE);
         let mut fresh = task.children(room, |id| children.insert(hashing.hash_one(id)));
         let named = fresh.len();

@@ -143,19 +143,22 @@ impl Http2Connection {
     }
 }
 
+#[derive(Debug)]
+struct Http2Request {
+    usage: Arc<Mutex<Http2Usage>>,
+    has_client: AtomicBool,
+}
+
 /// A request without a stream (U78). Its body holds this until hyper, which has a stream for it then, reads the body.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct StreamWait {
-    usage: Arc<Mutex<Http2Usage>>,
-    client: Weak<()>,
-}
+pub(super) struct StreamWait(Arc<Http2Request>);
 
 impl Drop for StreamWait {
     fn drop(&mut self) {
-        let mut usage = self.usage.lock();
+        let mut usage = self.0.usage.lock();
         usage.waiting -= 1;
-        usage.is_unserved = self.client.strong_count() == 0;
+        usage.is_unserved = !self.0.has_client.load(Ordering::Relaxed);
         if !usage.is_unserved {
             usage.granted = Instant::now();
         }
@@ -165,24 +168,21 @@ impl Drop for StreamWait {
 /// One request on an HTTP/2 connection, until its response is complete or dropped.
 #[derive(Debug)]
 #[must_use]
-struct Http2Lease {
-    usage: Arc<Mutex<Http2Usage>>,
-    client: Arc<()>,
-}
+struct Http2Lease(Arc<Http2Request>);
 
 impl Http2Lease {
     fn new(usage: &Arc<Mutex<Http2Usage>>) -> Self {
         usage.lock().requests += 1;
-        Self { usage: Arc::clone(usage), client: Arc::default() }
+        Self(Arc::new(Http2Request { usage: Arc::clone(usage), has_client: AtomicBool::new(true) }))
     }
 
     fn wait(&self) -> StreamWait {
-        let mut usage = self.usage.lock();
+        let mut usage = self.0.usage.lock();
         if usage.waiting == 0 && !usage.is_unserved {
             usage.granted = Instant::now();
         }
         usage.waiting += 1;
-        StreamWait { usage: Arc::clone(&self.usage), client: Arc::downgrade(&self.client) }
+        StreamWait(Arc::clone(&self.0))
     }
 
     /// The request, with a body that counts as waiting for a stream until hyper reads it.
@@ -194,7 +194,8 @@ impl Http2Lease {
 
 impl Drop for Http2Lease {
     fn drop(&mut self) {
-        let mut usage = self.usage.lock();
+        let mut usage = self.0.usage.lock();
+        self.0.has_client.store(false, Ordering::Relaxed);
         usage.requests -= 1;
         usage.since = Instant::now();
     }
@@ -321,7 +322,7 @@ impl ConnectionPool {
                 }
                 Leased::Http2(mut sender, lease, _) => {
                     let answer = sender.try_send_request(lease.waiting(request(Version::HTTP_2))).await;
-                    if answer.is_err() && lease.usage.lock().is_left {
+                    if answer.is_err() && lease.0.usage.lock().is_left {
                         return Err(SendError::NoStream);
                     }
                     (answer, Some(lease))

@@ -97,7 +97,7 @@ async fn f96_a_gateway_whose_log_is_not_read_serves_and_counts_the_lines_that_it
     let mut log = std::io::BufReader::new(log);
     let reading = thread::spawn(move || {
         let mut line = String::new();
-        while !line.contains("log lines were lost") {
+        while !line.contains("lines were lost: standard error") {
             line.clear();
             assert!(log.read_line(&mut line).unwrap() > 0, "the gateway ended");
         }

@@ -51,7 +51,7 @@ use crate::config::{check_principal_id, quoted};
 use crate::demo::{self, DemoServer};
 use crate::server::api_keys::ApiKey;
 use crate::{app, config, console, system};
-use admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
+use admin_client::{AdminAnswer, AdminClient, AdminRequestError, TOKEN_VARIABLE, operate};
 use audit::AuditCommand;
 use call_arguments::{CallArguments, EXIT_CODES};
 use check::CheckArguments;
@@ -192,7 +192,7 @@ enum CliCommand {
     ///
     /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
     Health(HealthArguments),
-    /// Shows a running gateway: whether it is ready or why not, the state of its servers, and the calls whose clients wait.
+    /// Prints the status page of a running gateway: readiness with its reasons, the state of each server, and the held calls.
     ///
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///
@@ -422,39 +422,6 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     tracker.close();
     tracker.wait().await;
     Ok(ExitCode::SUCCESS)
-}
-
-async fn operate(
-    admin: &url::Url,
-    ask: impl AsyncFnOnce(AdminClient) -> Result<AdminOutput, AdminRequestError>,
-) -> anyhow::Result<ExitCode> {
-    let token = env::var(TOKEN_VARIABLE).ok();
-    let asked = match AdminClient::new(admin, token.as_deref()) {
-        Ok(admin) => ask(admin).await,
-        Err(error) => Err(error),
-    };
-    match asked {
-        Ok(AdminOutput::Done(text)) => {
-            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(AdminOutput::Part(text)) => {
-            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            say("there are more; raise --limit to show them");
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(AdminOutput::Refused(why)) => {
-            say(why);
-            Ok(ExitCode::FAILURE)
-        }
-        Err(error @ (AdminRequestError::Address | AdminRequestError::Token | AdminRequestError::Unconfirmed(_))) => {
-            Ok(refuse(error))
-        }
-        Err(error) => {
-            say(CauseChain(&error));
-            Ok(ExitCode::from(UNAVAILABLE))
-        }
-    }
 }
 
 fn refuse(why: impl Display) -> ExitCode {

@@ -30,7 +30,7 @@ const EARLY: Duration = Duration::from_secs(2);
 const EARLY_RESTARTS_MAX: usize = 5;
 const TOOLS_SHOWN: usize = 10;
 
-/// How long the end waits for calls: nobody relies on a server under development.
+/// How long the drain waits for calls: no client relies on a server under development.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Development {
     early_restarts: usize,
 }
 
-/// Shortens the drain, and says what it waits for.
+/// Shortens the drain, and prints the calls that it waits for.
 pub(super) fn prepare_end(gateway: &mut Gateway) {
     gateway.drain_max = gateway.drain_max.min(DRAIN_MAX);
     let calls = gateway.live_calls().survey();

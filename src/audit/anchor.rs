@@ -1,4 +1,4 @@
-//! Writes digests of the audit's lines elsewhere, in a thread of its own: a share or a pipe that blocks delays no record.
+//! Writes digests of audit lines to the anchor, in a separate thread: a share or a pipe that blocks delays no record.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};

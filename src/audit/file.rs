@@ -120,7 +120,7 @@ impl AuditSink {
         };
         let mut next = open_next();
         if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) && system::is_removed(file) {
-            // Nobody can open a removed file, but it holds its room as long as it is open.
+            // A removed file keeps its disk space until it is closed; no other program can open it.
             file.set_len(0)?;
             next = open_next();
         }

@@ -1,7 +1,11 @@
 //! Sends requests to the admin listener of a running gateway.
 
+use std::env;
+use std::io::Write as _;
+use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, StatusCode};
@@ -13,6 +17,9 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::printable::{printable, printable_json, printable_lines};
+use super::{UNAVAILABLE, refuse, say};
+use crate::cause::CauseChain;
+use crate::console;
 use crate::upstream::transport::credential::secret_value;
 
 pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
@@ -166,5 +173,39 @@ impl AdminClient {
             Ok(AdminAnswer { status, body })
         };
         tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AdminRequestError::Late))
+    }
+}
+
+/// Asks a gateway, and prints its answer.
+pub(super) async fn operate(
+    admin: &Url,
+    ask: impl AsyncFnOnce(AdminClient) -> Result<AdminOutput, AdminRequestError>,
+) -> anyhow::Result<ExitCode> {
+    let token = env::var(TOKEN_VARIABLE).ok();
+    let asked = match AdminClient::new(admin, token.as_deref()) {
+        Ok(admin) => ask(admin).await,
+        Err(error) => Err(error),
+    };
+    match asked {
+        Ok(AdminOutput::Done(text)) => {
+            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(AdminOutput::Part(text)) => {
+            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            say("there are more; raise --limit to show them");
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(AdminOutput::Refused(why)) => {
+            say(why);
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error @ (AdminRequestError::Address | AdminRequestError::Token | AdminRequestError::Unconfirmed(_))) => {
+            Ok(refuse(error))
+        }
+        Err(error) => {
+            say(CauseChain(&error));
+            Ok(ExitCode::from(UNAVAILABLE))
+        }
     }
 }

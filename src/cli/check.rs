@@ -112,7 +112,7 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
-    /// The issuer of the caller's token: that of `--issuer`, or the only one.
+    /// The issuer of the caller's token: the one that `--issuer` names, or the only issuer.
     fn token_issuer<'c>(&self, tokens: &'c TokenSettings) -> Result<Option<&'c IssuerSettings>, String> {
         match (&self.issuer, tokens.issuers.as_slice()) {
             (Some(named), issuers) => {

@@ -59,7 +59,7 @@ pub enum TasksCommand {
         /// All tasks of this principal that have not ended; named as for `list`.
         #[arg(long, value_name = "NAME", conflicts_with = "references")]
         principal: Option<String>,
-        /// All tasks of this upstream that have not ended; with --principal, those of both.
+        /// All tasks of this upstream that have not ended; with --principal, only tasks of that principal.
         #[arg(long, value_name = "NAME", conflicts_with = "references")]
         upstream: Option<String>,
         /// Ask nothing.

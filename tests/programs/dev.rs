@@ -95,8 +95,11 @@ impl Started {
         text(&self.calling(tool, options).output().unwrap())
     }
 
+    /// As editors do: no program starts with an empty or half-written file.
     fn write(&self, text: &str) {
-        fs::write(self.folder.path().join("server.py"), text).unwrap();
+        let draft = tempfile::NamedTempFile::new().unwrap();
+        fs::write(draft.path(), text).unwrap();
+        draft.persist(self.folder.path().join("server.py")).unwrap();
     }
 
     fn signal(&self, signal: &str) {

@@ -19,8 +19,8 @@ const CLIENTS: usize = 64;
 
 /// A store, and the most CPU of a create and of a whole life next to the bare task server's.
 const STORES: [(&str, [&str; 2], [f64; 2]); 2] = [
-    ("memory", ["create a task, store in memory", "whole life of a task, store in memory"], [1.5, 1.7]),
-    ("disk", ["create a task, store on disk", "whole life of a task, store on disk"], [1.8, 2.2]),
+    ("memory", ["create a task, store in memory", "whole life of a task, store in memory"], [1.5, 1.5]),
+    ("disk", ["create a task, store on disk", "whole life of a task, store on disk"], [2.0, 2.1]),
 ];
 
 /// All that `wanted` asks for.
@@ -31,27 +31,34 @@ pub(crate) async fn compare(upstream: SocketAddr, (size, wanted): (Size, &str)) 
             continue;
         }
         let folder = TempDir::new()?;
-        let (lines, log) = match store {
-            "disk" => (rows::store_in(&folder.path().join("store")), Some(folder.path().join("log"))),
-            _ => ("store.kind = \"memory\"".to_owned(), None),
+        let (is_durable, path_of) = (store == "disk", |name: &str| folder.path().join(name));
+        let config = |name| {
+            let durable = is_durable.then(|| rows::store_in(&path_of(name)));
+            config_with(upstream, durable.as_deref().unwrap_or("store.kind = \"memory\""))
         };
-        let config = config_with(upstream, &lines)?;
+        let (config, beside, log) = (config("store")?, config("beside")?, is_durable.then(|| path_of("log")));
         let (address, log) = (upstream.to_string(), log.as_ref().map(|log| log.to_string_lossy()));
         let arguments: Vec<&str> = [bare_tasks::TASKS, &address].into_iter().chain(log.as_deref()).collect();
-        let (bare, gateway) = (Part::own(&arguments).await?, Part::gateway(config.path()).await?);
+        let peer = if is_durable { "bare task server with a log" } else { "bare task server" };
+        let mut parts = vec![(peer, Part::own(&arguments).await?)];
+        parts.extend(Part::gateways([config.path(), beside.path()]).await?);
         let warming = size.creates.div_ceil(4).max(CLIENTS);
-        round(&bare, warming).await?;
-        round(&gateway, warming).await?;
-        let mut rounds = Vec::with_capacity(size.rounds);
+        for (_, part) in &parts {
+            round(part, warming).await?;
+        }
+        let mut rounds: Vec<[Vec<Round>; 2]> = parts.iter().map(|_| [Vec::new(), Vec::new()]).collect();
         for _ in 0..size.rounds {
-            rounds.push((round(&bare, size.creates).await?, round(&gateway, size.creates).await?));
+            for ((_, part), found) in parts.iter().zip(&mut rounds) {
+                let [create, life] = round(part, size.creates).await?;
+                found[0].push(create);
+                found[1].push(life);
+            }
         }
         for (at, (what, budget)) in names.into_iter().zip(budgets).enumerate() {
-            let (of_bare, of_gateway): (Vec<Round>, Vec<Round>) =
-                rounds.iter().map(|(bare, gateway)| (bare[at], gateway[at])).unzip();
-            let peer = if store == "disk" { "bare task server with a log" } else { "bare task server" };
-            let sides = [(peer, of_bare.as_slice()), ("taskgate", &of_gateway)];
-            comparisons.push(Comparison::of(what, sides).within(Some(budget)));
+            for ((server, _), found) in parts.iter().zip(&rounds).skip(1) {
+                let sides = [(peer, rounds[0][at].as_slice()), (*server, &found[at])];
+                comparisons.push(Comparison::of(what, sides).within(Some(budget)));
+            }
         }
     }
     Ok(comparisons)

@@ -69,6 +69,17 @@ impl Part {
         Self::start(&gateway_program(), &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()]).await
     }
 
+    /// The gateway, and beside it the other build that `TASKGATE_BENCH_BESIDE` names, each with its configuration and its
+    /// name in the report.
+    pub(crate) async fn gateways([config, beside]: [&Path; 2]) -> anyhow::Result<Vec<(&'static str, Self)>> {
+        let mut gateways = vec![("taskgate", Self::gateway(config).await?)];
+        if let Some(program) = std::env::var_os("TASKGATE_BENCH_BESIDE") {
+            let arguments = [OsStr::new("serve"), OsStr::new("--config"), beside.as_os_str()];
+            gateways.push((BESIDE, Self::start(Path::new(&program), &arguments).await?));
+        }
+        Ok(gateways)
+    }
+
     /// The same under valgrind, which writes its counts to files that begin with `to`.
     pub(crate) async fn counted_gateway(config: &Path, to: &Path) -> anyhow::Result<Self> {
         Self::counted(&gateway_program(), &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()], to).await
@@ -305,6 +316,9 @@ pub(crate) fn is_of_this_build() -> bool {
 pub(crate) fn gateway_program() -> PathBuf {
     std::env::var_os("TASKGATE_BENCH_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_taskgate").into(), PathBuf::from)
 }
+
+/// The report's name for the other build.
+const BESIDE: &str = "taskgate, the build beside";
 
 /// All parts of a run append to one file.
 pub(crate) fn log() -> anyhow::Result<File> {

@@ -15,7 +15,7 @@ use crate::load::{Crowd, Question, Round};
 use crate::memory::{self, Memory};
 use crate::messages::{self, Client};
 use crate::parts::{Part, Proxy};
-use crate::report::Figure;
+use crate::report::{Figure, Must};
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
 use crate::{
     bare, bare_tasks, creates, credentials, endpoints, fairness, held, kept, lists, lives, row_lives, shared, splits,
@@ -34,11 +34,16 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The most CPU of a poll, next to the bare task server's.
 const POLL_BUDGET: f64 = 1.25;
+/// The most connections of a load with large answers.
+const LARGE_CLIENTS_MAX: usize = 8;
+/// How much later than the bare proxy's the median answer of the gateway may come over a single connection.
+const LATENCY_BUDGET: f64 = 25.0;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) rounds: usize,
+    /// Connections of a load with small answers.
     pub(crate) clients: usize,
     /// Requests of one round where answers are small, where they are large, and where they are huge.
     pub(crate) small: usize,
@@ -70,7 +75,7 @@ pub(crate) struct Size {
 impl Size {
     pub(crate) const FULL: Self = Self {
         rounds: 3,
-        clients: 8,
+        clients: 32,
         small: 20_000,
         large: 4_000,
         huge: 64,
@@ -201,17 +206,24 @@ pub(crate) struct Row {
     protocol: Protocol,
     pub(crate) tool: &'static str,
     budget: Option<f64>,
+    /// Whether its requests come over a single connection, so that the latencies are those of an idle gateway.
+    is_alone: bool,
     /// The tool that answers with as much text as its argument has, if it has one.
     argument: Option<&'static str>,
 }
 
 impl Row {
     const fn of(what: &'static str, caller: Caller, tool: &'static str) -> Self {
-        Self { what, server: Server::Gateway, caller, protocol: Protocol::Http1, tool, budget: None, argument: None }
+        let (server, protocol) = (Server::Gateway, Protocol::Http1);
+        Self { what, server, caller, protocol, tool, budget: None, is_alone: false, argument: None }
     }
 
     const fn within(self, budget: f64) -> Self {
         Self { budget: Some(budget), ..self }
+    }
+
+    const fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
     }
 
     const fn with_argument(self, as_long_as: &'static str) -> Self {
@@ -244,21 +256,24 @@ impl Row {
 
 /// The rows whose instructions are counted: those of the gateway over HTTP/1.1 with answers of a common size.
 pub(crate) fn counted_rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().filter(|row| row.server == Server::Gateway && row.protocol == Protocol::Http1 && row.tool != HUGE)
+    ROWS.iter().filter(|row| {
+        row.server == Server::Gateway && row.protocol == Protocol::Http1 && row.tool != HUGE && !row.is_alone
+    })
 }
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     Row::of("plain call, small answer", Caller::Stateless, SMALL).within(1.7),
     Row::of("plain call, 100 kB answer", Caller::Stateless, LARGE).within(1.7),
-    Row::of("session call in the pipe, small answer", Caller::Session, SMALL).within(1.2),
-    Row::of("session call in the pipe, small answer as an event", Caller::Session, EVENTS).within(1.3),
+    Row::of("session call in the pipe, small answer", Caller::Session, SMALL).within(1.25),
+    Row::of("session call in the pipe, small answer over one connection", Caller::Session, SMALL).alone(),
+    Row::of("session call in the pipe, small answer as an event", Caller::Session, EVENTS).within(1.4),
     Row::of("session call in the pipe, small answer over HTTP/2", Caller::Session, SMALL).over(Protocol::Http2),
-    Row::of("session call in the pipe, 100 kB answer", Caller::Session, LARGE).within(1.05),
+    Row::of("session call in the pipe, 100 kB answer", Caller::Session, LARGE).within(1.08),
     Row::of("session call in the pipe, 100 kB request and answer", Caller::Session, LARGE)
         .with_argument(LARGE)
-        .within(1.25),
+        .within(1.2),
     Row::of("session call in the pipe, 10 MB answer", Caller::Session, HUGE).within(1.05),
-    Row::of("2026-07-28 call in the pipe, small answer", Caller::Piped, SMALL).within(1.3),
+    Row::of("2026-07-28 call in the pipe, small answer", Caller::Piped, SMALL).within(1.4),
     Row::of("2026-07-28 call in the pipe, 100 kB answer", Caller::Piped, LARGE),
     Row::of("2026-07-28 call in the pipe, 100 kB request and answer", Caller::Piped, LARGE)
         .with_argument(LARGE)
@@ -277,13 +292,15 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let mut upstream = Part::own(&[upstream::NAME, at]).await?;
     let secure = upstream.printed(upstream::SECURE).await?;
     let config = config(upstream.address)?;
-    let gateway = Part::gateway(config.path()).await?;
-    let mut comparisons = compare_polls(&gateway, upstream.address, (size, wanted)).await?;
-    comparisons.extend(compare_calls(&gateway, &upstream, (size, wanted)).await?);
-    drop(gateway);
+    let gateways = Part::gateways([config.path(); 2]).await?;
+    let mut comparisons = compare_polls(&gateways, upstream.address, (size, wanted)).await?;
+    let (calls, latencies) = compare_calls(&gateways, &upstream, (size, wanted)).await?;
+    comparisons.extend(calls);
+    drop(gateways);
     comparisons.extend(credentials::compare_all(upstream.address, (size, wanted)).await?);
     let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
     comparisons.extend(creates);
+    figures.extend(latencies);
     comparisons.extend(lives::compare(upstream.address, (size, wanted)).await?);
     let (on_database, of_database) = shared::all(upstream.address, (size, wanted)).await?;
     comparisons.extend(on_database);
@@ -306,40 +323,48 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
 }
 
 async fn compare_polls(
-    gateway: &Part,
+    gateways: &[(&'static str, Part)],
     upstream: SocketAddr,
     (size, wanted): (Size, &str),
 ) -> anyhow::Result<Vec<Comparison>> {
     let tasks = Part::own(&[bare_tasks::TASKS, &upstream.to_string()]).await?;
     let mut comparisons = Vec::new();
     for (what, tool) in [("tasks/get, small result", SMALL), ("tasks/get, 100 kB result", LARGE)] {
-        if what.contains(wanted) {
-            let (at_bare, at_gateway) = polls_of(tool, &tasks, gateway).await?;
-            let sides = [("bare task server", &tasks, at_bare), ("taskgate", gateway, at_gateway)];
-            let found = compare(what, sides, size, (requests(size, tool), Protocol::Http1)).await?;
-            comparisons.push(found.within(Some(POLL_BUDGET)));
+        if !what.contains(wanted) {
+            continue;
         }
+        let mut sides = Vec::new();
+        for (name, gateway) in gateways {
+            let (at_bare, at_gateway) = polls_of(tool, &tasks, gateway).await?;
+            if sides.is_empty() {
+                sides.push(("bare task server", &tasks, at_bare));
+            }
+            sides.push((*name, gateway, at_gateway));
+        }
+        let load = (connections(size, tool), requests(size, tool), Protocol::Http1);
+        let found = compare_all(what, sides, size.rounds, load).await?;
+        comparisons.extend(found.into_iter().map(|one| one.within(Some(POLL_BUDGET))));
     }
     Ok(comparisons)
 }
 
 async fn compare_calls(
-    gateway: &Part,
+    gateways: &[(&'static str, Part)],
     upstream: &Part,
     (size, wanted): (Size, &str),
-) -> anyhow::Result<Vec<Comparison>> {
+) -> anyhow::Result<(Vec<Comparison>, Vec<Figure>)> {
     let upstream = upstream.address.to_string();
     let proxy = Part::own(&[bare::PROXY, &upstream]).await?;
     let proxy_http2 = Part::own(&[bare::PROXY_HTTP2, &upstream]).await?;
-    let mut comparisons = Vec::new();
+    let (mut comparisons, mut latencies) = (Vec::new(), Vec::new());
     for row in ROWS.iter().filter(|row| row.what.contains(wanted)) {
         let other;
-        let (name, server) = match row.server {
-            Server::Gateway => ("taskgate", gateway),
+        let servers = match row.server {
+            Server::Gateway => gateways,
             Server::Other(proxy) => match Part::proxy(proxy, upstream.parse()?).await? {
                 Some(part) => {
-                    other = part;
-                    (proxy.program(), &other)
+                    other = [(proxy.program(), part)];
+                    &other
                 }
                 None => continue,
             },
@@ -348,15 +373,43 @@ async fn compare_calls(
             Protocol::Http1 => &proxy,
             Protocol::Http2 => &proxy_http2,
         };
-        let (request, to_peer) = row.requests(gateway).await?;
-        let at_peer = call_of(row, &to_peer, peer).await?;
-        let at_server = call_of(row, &request, server).await?;
-        ensure!(row.caller == Caller::Stateless || at_peer.answer == at_server.answer, "the pipe changed an answer");
-        let sides = [("bare proxy", peer, at_peer), (name, server, at_server)];
-        let found = compare(row.what, sides, size, (requests(size, row.tool), row.protocol)).await?;
-        comparisons.push(found.within(row.budget));
+        let mut sides = Vec::new();
+        for (at, (name, server)) in servers.iter().enumerate() {
+            // Another proxy passes on a session that the gateway opened.
+            let gateway = if row.server == Server::Gateway { server } else { &gateways[at].1 };
+            let (request, to_peer) = row.requests(gateway).await?;
+            let at_peer = call_of(row, &to_peer, peer).await?;
+            let at_server = call_of(row, &request, server).await?;
+            ensure!(
+                row.caller == Caller::Stateless || at_peer.answer == at_server.answer,
+                "the pipe changed an answer"
+            );
+            if sides.is_empty() {
+                sides.push(("bare proxy", peer, at_peer));
+            }
+            sides.push((*name, server, at_server));
+        }
+        let connections = if row.is_alone { 1 } else { connections(size, row.tool) };
+        let load = (connections, requests(size, row.tool), row.protocol);
+        let found = compare_all(row.what, sides, size.rounds, load).await?;
+        latencies.extend(found.iter().filter(|_| row.is_alone).map(latency));
+        comparisons.extend(found.into_iter().map(|one| one.within(row.budget)));
     }
-    Ok(comparisons)
+    Ok((comparisons, latencies))
+}
+
+/// How much later the median answer comes than the bare server's.
+fn latency(one: &Comparison) -> Figure {
+    let later = one.measured.p50 - one.bare.p50;
+    Figure {
+        what: format!("{}, {}: p50 beyond the bare proxy's", one.what, one.server),
+        found: format!("{later:.0} us"),
+        must: Must::of(format!("<= {LATENCY_BUDGET:.0} us"), later <= LATENCY_BUDGET),
+    }
+}
+
+fn connections(size: Size, tool: &str) -> usize {
+    if matches!(tool, LARGE | HUGE) { size.clients.min(LARGE_CLIENTS_MAX) } else { size.clients }
 }
 
 /// How often a tool is called in one round.
@@ -415,25 +468,41 @@ in_flight_max = 10_000
     )
 }
 
-/// Warms both sides up, then lets them take turns, so that whatever else happens on the machine meets both.
 pub(crate) async fn compare(
     what: &'static str,
-    [bare, measured]: [(&'static str, &Part, Question); 2],
+    sides: [(&'static str, &Part, Question); 2],
     size: Size,
     (requests, protocol): (usize, Protocol),
 ) -> anyhow::Result<Comparison> {
-    let ((peer, bare, at_bare), (server, measured, at_measured)) = (bare, measured);
-    let mut bare_crowd = Crowd::connect(bare.address, (size.clients, protocol), at_bare).await?;
-    let mut crowd = Crowd::connect(measured.address, (size.clients, protocol), at_measured).await?;
-    let warming = requests.div_ceil(4).max(size.clients);
-    bare_crowd.round(&[bare], warming).await?;
-    crowd.round(&[measured], warming).await?;
-    let (mut of_bare, mut of_measured) = (Vec::new(), Vec::new());
-    for _ in 0..size.rounds {
-        of_bare.push(bare_crowd.round(&[bare], requests).await?);
-        of_measured.push(crowd.round(&[measured], requests).await?);
+    let found = compare_all(what, sides.into(), size.rounds, (size.clients, requests, protocol)).await?;
+    found.into_iter().next().context("one side is measured")
+}
+
+/// Compares every further server with the first. Warms all of them up, then lets them take turns, so that whatever else
+/// happens on the machine meets all.
+async fn compare_all(
+    what: &'static str,
+    sides: Vec<(&'static str, &Part, Question)>,
+    rounds: usize,
+    (connections, requests, protocol): (usize, usize, Protocol),
+) -> anyhow::Result<Vec<Comparison>> {
+    let warming = requests.div_ceil(4).max(connections);
+    let mut crowds = Vec::with_capacity(sides.len());
+    for (server, part, question) in sides {
+        let mut crowd = Crowd::connect(part.address, (connections, protocol), question).await?;
+        crowd.round(&[part], warming).await?;
+        crowds.push((server, part, crowd, Vec::with_capacity(rounds)));
     }
-    Ok(Comparison::of(what, [(peer, &of_bare), (server, &of_measured)]))
+    for _ in 0..rounds {
+        for (_, part, crowd, found) in &mut crowds {
+            found.push(crowd.round(&[part], requests).await?);
+        }
+    }
+    let Some(((peer, _, _, of_bare), measured)) = crowds.split_first() else { return Ok(Vec::new()) };
+    let compared = |(server, _, _, found): &(&'static str, &Part, Crowd, Vec<Round>)| {
+        Comparison::of(what, [(*peer, of_bare), (*server, found)])
+    };
+    Ok(measured.iter().map(compared).collect())
 }
 
 pub(crate) fn typical(rounds: &[Round]) -> Round {

@@ -17,6 +17,8 @@ const BYTES_MAX: usize = 4 << 20;
 const RECORD_BYTES: usize = 64;
 /// A record that waits longer shows that the file is blocked.
 const STALL_MAX: Duration = Duration::from_secs(3);
+/// How long records that no request awaits gather: a write and a wake-up for each cost more than the records.
+const GATHER_MAX: Duration = Duration::from_millis(10);
 /// How long refusals without a record of their own wait for the line that counts them.
 const UNNAMED_AFTER: Duration = Duration::from_secs(1);
 
@@ -47,17 +49,26 @@ struct QueueState {
     unnamed_since: Option<Instant>,
     /// Since when the oldest item has waited, or is being written.
     waits_since: Option<Instant>,
+    /// Whether the items are written without waiting for further ones.
+    is_urgent: bool,
     /// Set once nothing more is accepted.
     is_ending: bool,
     is_over: bool,
     closed: Vec<oneshot::Sender<()>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct AuditQueue {
     state: Mutex<QueueState>,
     news: Condvar,
+    gather_max: Duration,
     is_failing: AtomicBool,
+}
+
+impl Default for AuditQueue {
+    fn default() -> Self {
+        Self::gathering(GATHER_MAX)
+    }
 }
 
 pub(super) enum WriterWork {
@@ -69,6 +80,10 @@ pub(super) enum WriterWork {
 }
 
 impl AuditQueue {
+    fn gathering(gather_max: Duration) -> Self {
+        Self { state: Mutex::default(), news: Condvar::new(), gather_max, is_failing: AtomicBool::new(false) }
+    }
+
     pub(super) fn push(&self, record: QueuedRecord) {
         let mut state = self.state.lock();
         if state.is_ending {
@@ -86,8 +101,12 @@ impl AuditQueue {
             return;
         }
         state.bytes += bytes;
+        state.is_urgent |= record.reply.is_some() || state.bytes > BYTES_MAX / 4;
+        let wakes = state.is_urgent || state.items.is_empty();
         state.add(QueueItem::Record(record));
-        self.news.notify_one();
+        if wakes {
+            self.news.notify_one();
+        }
     }
 
     /// Counts a refused request that gets no record. A line has the count after a moment, or at the end.
@@ -108,6 +127,7 @@ impl AuditQueue {
         // One item is enough: the writer then opens the newest file.
         if !state.is_ending && !state.items.iter().any(|item| matches!(item, QueueItem::Reopen)) {
             state.add(QueueItem::Reopen);
+            state.is_urgent = true;
             self.news.notify_one();
         }
     }
@@ -163,6 +183,13 @@ impl AuditQueue {
                 None => self.news.wait(&mut state),
             }
         }
+        let gathered_at = Instant::now() + self.gather_max;
+        while !state.items.is_empty() && !state.is_urgent && !state.is_ending {
+            let rest = gathered_at.saturating_duration_since(Instant::now());
+            if rest.is_zero() || self.news.wait_for(&mut state, rest).timed_out() {
+                break;
+            }
+        }
         if state.is_unnamed_due() || (state.is_ending && state.unnamed > 0) {
             let unnamed = QueueItem::Unnamed(state.unnamed);
             (state.unnamed, state.unnamed_since) = (0, None);
@@ -171,7 +198,7 @@ impl AuditQueue {
         if state.items.is_empty() {
             return WriterWork::End;
         }
-        state.bytes = 0;
+        (state.bytes, state.is_urgent) = (0, false);
         WriterWork::Items(std::mem::take(&mut state.items))
     }
 
@@ -204,5 +231,51 @@ impl QueueState {
     fn add(&mut self, item: QueueItem) {
         self.waits_since.get_or_insert_with(Instant::now);
         self.items.push_back(item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn record(reply: Option<oneshot::Sender<()>>) -> QueuedRecord {
+        QueuedRecord { at: Timestamp::from_millis(0), members: String::new(), reply }
+    }
+
+    fn items(work: &WriterWork) -> usize {
+        match work {
+            WriterWork::Items(items) => items.len(),
+            WriterWork::Idle | WriterWork::End => 0,
+        }
+    }
+
+    #[test]
+    fn records_gather_until_one_is_awaited_the_file_is_rotated_or_the_gateway_ends() {
+        let urgent: [fn(&AuditQueue); 3] =
+            [|queue| queue.push(record(Some(oneshot::channel().0))), AuditQueue::reopen, AuditQueue::end];
+        for (push, expected) in urgent.into_iter().zip([3, 3, 2]) {
+            let queue = Arc::new(AuditQueue::gathering(Duration::from_secs(3_600)));
+            queue.push(record(None));
+            let taken = std::thread::spawn({
+                let queue = Arc::clone(&queue);
+                move || queue.take(None)
+            });
+            queue.push(record(None));
+            push(&queue);
+            assert_eq!(items(&taken.join().unwrap()), expected);
+        }
+    }
+
+    #[test]
+    fn records_that_no_request_awaits_are_taken_after_a_moment_or_once_they_are_many() {
+        let queue = AuditQueue::default();
+        queue.push(record(None));
+        assert_eq!(items(&queue.take(None)), 1);
+        let queue = AuditQueue::gathering(Duration::from_secs(3_600));
+        let large = QueuedRecord { members: "x".repeat(BYTES_MAX / 4), ..record(None) };
+        queue.push(large);
+        assert_eq!(items(&queue.take(None)), 1);
     }
 }

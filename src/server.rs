@@ -161,9 +161,9 @@ pub struct ListenerLimits {
     /// A body that brings fewer than `body_window_bytes_min` within one window is too slow.
     pub body_window: Duration,
     pub body_window_bytes_min: usize,
-    /// How long a peer may leave a response unread before its connection or stream is reset.
+    /// How long a peer may leave a response unread before its connection is reset; over HTTP/2 the stream of that response, since
+    /// others on the connection may belong to other clients. A peer that reads no byte at all always loses its connection.
     pub write_stall: Duration,
-    pub stall_cost: StallCost,
     /// How long a connection that ends early is still read, so that the peer receives the response and not a reset.
     pub linger: Duration,
     /// Connections per peer address, or per IPv6 /64; loopback peers are exempt.
@@ -171,6 +171,8 @@ pub struct ListenerLimits {
     pub streams_max: u32,
     /// Streams that an HTTP/2 peer may reset before they are accepted; one more ends the connection.
     pub unseen_resets_max: usize,
+    /// The same where many clients share a connection, as behind a trusted proxy: they may disconnect at once.
+    pub shared_resets_max: usize,
     /// Refused requests per connection before it is ended.
     pub glitches_max: u32,
     pub ping_interval: Duration,
@@ -178,14 +180,6 @@ pub struct ListenerLimits {
     /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send per window.
     pub control_frames_max: u32,
     pub control_window: Duration,
-}
-
-/// The cost of an unread HTTP/2 response. A peer that reads no byte at all always loses its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StallCost {
-    Connection,
-    /// The stream of that response: other responses on the connection belong to other clients.
-    Answer,
 }
 
 /// Room for an access token of 16 KiB, its proof of 8 KiB, and other fields.
@@ -215,11 +209,11 @@ impl Default for ListenerLimits {
             body_window: Duration::from_secs(10),
             body_window_bytes_min: 10 << 10,
             write_stall: Duration::from_secs(30),
-            stall_cost: StallCost::Connection,
             linger: Duration::from_secs(2),
             connections_per_address_max: 256,
             streams_max: 64,
             unseen_resets_max: 20,
+            shared_resets_max: 1_024,
             glitches_max: 20,
             ping_interval: Duration::from_secs(20),
             ping_timeout: Duration::from_secs(10),

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -31,7 +32,7 @@ use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedS
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionOrigin, Layers};
-use super::{ListenerLimits, StallCost, frames};
+use super::{ListenerLimits, frames};
 use crate::body_wakes::ConnectionWaker;
 use crate::face::arrival::{ALONE_MAX, Arrival};
 use crate::waits::poll_cancelled;
@@ -75,6 +76,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
     let trail = Arc::new(ConnectionState::new(shared.phases.ending().child_token()));
     let (io, returned) = WatchedSocket::new(socket, protocol, prefix, Arc::clone(&shared.limits), Arc::clone(&trail));
+    let peer = ends.peer;
     let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
     let outcome = match protocol {
         Protocol::Http1 => {
@@ -83,7 +85,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
             drive(Box::pin(connection), |it, context| waker.poll(it, context), &trail, &shared.phases).await
         }
         Protocol::Http2 => {
-            let connection = http2(&shared, &trail).serve_connection(TokioIo::new(io), service);
+            let connection = http2(&shared, &trail, peer).serve_connection(TokioIo::new(io), service);
             drive(Box::pin(connection), Future::poll, &trail, &shared.phases).await
         }
     };
@@ -174,14 +176,16 @@ fn http1(shared: &ListenerState) -> http1::Builder {
     builder
 }
 
-fn http2(shared: &Arc<ListenerState>, trail: &Arc<ConnectionState>) -> http2::Builder<StreamExecutor> {
+fn http2(shared: &Arc<ListenerState>, trail: &Arc<ConnectionState>, peer: IpAddr) -> http2::Builder<StreamExecutor> {
+    let is_shared = shared.layers.load().proxies.trusts(peer);
+    let resets_max = if is_shared { shared.limits.shared_resets_max } else { shared.limits.unseen_resets_max };
     let executor = StreamExecutor { shared: Arc::clone(shared), trail: Arc::clone(trail) };
     let mut builder = http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(shared.limits.streams_max)
         .max_header_list_size(shared.limits.header_list_bytes_max)
-        .max_pending_accept_reset_streams(shared.limits.unseen_resets_max)
+        .max_pending_accept_reset_streams(resets_max)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER_MAX)
@@ -203,15 +207,10 @@ where
 {
     fn execute(&self, stream: F) {
         let Self { shared, trail } = self;
-        match shared.limits.stall_cost {
-            StallCost::Connection => drop(shared.tracker.spawn(stream)),
-            StallCost::Answer => {
-                // hyper has just called the service for this stream.
-                let request = trail.begun().wrapping_sub(1);
-                let watch = ReadWatch::of(Arc::clone(trail), shared.limits.write_stall, request);
-                drop(shared.tracker.spawn(unless_unread(stream, watch, Arc::clone(shared))));
-            }
-        }
+        // hyper has just called the service for this stream.
+        let request = trail.begun().wrapping_sub(1);
+        let watch = ReadWatch::new(Arc::clone(trail), shared.limits.write_stall, request);
+        drop(shared.tracker.spawn(unless_unread(stream, watch, Arc::clone(shared))));
     }
 }
 

@@ -216,48 +216,34 @@ impl UnreadAnswers {
         self.0.lock().remove(&request);
     }
 
-    fn oldest(&self) -> Option<Instant> {
-        self.0.lock().values().min().copied()
-    }
-
     fn since(&self, request: u32) -> Option<Instant> {
         self.0.lock().get(&request).copied()
     }
 }
 
-/// A timer that fires when a response has waited too long.
+/// A timer that fires when the response to one request has waited too long.
 #[derive(Debug)]
 pub(super) struct ReadWatch {
     trail: Arc<ConnectionState>,
-    /// The request it watches; without it, all of the connection.
-    request: Option<u32>,
+    request: u32,
     span: Duration,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ReadWatch {
-    pub(super) const fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
-        Self { trail, request: None, span, timer: None }
+    pub(super) const fn new(trail: Arc<ConnectionState>, span: Duration, request: u32) -> Self {
+        Self { trail, request, span, timer: None }
     }
 
-    /// A watch over the response to one request. Poll it after each piece.
-    pub(super) const fn of(trail: Arc<ConnectionState>, span: Duration, request: u32) -> Self {
-        Self { trail, request: Some(request), span, timer: None }
-    }
-
-    /// Ready once a response has waited for the span. The timer is reset only when it fires, and so costs nothing.
+    /// Ready once the response has waited for the span. Poll it after each piece. The timer is reset only when it fires, and so costs nothing.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Self { trail, request, span, timer } = self;
-        if request.is_some_and(|request| trail.unread().since(request).is_none()) {
-            return Poll::Pending;
-        }
+        let Some(since) = trail.unread().since(*request) else { return Poll::Pending };
         let timer = timer.get_or_insert_with(|| Box::pin(sleep(*span)));
         loop {
             ready!(timer.as_mut().poll(context));
-            let now = Instant::now();
-            let since = request.map_or_else(|| trail.unread().oldest(), |request| trail.unread().since(request));
-            let ends_at = since.unwrap_or(now) + *span;
-            if ends_at <= now {
+            let ends_at = since + *span;
+            if ends_at <= Instant::now() {
                 return Poll::Ready(());
             }
             timer.as_mut().reset(ends_at);
@@ -307,16 +293,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_watch_ends_with_the_answer_that_waited_longest() {
+    async fn the_watch_ends_with_the_last_piece_of_its_own_answer() {
         let span = Duration::from_secs(30);
         let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
-        let mut watch = ReadWatch::new(Arc::clone(&trail), span);
+        let mut watch = ReadWatch::new(Arc::clone(&trail), span, 2);
         let began = Instant::now();
-        tokio::time::advance(Duration::from_secs(10)).await;
         trail.unread().handed(1);
         tokio::time::advance(Duration::from_secs(10)).await;
         trail.unread().handed(2);
-        trail.unread().taken(1);
+        assert!(futures_util::poll!(poll_fn(|context| watch.poll(context))).is_pending());
+        tokio::time::advance(Duration::from_secs(10)).await;
+        trail.unread().handed(2);
         poll_fn(|context| watch.poll(context)).await;
         assert_eq!(began.elapsed(), Duration::from_secs(50));
     }

@@ -13,11 +13,10 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::ListenerLimits;
 use super::connection_state::ConnectionState;
-use super::connection_state::ReadWatch;
 use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
-use super::{ListenerLimits, StallCost};
 
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// Makes the drop of this socket a reset instead of an orderly end.
@@ -82,8 +81,7 @@ pub(super) struct WatchedSocket<T> {
     patience: Option<HeaderTimeout>,
     /// The position of the next HTTP/1 byte.
     request_line: RequestLine,
-    /// Over HTTP/2, as are the frames; set where an unread response costs the connection.
-    unread: Option<ReadWatch>,
+    /// Over HTTP/2.
     frames: Option<Box<FrameCounters>>,
     /// Over HTTP/2, once the peer has closed its side: the delay before hyper sees it.
     ending: Option<Pin<Box<Sleep>>>,
@@ -122,13 +120,9 @@ impl<T: ResettableStream> WatchedSocket<T> {
         trail: Arc<ConnectionState>,
     ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
         let (release, returned) = oneshot::channel();
-        let (patience, unread, frames) = match protocol {
-            Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None, None),
-            Protocol::Http2 => {
-                let unread =
-                    (limits.stall_cost == StallCost::Connection).then(|| ReadWatch::new(trail, limits.write_stall));
-                (None, unread, Some(Box::new(FrameCounters::new(&limits))))
-            }
+        let (patience, frames) = match protocol {
+            Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None),
+            Protocol::Http2 => (None, Some(Box::new(FrameCounters::new(&limits)))),
         };
         let watched = Self {
             socket: Some(socket),
@@ -140,7 +134,6 @@ impl<T: ResettableStream> WatchedSocket<T> {
             unflushed: None,
             patience,
             request_line: RequestLine::Over,
-            unread,
             frames,
             ending: None,
             misconduct: Misconduct::None,
@@ -246,13 +239,6 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
                     }
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                 }
-            }
-            if let Some(unread) = &mut this.unread
-                && read.is_pending()
-                && unread.poll(context).is_ready()
-            {
-                this.misconduct = Misconduct::Stalled;
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             let read = std::task::ready!(read);
             if this.frames.is_some() && (read.is_err() || buf.filled().len() == before) {

@@ -12,7 +12,7 @@ use rustls::sign::CertifiedKey;
 
 use super::listener::ListenerSpec;
 use super::principal::{Authenticator, ForwardedCallers};
-use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost, header_list_bytes};
+use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, header_list_bytes};
 use crate::face::sealed::IdKind;
 use crate::tls::{CertificateNeed, ClientCertificateFiles, IdentityFiles, TlsFileError, read_roots};
 
@@ -28,8 +28,6 @@ const HEADERS_MORE: usize = 8;
 const WRITE_STALL: Duration = Duration::from_secs(120);
 /// One connection carries the refusals of many clients.
 const GLITCHES_MAX: u32 = 10_000;
-/// Many clients may disconnect at once.
-const UNSEEN_RESETS_MAX: usize = 1_024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaTls {
@@ -72,9 +70,8 @@ fn limits() -> ListenerLimits {
         header_list_bytes_max: header_list_bytes(head_bytes_max, headers_max),
         headers_max,
         write_stall: WRITE_STALL,
-        stall_cost: StallCost::Answer,
         streams_max: REQUESTS_MAX,
-        unseen_resets_max: UNSEEN_RESETS_MAX,
+        unseen_resets_max: of_clients.shared_resets_max,
         glitches_max: GLITCHES_MAX,
         ..of_clients
     }

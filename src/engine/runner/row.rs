@@ -251,10 +251,12 @@ impl Runner {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Answered);
         }
         let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
-        if let Some(key) = self.recorder.key() {
-            Box::pin(self.settle(&key, outcome)).await;
-        }
-        if let Some(outcome) = awaited {
+        let is_rows = match self.recorder.key() {
+            Some(key) => Box::pin(self.settle(&key, outcome)).await,
+            None => true,
+        };
+        // Repetitions get the row's outcome, so this client gets it, too, when the runner ends (GW-46).
+        if let Some(outcome) = awaited.filter(|_| is_rows || self.spec.idempotency.is_none()) {
             self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Stop
@@ -273,7 +275,8 @@ impl Runner {
         }
     }
 
-    async fn settle(&mut self, key: &TaskKey, outcome: Outcome) {
+    /// Stores the outcome; false if the row has another one, or another replica decides about it.
+    async fn settle(&mut self, key: &TaskKey, outcome: Outcome) -> bool {
         failpoint::hit("outcome-heard");
         // Stores the last status message even if it arrived too early to be stored separately.
         if let Some(message) = self.recorder.take_progress() {
@@ -291,7 +294,8 @@ impl Runner {
             Outcome::Faulted(failure) => Event::Faulted { attempt, failure },
             Outcome::Cancelled => Event::CancelRequested,
         };
-        match self.write_outcome(key, event).await {
+        let written = self.write_outcome(key, event).await;
+        match &written {
             Ok(applied) if !applied.changed => {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
@@ -302,8 +306,9 @@ impl Runner {
             Ok(_) if is_cancelled => Box::pin(self.mark_notified()).await,
             // The replica that holds the task stores its outcome.
             Ok(_) | Err(TaskError::Store(StoreError::Fenced)) => (),
-            Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
+            Err(error) => tracing::error!(error = %CauseChain(error), "an outcome could not be stored"),
         }
+        written.map_or_else(|error| !matches!(error, TaskError::Store(StoreError::Fenced)), |applied| applied.changed)
     }
 
     /// Ends the runner. A client that still waits receives the state of its call.

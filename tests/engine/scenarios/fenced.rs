@@ -7,6 +7,7 @@ use serde_json::json;
 use taskgate::store::{TaskStore as _, WriteRole};
 use taskgate::task::{Attempt, Task, TaskMode, Timestamp};
 
+use super::named::named;
 use super::rounds::{accept, again, answers, elicits, heard, plain, result_of, returns, round};
 use super::script::{Happens, Resumes, Saw, Script};
 use super::store_faults::{Method, StoreFault};
@@ -166,6 +167,19 @@ async fn f76_whoever_comes_back_to_a_replaced_gateway_hears_that_it_was() {
     let asked = round(&result_of(&world, &plain()).await);
     taken_over(&world).await;
     let told = world.send(&again(&plain(), &asked, &["r0"])).await.json().await;
+    let data = &told["error"]["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("replica_lost"), &json!("unknown")), "{told}");
+    is_silent(&world).await;
+}
+
+/// GW-46: repetitions get the heir's outcome, so the client that waits here gets no other.
+#[tokio::test(start_paused = true)]
+async fn f76_the_client_of_a_keyed_call_gets_no_result_from_a_replaced_gateway() {
+    let world = World::with(rules(), Script::returns(seconds(5), "done"));
+    let waits = world.client(&named("k").without_extension());
+    tokio::time::sleep(seconds(1)).await;
+    taken_over(&world).await;
+    let told = waits.await.unwrap().json().await;
     let data = &told["error"]["data"];
     assert_eq!((&data["reason"], &data["executed"]), (&json!("replica_lost"), &json!("unknown")), "{told}");
     is_silent(&world).await;

@@ -16,7 +16,7 @@ const UNREACHABLE: GatewayFault = GatewayFault::new(Reason::UpstreamUnreachable,
 
 const KEY: &str = "io.taskgate/idempotency-key";
 
-fn named(key: &str) -> Ask {
+pub(super) fn named(key: &str) -> Ask {
     Ask::call().saying(KEY, key)
 }
 
@@ -156,6 +156,24 @@ async fn a_call_that_is_answered_under_a_key_is_made_once_and_each_repetition_ha
         assert_eq!((world.upstream.calls().len(), world.store.inserted()), (1, 1), "{mode:?}");
         world.is_idle().await;
     }
+}
+
+/// GW-46: a cancel is stored while the call returns, so its outcome is everybody's.
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_comes_before_the_result_is_the_outcome_for_the_waiting_client_too() {
+    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+    let first = world.client(&named("k").without_extension());
+    tokio::time::sleep(seconds(1)).await;
+    let id = world.handle(&named("k")).await;
+    tokio::time::sleep(millis(3_500)).await;
+    // The cancel's change, and then the result's.
+    world.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(1)), 2);
+    let cancelled = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+    assert!(cancelled["result"].is_object(), "{cancelled}");
+    let outcome = first.await.unwrap().json().await;
+    assert_eq!(outcome["error"]["data"]["reason"], "cancelled", "{outcome}");
+    assert_eq!(world.settled(&id).await["status"], "cancelled");
+    world.is_idle().await;
 }
 
 /// GW-46: both looked for the key before either had its row.

@@ -7,7 +7,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
@@ -320,11 +319,9 @@ impl ApiKeyRing {
         Self { keys: Arc::new(keys), clock: Arc::new(SystemClock) }
     }
 
-    /// The sender of a request with this key, its grant, and the rest of its validity if that ends.
-    pub(super) fn owner(&self, token: &str) -> Option<(&Caller, &Grant, Option<Duration>)> {
-        let now = self.clock.now();
-        let (caller, grant) = self.keys.owner(token, now)?;
-        Some((caller, grant, caller.until.map(|until| until.since(now))))
+    /// The sender of a request with this key, and its grant.
+    pub(super) fn owner(&self, token: &str) -> Option<(&Caller, &Grant)> {
+        self.keys.owner(token, self.clock.now())
     }
 
     /// The keys that replace `before`. Streams of a key in both continue; streams of a removed or reassigned key end.

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::sleep;
 
 use crate::face::http::{FaceResponse, ending_with};
+use crate::task::{Clock, SystemClock, Timestamp};
+
+/// The interval between two looks at the wall clock: timers miss that it was set, or that the machine slept.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// The validity of one credential. Clones share it.
 #[derive(Clone, Debug)]
@@ -25,11 +29,10 @@ impl Grant {
         self.0.send_replace(true);
     }
 
-    /// Binds a response to the grant if it is an event stream, and to the rest of its credential's validity if that ends.
-    pub(super) fn bind(&self, response: FaceResponse, ends_in: Option<Duration>) -> FaceResponse {
+    /// Binds a response to the grant if it is an event stream, and to the end of its credential's validity, if there is one.
+    pub(super) fn bind(&self, response: FaceResponse, ends_at: Option<Timestamp>) -> FaceResponse {
         ending_with(response, || {
             let mut withdrawn = self.0.subscribe();
-            let end = ends_in.map(|span| Instant::now() + span);
             async move {
                 let withdrawn = async {
                     // A dropped listener withdraws nothing: its connections end by themselves.
@@ -37,8 +40,8 @@ impl Grant {
                         std::future::pending::<()>().await;
                     }
                 };
-                match end {
-                    Some(end) => drop(tokio::time::timeout_at(end, withdrawn).await),
+                match ends_at {
+                    Some(ends_at) => tokio::select! { () = withdrawn => (), () = reached(ends_at, &SystemClock) => () },
                     None => withdrawn.await,
                 }
             }
@@ -46,16 +49,30 @@ impl Grant {
     }
 }
 
+async fn reached(time: Timestamp, clock: &impl Clock) {
+    loop {
+        let left = time.since(clock.now());
+        if left.is_zero() {
+            return;
+        }
+        sleep(left.min(LOOK_EVERY)).await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use bytes::Bytes;
     use futures_util::FutureExt as _;
     use http::HeaderValue;
     use http::header::CONTENT_TYPE;
     use http_body_util::BodyExt as _;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::face::http::{ResponseBody, full_body};
+    use crate::task::ManualClock;
 
     fn answer(kind: &'static str, body: ResponseBody) -> FaceResponse {
         let mut response = FaceResponse::new(body);
@@ -84,14 +101,23 @@ mod tests {
         assert!(other.frame().now_or_never().is_none(), "a stream continues when its sender is dropped");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_event_stream_ends_with_its_credentials_validity() {
-        let grant = Grant::default();
-        let mut open = grant.bind(answer("text/event-stream", endless()), Some(Duration::from_secs(60))).into_body();
-        assert!(open.frame().now_or_never().is_none(), "it is open");
-        tokio::time::advance(Duration::from_secs(59)).await;
-        assert!(open.frame().now_or_never().is_none(), "it is still open");
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(matches!(open.frame().now_or_never(), Some(None)), "it ends");
+        let bound = |ends_at| Grant::default().bind(answer("text/event-stream", endless()), Some(ends_at)).into_body();
+        let now = SystemClock.now();
+        let (mut later, mut soon) = (bound(now.after(Duration::from_secs(3600))), bound(now.after(LOOK_EVERY / 600)));
+        assert!(soon.frame().await.is_none(), "it ends");
+        assert!(later.frame().now_or_never().is_none(), "it is open");
+    }
+
+    /// Timers do not notice that the wall clock was set, or that the machine slept.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_noticed_within_a_minute_of_a_leap_of_the_clock() {
+        let (clock, began) = (ManualClock::default(), Instant::now());
+        let mut end = pin!(reached(Timestamp::from_millis(3_600_000), &clock));
+        assert!(end.as_mut().now_or_never().is_none());
+        clock.advance(Duration::from_secs(3600));
+        end.await;
+        assert_eq!(began.elapsed(), LOOK_EVERY);
     }
 }

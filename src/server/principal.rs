@@ -160,7 +160,7 @@ impl TokenHolders {
             key: proof.as_ref().map(UnverifiedProof::thumbprint),
         };
         match self.tokens.check(token, path.unwrap_or_default(), asked.wait, held) {
-            TokenVerdict::Valid { caller, grant, ends_in, has_certificate } => {
+            TokenVerdict::Valid { caller, grant, has_certificate } => {
                 if let Some(proof) = &proof {
                     let address = format!("{}{}", settings.public_url, request.uri().path());
                     let proven = ProvenRequest { method: request.method().as_str(), address: &address, token };
@@ -175,8 +175,8 @@ impl TokenHolders {
                     let challenge = challenge(ChallengeError::InsufficientScope);
                     return Err(Refusal::ScopesMissing(challenge, caller.principal));
                 }
-                let known = AuthenticatedCaller::of_this_listener(caller, grant);
-                Ok(AuthenticatedCaller { ends_in, has_certificate, scheme, ..known }.into())
+                let known = AuthenticatedCaller::of_credential(caller, grant);
+                Ok(AuthenticatedCaller { has_certificate, scheme, ..known }.into())
             }
             TokenVerdict::Invalid(error) => Err(invalid(error)),
             TokenVerdict::NeedsLookup(lookup) => Ok(Identity::NeedsLookup(lookup)),
@@ -380,8 +380,8 @@ from_variant!(Identity::Known(AuthenticatedCaller));
 pub(super) struct AuthenticatedCaller {
     pub(super) caller: Caller,
     pub(super) grant: Grant,
-    /// The rest of its credential's validity, if that ends.
-    pub(super) ends_in: Option<Duration>,
+    /// The end of its credential's validity, for its streams; `None` if another listener ends them.
+    pub(super) ends_at: Option<Timestamp>,
     /// Whether its token is bound to its connection's certificate: the issuer says that both are one client's.
     pub(super) has_certificate: bool,
     pub(super) scheme: TokenScheme,
@@ -393,15 +393,19 @@ pub(super) struct AuthenticatedCaller {
 
 impl AuthenticatedCaller {
     fn of_key(keys: &ApiKeyRing, credential: &str) -> Option<Self> {
-        let (caller, grant, ends_in) = keys.owner(credential)?;
-        Some(Self { ends_in, ..Self::of_this_listener(caller.clone(), grant.clone()) })
+        let (caller, grant) = keys.owner(credential)?;
+        Some(Self::of_credential(caller.clone(), grant.clone()))
+    }
+
+    fn of_credential(caller: Caller, grant: Grant) -> Self {
+        Self { ends_at: caller.until, ..Self::of_this_listener(caller, grant) }
     }
 
     const fn of_this_listener(caller: Caller, grant: Grant) -> Self {
         Self {
             caller,
             grant,
-            ends_in: None,
+            ends_at: None,
             has_certificate: false,
             scheme: TokenScheme::Bearer,
             further: Vec::new(),
@@ -410,10 +414,10 @@ impl AuthenticatedCaller {
     }
 
     /// Ends it at the latest with its connection's certificate.
-    fn within(mut self, certificate: &PeerCertificate, now: Timestamp, files: Grant) -> Self {
+    fn within(mut self, certificate: &PeerCertificate, files: Grant) -> Self {
         let until = certificate.until();
         self.caller.until = Some(self.caller.until.map_or(until, |own| own.min(until)));
-        self.ends_in = self.caller.until.map(|until| until.since(now));
+        self.ends_at = self.caller.until;
         self.further.push(files);
         self
     }
@@ -529,11 +533,10 @@ impl PrincipalGuard {
         // Replicas verify each other in the handshake alone.
         let certificate = asked.certificate.filter(|_| !matches!(self.callers, Authenticator::Replicas(_)));
         let Some(certificate) = certificate else { return self.identify_by(&self.callers, request, asked) };
-        let now = SystemClock.now();
-        let files = certificate.admitted(now);
+        let files = certificate.admitted(SystemClock.now());
         let files = files.ok_or_else(|| self.certificate_refused(asked, CertificateRefusal::Withdrawn))?;
         Ok(match self.identify_by(&self.callers, request, asked)? {
-            Identity::Known(known) => Identity::Known(known.within(certificate, now, files)),
+            Identity::Known(known) => Identity::Known(known.within(certificate, files)),
             waits @ Identity::NeedsLookup(_) => waits,
         })
     }

@@ -151,7 +151,7 @@ impl Layers {
         };
         match identity {
             Ok(Identity::Known(known)) => {
-                let AuthenticatedCaller { caller, grant, ends_in, forwarded_from, further, scheme, .. } = known;
+                let AuthenticatedCaller { caller, grant, ends_at, forwarded_from, further, scheme, .. } = known;
                 // Not where `Authorization` is forwarded: a removed upstream may still serve its tasks so.
                 let exchanges = || self.dispatch.exchanges_tokens(request.uri().path());
                 let is_exchanged = self.principal.takes_tokens() && exchanges();
@@ -168,7 +168,7 @@ impl Layers {
                     self.challenge_for_scopes(&path, scheme, &mut response);
                 }
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
-                grant.bind(response, ends_in)
+                grant.bind(response, ends_at)
             }
             Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerUnavailable, *request, client),
             Err(refusal) => self.refuse(refusal, *request, client),

@@ -65,7 +65,6 @@ pub(super) enum TokenVerdict {
     Valid {
         caller: Caller,
         grant: Grant,
-        ends_in: Option<Duration>,
         /// Whether it is bound to the certificate of its connection.
         has_certificate: bool,
     },
@@ -349,10 +348,9 @@ impl TokenVerifier {
         if let Err(error) = asked.held.fit(binding) {
             return TokenVerdict::Invalid(error);
         }
-        let (now, has_certificate) = (asked.now, binding.is_some_and(|binding| binding.certificate.is_some()));
-        let ends_in = caller.until.map(|until| until.since(now));
+        let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());
         let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
-        TokenVerdict::Valid { caller, grant, ends_in, has_certificate }
+        TokenVerdict::Valid { caller, grant, has_certificate }
     }
 }
 

@@ -37,6 +37,7 @@ use super::pipe::forward::PipeMetrics;
 use super::sealed::Sealer;
 use super::served::Served;
 use crate::dialect::RequestError;
+use crate::line_budget::LogLimit;
 use crate::task::{Caller, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
@@ -67,6 +68,8 @@ pub(super) struct SessionFaceState {
     tools: known_tools::KnownTools,
     called: called_items::CalledItems,
     gives_no_ids: handshake::GivesNoIds,
+    /// A server may ask thousands of questions that its clients cannot answer.
+    refusals_logged: LogLimit,
 }
 
 #[derive(Clone, Debug)]
@@ -134,6 +137,7 @@ impl SessionFace {
             tools,
             called,
             gives_no_ids: handshake::GivesNoIds::default(),
+            refusals_logged: LogLimit::default(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -1,9 +1,11 @@
 //! Streams: questions of the upstream, the client's own stream, taking one up again, leaving.
 
+use std::io;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use http::StatusCode;
+use parking_lot::Mutex;
 use serde_json::json;
 use support::ports::reserved_address;
 
@@ -32,6 +34,47 @@ async fn a_question_on_the_stream_of_a_call_is_answered_by_the_client() {
     events.raw(result);
     drop(events);
     assert_eq!(reply.text().await, result);
+}
+
+/// The questions of one call are refused one by one, and logged once a minute.
+#[tokio::test]
+async fn questions_that_the_client_cannot_answer_do_not_fill_the_log() {
+    let log = Arc::<Mutex<Vec<u8>>>::default();
+    let into = Arc::clone(&log);
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || LogWriter(Arc::clone(&into))).finish();
+    let _logged = tracing::subscriber::set_default(lines);
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    // Another test may have reached the same log statements before, and cached that no subscriber is interested.
+    tracing::callsite::rebuild_interest_cache();
+    let questions = (0..20).map(|id| {
+        let params = json!({"mode": "url", "message": "m", "url": "https://a.example/", "elicitationId": "e"});
+        let question = json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params});
+        format!("data: {question}\n\n")
+    });
+    events.raw(questions.collect::<String>());
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
+    drop(events);
+    let told = client.post(call(1)).await.text().await;
+    assert!(!told.contains("elicitation"), "{told}");
+    server.world.nth(19, |seen| seen.body["id"].is_u64() && seen.body.get("method").is_none()).await;
+    let log = String::from_utf8(log.lock().clone()).unwrap();
+    assert_eq!(log.matches("a server's question was refused").count(), 1, "{log}");
+}
+
+struct LogWriter(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// LEG-08.
@@ -460,7 +503,7 @@ async fn a_stream_waits_for_an_upstream_that_is_away() {
 /// U46: a permit ends with its message, not with its transport.
 #[tokio::test]
 async fn a_call_gives_its_permit_back_with_its_answer_though_its_server_keeps_the_stream_open() {
-    let open = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let open = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&open);
     let server = ScriptedServer::start(move |seen| {
         seen.is_call().then(|| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use taskgate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use taskgate::upstream::http::HttpUpstreamSettings;
@@ -232,6 +233,20 @@ async fn a_task_of_the_upstreams_ends_as_it_says() {
         let server = answering([vec![handle()], polls].concat()).await;
         assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [last]);
     }
+}
+
+/// GW-14: the text of a status has no bound, so an unknown one is counted and not logged.
+#[tokio::test]
+async fn gw_14_an_unknown_status_is_counted() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let polls = [task("odd", &json!({})), task("completed", &json!({"result": {"content": []}}))];
+    let server = answering([handle()].into_iter().chain(polls.map(|poll| ("tasks/get", poll))).collect()).await;
+    assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [r#"returned {"content":[]}"#]);
+    let page = metrics.render();
+    let counted = |line: &str| line.starts_with("taskgate_upstream_dropped_total") && line.contains("unknown_status");
+    assert!(page.lines().any(|line| counted(line) && line.ends_with(" 1")), "{page}");
 }
 
 /// UPC-01: the outcome of a task does not depend on an answer that its server does not take.

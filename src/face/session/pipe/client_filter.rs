@@ -191,7 +191,9 @@ impl ClientFilter {
             return FilteredMessage::Same;
         };
         let upstream = Arc::clone(self.shared.served.channel.name());
-        tracing::warn!(%upstream, method = &*request.method, "a server's question was refused: the session client cannot answer it");
+        if self.shared.refusals_logged.is_due() {
+            tracing::warn!(%upstream, method = &*request.method, "a server's question was refused: the session client cannot answer it");
+        }
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {
             RefusalAnswer::Result(result) => envelope::result(&request.id, &result),

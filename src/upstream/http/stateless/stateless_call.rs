@@ -333,9 +333,7 @@ impl StatelessCall {
                 return Ok(None);
             }
             ExtensionTaskState::Working => (),
-            ExtensionTaskState::Unknown => {
-                tracing::warn!(status = task.word.as_str(), "unknown status of an upstream task; it counts as working");
-            }
+            ExtensionTaskState::Unknown => self.line.link.dropped("unknown_status"),
         }
         for event in self.questions.withdraw_all_but(None) {
             self.tell(event).await;

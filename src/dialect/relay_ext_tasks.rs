@@ -55,6 +55,7 @@ pub struct ExtensionTask {
     pub message: Option<String>,
     /// The minimum interval between polls: more than zero, unless it rounds to zero.
     pub poll_interval: Option<Duration>,
+    pub ttl: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -138,13 +139,14 @@ fn described(object: &Object) -> ExtensionTask {
     ExtensionTask {
         word: object.get_string("status").unwrap_or_default(),
         message: object.get_lossy("statusMessage").filter(|message| !message.is_empty()),
-        poll_interval: poll_interval(object),
+        poll_interval: span(object, "pollIntervalMs"),
+        ttl: span(object, "ttlMs"),
     }
 }
 
-/// A poll interval; fractions are accepted (GW-08). One beyond the range of `Duration` is the longest.
-fn poll_interval(object: &Object) -> Option<Duration> {
-    let millis = object.get("pollIntervalMs")?.as_str().parse::<f64>().ok().filter(|millis| *millis > 0.0)?;
+/// A member in milliseconds; fractions are accepted (GW-08). One beyond the range of `Duration` is the longest.
+fn span(object: &Object, key: &str) -> Option<Duration> {
+    let millis = object.get(key)?.as_str().parse::<f64>().ok().filter(|millis| *millis > 0.0)?;
     Some(Duration::try_from_secs_f64(millis / 1_000.0).unwrap_or(Duration::MAX))
 }
 

@@ -328,14 +328,46 @@ const fn lost() -> GatewayFault {
     GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
 }
 
-/// Schedules the polls of one task. Pure.
-#[derive(Debug)]
-struct PollSchedule {
+/// The times after which a task's outcome may be lost. Pure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaskEnds {
     /// The call's start, before its task was made.
     began: Instant,
     deadline: Option<Instant>,
     /// When the upstream may forget the task, if before the deadline.
     expires: Option<Instant>,
+}
+
+impl TaskEnds {
+    pub(super) const fn new(began: Instant, deadline: Option<Instant>) -> Self {
+        Self { began, deadline, expires: None }
+    }
+
+    /// `ttl` counts from the task's creation.
+    pub(super) fn learn(&mut self, ttl: Option<Duration>) {
+        let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
+        self.expires = expires.filter(|expires| self.deadline.is_none_or(|deadline| *expires < deadline));
+    }
+
+    /// The time of the poll that is due `pause` after the last one: sooner before expiry or the deadline.
+    pub(super) fn next(&self, last: Instant, pause: Duration) -> Instant {
+        let mut next = last + pause;
+        if let Some(left) = self.expires.and_then(|expires| expires.checked_duration_since(last)) {
+            next = next.min(last + (left / 2).max(INTERVAL_MIN));
+        }
+        if let Some(look) = self.deadline.and_then(|deadline| deadline.checked_sub(LAST_LOOK))
+            && look > last
+        {
+            next = next.min(look);
+        }
+        next
+    }
+}
+
+/// Schedules the polls of one task. Pure.
+#[derive(Debug)]
+struct PollSchedule {
+    ends: TaskEnds,
     interval: Duration,
     failures: u32,
     last: Instant,
@@ -343,14 +375,12 @@ struct PollSchedule {
 
 impl PollSchedule {
     const fn new(began: Instant, deadline: Option<Instant>) -> Self {
-        Self { began, deadline, expires: None, interval: INTERVAL_DEFAULT, failures: 0, last: began }
+        Self { ends: TaskEnds::new(began, deadline), interval: INTERVAL_DEFAULT, failures: 0, last: began }
     }
 
-    /// `ttl` counts from the task's creation.
     fn learn(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
         self.interval = interval.unwrap_or(INTERVAL_DEFAULT).clamp(INTERVAL_MIN, INTERVAL_MAX);
-        let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
-        self.expires = expires.filter(|expires| self.deadline.is_none_or(|deadline| *expires < deadline));
+        self.ends.learn(ttl);
         self.failures = 0;
         self.last = now;
     }
@@ -360,7 +390,7 @@ impl PollSchedule {
         self.last = now;
     }
 
-    /// The next poll: after the interval and some jitter by `dice` (UPC-01); sooner before expiry or the deadline.
+    /// The next poll: after the interval and some jitter by `dice` (UPC-01).
     fn next(&self, dice: u8) -> Instant {
         let base = match self.failures {
             0 => self.interval,
@@ -369,16 +399,7 @@ impl PollSchedule {
                 backoff.min(BACKOFF_MAX.max(self.interval))
             }
         };
-        let mut next = self.last + base + base / 10 * u32::from(dice) / u32::from(u8::MAX);
-        if let Some(left) = self.expires.and_then(|expires| expires.checked_duration_since(self.last)) {
-            next = next.min(self.last + (left / 2).max(INTERVAL_MIN));
-        }
-        if let Some(look) = self.deadline.and_then(|deadline| deadline.checked_sub(LAST_LOOK))
-            && look > self.last
-        {
-            next = next.min(look);
-        }
-        next
+        self.ends.next(self.last, base + base / 10 * u32::from(dice) / u32::from(u8::MAX))
     }
 
     /// The earliest poll after a hint.

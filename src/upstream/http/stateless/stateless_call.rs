@@ -15,7 +15,7 @@ use crate::dialect::relay_ext_tasks::{
     self as peer, ExtensionTask, ExtensionTaskHandle, ExtensionTaskState, StatelessResult,
 };
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::task_follower::dice;
+use crate::upstream::http::task_follower::{TaskEnds, dice};
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{
     Answer, AnsweredBy, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent,
@@ -247,6 +247,7 @@ async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, 
 struct TaskPoller {
     id: Arc<str>,
     interval: Duration,
+    ends: TaskEnds,
     /// Consecutive failures of polls, and of updates.
     failures: u32,
     update_failures: u32,
@@ -262,7 +263,7 @@ impl StatelessCall {
         // A task's keys are unrelated to earlier rounds; the upstream has accepted their answers.
         self.questions.of_task();
         self.note_untaken();
-        let mut watch = TaskPoller::new(&made.id);
+        let mut watch = TaskPoller::new(&made.id, self.line.deadline);
         self.task.put(&made.id);
         if self.line.is_watched {
             self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
@@ -275,11 +276,12 @@ impl StatelessCall {
     pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.questions.reopen(open);
-        self.watch(TaskPoller::new(&id), true).await
+        let watch = TaskPoller::new(&id, self.line.deadline);
+        self.watch(watch, true).await
     }
 
     async fn watch(&mut self, mut watch: TaskPoller, at_once: bool) -> Result<Payload, ExchangeEvent> {
-        let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
+        let mut due = if at_once { Instant::now() } else { watch.due() };
         loop {
             self.wait(due).await?;
             // The next questions depend on the answers.
@@ -300,7 +302,7 @@ impl StatelessCall {
                 return Ok(settled);
             }
             self.note_untaken();
-            due = Instant::now() + watch.pause();
+            due = watch.due();
         }
     }
 
@@ -343,16 +345,17 @@ impl StatelessCall {
 }
 
 impl TaskPoller {
-    fn new(id: &Arc<str>) -> Self {
+    fn new(id: &Arc<str>, deadline: Option<Instant>) -> Self {
         let (failures, update_failures, update_due) = (0, 0, None);
-        let (id, interval) = (Arc::clone(id), POLL_DEFAULT);
-        Self { id, interval, failures, update_failures, update_due, message: None, shown: None }
+        let (id, interval, ends) = (Arc::clone(id), POLL_DEFAULT, TaskEnds::new(Instant::now(), deadline));
+        Self { id, interval, ends, failures, update_failures, update_due, message: None, shown: None }
     }
 
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
         if let Some(interval) = task.poll_interval {
             self.interval = kept_interval(interval);
         }
+        self.ends.learn(task.ttl);
         let shown_message = || task.message.as_deref().and_then(status_text);
         if course.line.is_watched {
             let shown = (task.word.clone(), task.message.clone());
@@ -370,10 +373,10 @@ impl TaskPoller {
         }
     }
 
-    /// Slightly more than the upstream's interval, so that polls spread; doubled for each failure (UPC-01).
-    fn pause(&self) -> Duration {
+    /// Slightly more than the upstream's interval from now, so that polls spread; doubled for each failure (UPC-01).
+    fn due(&self) -> Instant {
         let pause = self.backoff(self.failures);
-        pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
+        self.ends.next(Instant::now(), pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX))
     }
 
     fn backoff(&self, doublings: u32) -> Duration {
@@ -459,7 +462,7 @@ mod tests {
         for (interval, doublings, pause) in
             [(1, 0, 1), (1, 3, 8), (1, 20, 60), (45, 1, 60), (240, 0, 240), (240, 3, 240)]
         {
-            let poller = TaskPoller { interval: seconds(interval), ..TaskPoller::new(&Arc::from("t")) };
+            let poller = TaskPoller { interval: seconds(interval), ..TaskPoller::new(&Arc::from("t"), None) };
             assert_eq!(poller.backoff(doublings), seconds(pause), "{interval} s after {doublings}");
         }
         assert_eq!([0, 240, 3_600].map(|named| kept_interval(seconds(named))), [POLL_MIN, seconds(240), seconds(300)]);

@@ -8,6 +8,7 @@ use http::header::{HeaderName, HeaderValue};
 use moka::policy::EvictionPolicy;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::answer_budget::AnswerShare;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -155,6 +156,8 @@ pub(super) struct StatelessSender {
     pub(super) takes_tasks: bool,
     /// Whether the owner receives events of the server's task.
     pub(super) is_watched: bool,
+    /// Until when the owner of a call that may be the server's task waits.
+    pub(super) deadline: Option<Instant>,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
     forwarded: ForwardedHeaders,
@@ -182,6 +185,7 @@ impl StatelessSender {
             capabilities,
             takes_tasks,
             is_watched: context.native_task.is_watched(),
+            deadline: context.native_task.deadline().and_then(|deadline| Instant::now().checked_add(deadline)),
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),

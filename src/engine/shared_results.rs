@@ -13,7 +13,7 @@ use crate::answer_budget::{AnswerPermit, AnswerShare};
 use crate::cause::CauseChain;
 use crate::shared_limits::SharedLimits;
 use crate::task::reference::LoggedTask;
-use crate::task::{Executed, GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
+use crate::task::{Executed, GatewayFault, Outcome, Phase, Plan, Principal, Reason, Task, TaskKey, Timestamp};
 use crate::wire::{JsonPieces, Payload};
 
 /// How long a poll waits for room for its result: shorter than any client waits for a response.
@@ -22,8 +22,8 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct SharedResults {
     limits: SharedLimits,
-    /// Bounded by the bytes of all responses, since each result is large.
-    shown: Mutex<HashMap<TaskKey, Weak<Bytes>>>,
+    /// By creation, too: an id may be used again. Bounded by the bytes of all responses, since each result is large.
+    shown: Mutex<HashMap<(TaskKey, Timestamp), Weak<Bytes>>>,
 }
 
 struct SharedText(Arc<Bytes>);
@@ -40,14 +40,15 @@ impl SharedResults {
     }
 
     /// The buffer of a task's result that other responses use, or a new one if `new` has room for it.
-    fn text(&self, key: &TaskKey, bytes: usize, new: impl FnOnce() -> Option<Bytes>) -> Option<Bytes> {
+    fn text(&self, task: &Task, bytes: usize, new: impl FnOnce() -> Option<Bytes>) -> Option<Bytes> {
+        let result = (task.key.clone(), task.created_at);
         let mut shown = self.shown.lock();
-        if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == bytes) {
+        if let Some(text) = shown.get(&result).and_then(Weak::upgrade).filter(|text| text.len() == bytes) {
             return Some(Bytes::from_owner(SharedText(text)));
         }
         let text = Arc::new(new()?);
         shown.retain(|_, text| text.strong_count() > 0);
-        shown.insert(key.clone(), Arc::downgrade(&text));
+        shown.insert(result, Arc::downgrade(&text));
         Some(Bytes::from_owner(SharedText(text)))
     }
 }
@@ -83,7 +84,7 @@ impl Engine {
     pub async fn share(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
         let Some(large) = large_result(&task) else { return Ok(task) };
         let own = || self.limits().answers_to(&task.key.owner).hold_now(large.result.bytes().clone());
-        match self.results.text(&task.key, large.result.len(), own) {
+        match self.results.text(&task, large.result.len(), own) {
             Some(text) => Ok(Arc::new(Task { phase: large.in_buffer(text), ..Task::clone(&task) })),
             // Boxed: few results wait, and each poll has this future.
             None => Box::pin(self.share_with_room(task)).await,
@@ -106,9 +107,12 @@ impl Engine {
             tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a result could not be read");
             GatewayFault::new(error.reason(), Executed::No)
         })?;
+        if read.created_at != shown.created_at {
+            return Err(GatewayFault::new(Reason::StoreFailed, Executed::No));
+        }
         // A settled result never changes.
         let Some(large) = large_result(&read) else { return Ok(read) };
-        let text = self.results.text(&key, bytes, || Some(permit.attach(large.result.bytes().clone())));
+        let text = self.results.text(&read, bytes, || Some(permit.attach(large.result.bytes().clone())));
         let phase = text.map_or_else(|| read.phase.clone(), |text| large.in_buffer(text));
         Ok(Arc::new(Task { phase, ..shown }))
     }

@@ -10,6 +10,7 @@ use taskgate::store::TaskStore;
 use taskgate::task::{
     ChosenId, Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason, SessionScope, TaskMode,
 };
+use taskgate::wire::JsonPieces;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -393,5 +394,26 @@ async fn an_id_that_may_not_be_freed_for_a_while_is_not_said_to_be_taken() {
     assert!(matches!(call_named(&world).await, Some(CallEvent::Created(_))));
     tokio::time::sleep(seconds(3)).await;
     assert_eq!(world.upstream.calls().len(), 2);
+    world.is_idle().await;
+}
+
+/// The response with the first result is still being sent, and both results are equally long.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_has_the_id_of_a_deleted_one_shows_its_own_result() {
+    let letters = parking_lot::Mutex::new("ab".chars());
+    let world = World::choosing(Rules::default(), move |_| {
+        let letter = letters.lock().next().unwrap().to_string();
+        Script::returns(seconds(1), &letter.repeat(JsonPieces::SHARED_MIN))
+    });
+    let mut shown = Vec::new();
+    for letter in ["a", "b"] {
+        let Some(CallEvent::Created(task)) = call_named(&world).await else { panic!("no task") };
+        tokio::time::sleep(seconds(3)).await;
+        let task = world.engine.share(world.task(&task.key).await).await.unwrap();
+        let Some(Outcome::Returned { result, .. }) = task.outcome() else { panic!("{:?}", task.phase) };
+        assert!(result.as_str().contains(&format!("\"{letter}{letter}")), "{}", &result.as_str()[..80]);
+        world.engine.delete(&taskgate::task::Caller::of(Principal::local()), task.key.id).await.unwrap();
+        shown.push(task);
+    }
     world.is_idle().await;
 }

@@ -1,6 +1,7 @@
 //! Writes the changes of tasks, and is the only one that does: load, decide, store, then perform the effects.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, try_join_all};
@@ -82,7 +83,7 @@ pub(super) struct AppliedEvent {
 
 /// A write of [`Engine::apply_all`] with an unknown commit.
 struct OwnWrite {
-    task: Arc<Task>,
+    is_committed: Arc<AtomicBool>,
     changed: bool,
 }
 
@@ -125,7 +126,7 @@ impl Engine {
         let (mut failures, mut own) = (0, None::<OwnWrite>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let (row, was_unresolved) = match self.load_resolved(key, now, own.is_some()).await {
+            let row = match self.load_resolved(key, now, own.is_some()).await {
                 Err(StoreError::Io(_)) if own.is_some() && failures < FAILURES_MAX => {
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
@@ -133,9 +134,9 @@ impl Engine {
                 }
                 row => row?.ok_or(TaskError::Unknown)?,
             };
-            if was_unresolved && let Some(OwnWrite { changed, .. }) = own.take_if(|write| *write.task == *row.task) {
-                // The commit was unknown, and the write succeeded.
-                return Ok(AppliedEvent { task: row.task, changed });
+            // Perhaps another change of the task was the first to see it.
+            if let Some(write) = own.as_ref().filter(|write| write.is_committed.load(Ordering::Relaxed)) {
+                return Ok(AppliedEvent { task: row.task, changed: write.changed });
             }
             // Checked even with nothing to write: another replica's row is not for this process to judge.
             if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
@@ -170,11 +171,12 @@ impl Engine {
                 }
                 Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_))) => {
                     if matches!(error, StoreError::UnknownCommit(_)) {
+                        let (written, is_committed) = (Task::clone(&task), Arc::<AtomicBool>::default());
+                        own = Some(OwnWrite { is_committed: Arc::clone(&is_committed), changed });
                         self.add_unknown_commit(
                             key,
-                            UnknownCommit { before, base: revision, written: Task::clone(&task), effects },
+                            UnknownCommit { before, base: revision, written, effects, is_committed },
                         );
-                        own = Some(OwnWrite { task, changed });
                     }
                     if failures == FAILURES_MAX {
                         return Err(error.into());

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -25,6 +26,8 @@ pub(super) struct UnknownCommit {
     pub(super) base: Revision,
     pub(super) written: Task,
     pub(super) effects: Vec<Effect>,
+    /// For the writer, which may not be the first to see its write in the row.
+    pub(super) is_committed: Arc<AtomicBool>,
 }
 
 /// Unresolved writes by task; at most one entry per unsettled task.
@@ -34,7 +37,6 @@ pub(super) struct UnknownCommits(Mutex<HashMap<TaskKey, TaskUnknownCommits>>);
 #[derive(Debug, Default)]
 struct TaskUnknownCommits {
     writes: Vec<UnknownCommit>,
-    /// Whether a background task polls the store.
     is_polled: bool,
 }
 
@@ -47,7 +49,6 @@ impl UnknownCommits {
         }
     }
 
-    /// Removes the writes that this row resolves.
     fn resolve(&self, key: &TaskKey, row: &StoredTask) -> CommitResolution {
         let mut all = self.0.lock();
         let Some(pending) = all.get_mut(key) else { return CommitResolution::Unresolved };
@@ -98,7 +99,6 @@ impl UnknownCommits {
 }
 
 enum CommitResolution {
-    /// The row resolves no write.
     Unresolved,
     Committed(Box<UnknownCommit>),
     /// Another write followed, after it or in its place.
@@ -110,42 +110,39 @@ impl Engine {
         self.unknown_commits.add(key, write);
     }
 
-    /// Performs the effects of writes that a row shows as committed; whether its present state is such a write.
-    fn apply_resolution(&self, key: &TaskKey, row: &StoredTask) -> bool {
+    /// Performs the effects of writes that a row shows as committed.
+    fn apply_resolution(&self, key: &TaskKey, row: &StoredTask) {
         match self.unknown_commits.resolve(key, row) {
-            CommitResolution::Unresolved => false,
+            CommitResolution::Unresolved => (),
             CommitResolution::Committed(write) => {
-                let UnknownCommit { before, written, effects, .. } = *write;
+                let UnknownCommit { before, written, effects, is_committed, .. } = *write;
+                is_committed.store(true, Ordering::Relaxed);
                 // Not the row's task: a fault may have the number of a process, which is not stored.
                 self.follow(key, &before, &written, effects);
-                true
             }
-            CommitResolution::Superseded => {
-                self.follow_state(key, &row.task);
-                false
-            }
+            CommitResolution::Superseded => self.follow_state(key, &row.task),
         }
     }
 
-    /// Reads a row, and whether its present state is a write that was unresolved; performs that write's effects. With
-    /// `is_confirmed`, the store confirms the row's state, and all writes to it are resolved.
+    /// Reads a row; performs the effects of an unresolved write that it shows. With `is_confirmed`, the store confirms the
+    /// row's state, and all writes to it are resolved.
     pub(super) async fn load_resolved(
         &self,
         key: &TaskKey,
         now: Timestamp,
         is_confirmed: bool,
-    ) -> Result<Option<(StoredTask, bool)>, StoreError> {
+    ) -> Result<Option<StoredTask>, StoreError> {
         let row = match is_confirmed {
             true => self.store.resolve_write(key, now).await?,
             false => self.store.load(key, now).await?,
         };
-        Ok(row.map(|row| {
-            let was_unresolved = self.apply_resolution(key, &row);
+        if let Some(row) = &row {
+            self.apply_resolution(key, row);
             if is_confirmed {
                 self.resolve_at(key, row.revision);
             }
-            (row, was_unresolved)
-        }))
+        }
+        Ok(row)
     }
 
     /// Resolves writes to this revision: another one succeeded, or none was committed.

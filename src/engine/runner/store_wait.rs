@@ -70,8 +70,8 @@ impl Runner {
     async fn certain_task(&mut self) -> Result<Option<Arc<Task>>, StoreError> {
         let Some(key) = self.recorder.key() else { return Ok(None) };
         match self.engine.load_resolved(&key, self.engine.clock.now(), true).await? {
-            Some((row, _)) if row.holder != Some(self.engine.store.holder()) => Err(StoreError::Fenced),
-            row => Ok(row.map(|(row, _)| row.task)),
+            Some(row) if row.holder != Some(self.engine.store.holder()) => Err(StoreError::Fenced),
+            row => Ok(row.map(|row| row.task)),
         }
     }
 }

@@ -326,6 +326,19 @@ async fn a_change_in_doubt_that_was_not_made_is_made_again() {
     }
 }
 
+/// The second change finds the first one in the row before its own writer does.
+#[tokio::test(start_paused = true)]
+async fn a_change_in_doubt_that_another_one_finds_made_is_still_the_change_of_its_writer() {
+    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
+    let key = key(&world.handle(&Ask::call()).await);
+    tokio::time::sleep(seconds(1)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::AppliesAndFails, 1);
+    let (first, second) = tokio::join!(world.engine.cancel(&key), world.engine.cancel(&key));
+    assert_eq!((first.unwrap().was_settled, second.unwrap().was_settled), (false, true));
+    world.upstream.sees(&Saw::Cancel(0)).await;
+    world.is_idle().await;
+}
+
 /// As long as the store cannot say how the row stands nothing is decided upon it; then it is, by itself.
 #[tokio::test(start_paused = true)]
 async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() {

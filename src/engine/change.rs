@@ -236,22 +236,34 @@ impl Engine {
                 return Ok(DeleteResult::Unsettled);
             }
             // Settled is final, so no pending write can recreate the row.
-            engine.remove_tree(&task).await?;
+            engine.remove_row(&key).await?;
             engine.watchers.wake(&key);
             engine.audit_task(AuditAct::TaskDeleted, &task);
             tracing::debug!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "a client deleted a task");
+            engine.remove_children(&task).await;
             Ok(DeleteResult::Deleted)
         })
         .await
     }
 
-    /// Removes a task and its remaining children. The task goes first: a child without a parent is invisible (SUB-05).
-    pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
-        self.store.remove(&task.key).await?;
-        for child in &*task.tree.children {
-            self.store.remove(&TaskKey { owner: task.key.owner.clone(), id: *child }).await?;
+    /// Not tried again: the client may have used the id for another task meanwhile.
+    async fn remove_row(&self, key: &TaskKey) -> Result<(), StoreError> {
+        let removed = self.store.remove(key).await;
+        let is_unknown = matches!(removed, Err(StoreError::UnknownCommit(_)));
+        if is_unknown && matches!(self.store.resolve_write(key, self.clock.now()).await, Ok(None)) {
+            return Ok(());
         }
-        Ok(())
+        removed
+    }
+
+    /// Removes the children of a removed task: invisible without it (SUB-05), so one that cannot be removed may expire.
+    async fn remove_children(&self, task: &Task) {
+        for child in &*task.tree.children {
+            let key = TaskKey { owner: task.key.owner.clone(), id: *child };
+            if let Err(error) = self.store.remove(&key).await {
+                tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a part of a deleted task stays until it expires");
+            }
+        }
     }
 
     pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {

@@ -339,6 +339,21 @@ async fn a_change_in_doubt_that_another_one_finds_made_is_still_the_change_of_it
     world.is_idle().await;
 }
 
+/// A client that is told of a failure asks again, and then finds no task: its task is removed, and nothing tells who did it.
+#[tokio::test(start_paused = true)]
+async fn a_removal_in_doubt_that_was_made_is_one() {
+    for (fault, is_made) in [(StoreFault::AppliesAndFails, true), (StoreFault::FailsUnsure, false)] {
+        let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(1), "done"));
+        let id = world.handle(&Ask::call()).await;
+        world.settled(&id).await;
+        world.store.faults.strike(Method::Remove, fault, 1);
+        let (caller, key) = (taskgate::task::Caller::of(Principal::local()), key(&id));
+        assert_eq!(world.engine.delete(&caller, key.id).await.is_ok(), is_made, "{fault:?}");
+        assert_eq!(world.engine.load_visible(&key).await.is_err(), is_made, "{fault:?}");
+        world.is_idle().await;
+    }
+}
+
 /// As long as the store cannot say how the row stands nothing is decided upon it; then it is, by itself.
 #[tokio::test(start_paused = true)]
 async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() {

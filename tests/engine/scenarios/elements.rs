@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use taskgate::engine::{CallEvent, recovery};
+use taskgate::engine::{CallEvent, DeleteResult, recovery};
 use taskgate::store::{PageRange, TaskStore};
 use taskgate::task::{
     AfterCrash, Answer, EarlyInput, Failure, Outcome, Phase, Plan, Principal, Reason, Task, TaskKey, TaskMode,
@@ -147,6 +147,21 @@ async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent
     world.engine.delete(&taskgate::task::Caller::of(parent.key.owner.clone()), parent.key.id).await.unwrap();
     assert!(world.engine.load_visible(&child_of(1)).await.is_err());
     assert_eq!(world.store.usage().tasks, 0);
+    world.is_idle().await;
+}
+
+/// Nobody sees the part without its parent.
+#[tokio::test(start_paused = true)]
+async fn a_task_is_deleted_though_the_row_of_a_part_cannot_be_removed() {
+    let world = slow(SPLIT);
+    let id = world.handle(&ask(&json!([1, 1]))).await;
+    world.settled(&id).await;
+    let (parent, caller) = (key(&id), taskgate::task::Caller::of(Principal::local()));
+    let child = TaskKey { id: world.task(&parent).await.tree.children[0], ..parent.clone() };
+    *world.store.stuck.lock() = Some(child.clone());
+    assert!(matches!(world.engine.delete(&caller, parent.id).await, Ok(DeleteResult::Deleted)));
+    assert!(world.engine.load_visible(&parent).await.is_err() && world.engine.load_visible(&child).await.is_err());
+    assert_eq!(world.store.usage().tasks, 1, "the other part is removed");
     world.is_idle().await;
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct GatedStore {
     pub(crate) blind_after: AtomicUsize,
     /// Rows of which nobody knows whether they were inserted.
     doubtful: Mutex<BTreeSet<TaskKey>>,
-    /// No change of this task is stored.
+    /// No change of this task is stored, and it is not removed.
     pub(crate) stuck: Mutex<Option<TaskKey>>,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
@@ -254,6 +254,9 @@ impl TaskStore for GatedStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        if self.stuck.lock().as_ref() == Some(key) {
+            return Err(std::io::Error::other("this row is stuck").into());
+        }
         self.with(Method::Remove, self.inner().remove(key)).await
     }
 

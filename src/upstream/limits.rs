@@ -227,7 +227,6 @@ impl CallPermits {
         self.shed(Reason::QueueDeadline)
     }
 
-    /// Counts a call that is refused unsent; returns its fault.
     fn shed(&self, reason: Reason) -> GatewayFault {
         self.0.shed.increment(1);
         GatewayFault::new(reason, Executed::No)
@@ -307,8 +306,13 @@ impl CallPermit {
 
     /// Transfers the permit to another principal, even beyond that one's share.
     pub(crate) fn pass_to(&mut self, owner: &Principal) {
-        self.shared.state.lock().pass(&self.owner, owner);
+        let called = {
+            let mut state = self.shared.state.lock();
+            state.pass(&self.owner, owner);
+            state.call_all()
+        };
         self.owner = owner.clone();
+        CallPermits(Arc::clone(&self.shared)).hand_out(called);
     }
 }
 

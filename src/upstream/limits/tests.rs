@@ -120,6 +120,17 @@ async fn one_principal_leaves_a_quarter_of_the_places_to_the_others() {
 }
 
 #[tokio::test]
+async fn a_place_that_passes_to_another_principal_is_free_in_the_share_of_the_first() {
+    let permits = permits(8, 8);
+    let (noisy, quiet) = (owner(0), owner(1));
+    let mut held: Vec<_> = (0..6).map(|_| permits.try_acquire(&noisy).unwrap()).collect();
+    let mut waits = Box::pin(permits.acquire(&noisy, None));
+    assert!(poll(waits.as_mut()).is_pending());
+    held[0].pass_to(&quiet);
+    assert!(poll(waits.as_mut()).is_ready(), "there are two free places, and one of its share");
+}
+
+#[tokio::test]
 async fn the_person_of_a_loopback_listener_has_all_places() {
     let permits = permits(8, 8);
     let held: Vec<_> = (0..8).map_while(|_| permits.try_acquire(&Principal::local())).collect();

@@ -59,7 +59,6 @@ struct Shared {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     pooled: Mutex<PooledConnections>,
-    /// Signals a returned connection.
     returned: Notify,
     /// Whether the upstream last negotiated HTTP/2: the holder of `turn` opens the next connection for all waiting.
     is_http2: AtomicBool,
@@ -113,18 +112,27 @@ struct Http2Usage {
     /// Requests without a stream.
     waiting: usize,
     /// When the last of them got its stream, or the first began to wait.
-    granted: Instant,
-    /// Whether a request has left without a stream since then.
-    is_unserved: bool,
+    waited_since: Instant,
+    /// How long others had waited before: all have left without a stream.
+    waited: Duration,
     is_left: bool,
+}
+
+impl Http2Usage {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { requests: 0, since: now, waiting: 0, waited_since: now, waited: Duration::ZERO, is_left: false }
+    }
+
+    /// When requests will have waited for a stream too long. Time without one that waits does not count.
+    fn stuck_at(&self, connect_max: Duration) -> Option<Instant> {
+        (self.waiting > 0).then(|| self.waited_since + connect_max.saturating_sub(self.waited))
+    }
 }
 
 impl Http2Connection {
     fn new(sender: Http2Sender, queue: oneshot::Sender<Infallible>) -> Self {
-        let now = Instant::now();
-        let usage =
-            Http2Usage { requests: 0, since: now, waiting: 0, granted: now, is_unserved: false, is_left: false };
-        Self { sender, usage: Arc::new(Mutex::new(usage)), _queue: queue }
+        Self { sender, usage: Arc::new(Mutex::new(Http2Usage::new())), _queue: queue }
     }
 
     fn lease(&self, is_reused: bool) -> Leased {
@@ -134,12 +142,6 @@ impl Http2Connection {
     fn idle_since(&self) -> Instant {
         let usage = self.usage.lock();
         if usage.requests == 0 { usage.since } else { Instant::now() }
-    }
-
-    /// When requests have waited for a stream too long.
-    fn stuck_at(&self, connect_max: Duration) -> Option<Instant> {
-        let usage = self.usage.lock();
-        (usage.waiting > 0).then(|| usage.granted + connect_max)
     }
 }
 
@@ -156,11 +158,12 @@ pub(super) struct StreamWait(Arc<Http2Request>);
 
 impl Drop for StreamWait {
     fn drop(&mut self) {
-        let mut usage = self.0.usage.lock();
+        let usage = &mut *self.0.usage.lock();
         usage.waiting -= 1;
-        usage.is_unserved = !self.0.has_client.load(Ordering::Relaxed);
-        if !usage.is_unserved {
-            usage.granted = Instant::now();
+        if self.0.has_client.load(Ordering::Relaxed) {
+            (usage.waited_since, usage.waited) = (Instant::now(), Duration::ZERO);
+        } else if usage.waiting == 0 {
+            usage.waited += usage.waited_since.elapsed();
         }
     }
 }
@@ -178,8 +181,8 @@ impl Http2Lease {
 
     fn wait(&self) -> StreamWait {
         let mut usage = self.0.usage.lock();
-        if usage.waiting == 0 && !usage.is_unserved {
-            usage.granted = Instant::now();
+        if usage.waiting == 0 {
+            usage.waited_since = Instant::now();
         }
         usage.waiting += 1;
         StreamWait(Arc::clone(&self.0))
@@ -496,7 +499,7 @@ async fn sweep(shared: Weak<Shared>) {
         let mut pooled = shared.pooled.lock();
         pooled.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
         pooled.http2.take_if(|connection| connection.idle_since().elapsed() >= IDLE_MAX);
-        let stuck_at = |connection: &Http2Connection| connection.stuck_at(shared.connect_max);
+        let stuck_at = |connection: &Http2Connection| connection.usage.lock().stuck_at(shared.connect_max);
         if let Some(stuck) = pooled.http2.take_if(|pooled| stuck_at(pooled).is_some_and(|at| at <= Instant::now())) {
             stuck.usage.lock().is_left = true;
         }
@@ -554,20 +557,26 @@ mod tests {
     /// Probes and pings leave after a few seconds.
     #[tokio::test(start_paused = true)]
     async fn u78_a_request_that_leaves_without_a_stream_does_not_count_as_one_with_a_stream() {
-        let begun = Instant::now();
-        let (requests, waiting, is_unserved, is_left) = (0, 0, false, false);
-        let usage = Http2Usage { requests, since: begun, waiting, granted: begun, is_unserved, is_left };
-        let usage = Arc::new(Mutex::new(usage));
-        for _ in 0..3 {
+        let usage = Arc::new(Mutex::new(Http2Usage::new()));
+        let stuck_in = || {
+            let at = usage.lock().stuck_at(Duration::from_secs(10));
+            at.map(|at| at.duration_since(Instant::now()).as_secs())
+        };
+        for left in [10, 7, 4] {
             let lease = Http2Lease::new(&usage);
             let wait = lease.wait();
+            assert_eq!(stuck_in(), Some(left));
             tokio::time::advance(Duration::from_secs(3)).await;
             drop(lease);
             drop(wait);
-            assert_eq!(usage.lock().granted, begun);
+            assert_eq!(stuck_in(), None);
+            tokio::time::advance(Duration::from_secs(3_600)).await;
         }
         let lease = Http2Lease::new(&usage);
-        drop(lease.wait());
-        assert_eq!(usage.lock().granted, Instant::now());
+        let wait = lease.wait();
+        assert_eq!(stuck_in(), Some(1));
+        drop(wait);
+        let _wait = lease.wait();
+        assert_eq!(stuck_in(), Some(10));
     }
 }

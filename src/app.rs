@@ -528,9 +528,13 @@ fn know_issuers(audit: &AuditLog, config: &Config) {
 }
 
 impl Gateway {
+    fn audit(&self) -> Option<Arc<AuditLog>> {
+        self.parts.engine.audit().cloned()
+    }
+
     /// Follows a rename of the audit file, and records the outcome of a reload if a configuration was read.
     fn audit_reload(&self, is_applied: Option<bool>) {
-        let Some(audit) = self.parts.engine.audit() else { return };
+        let Some(audit) = self.audit() else { return };
         audit.reopen();
         if let Some(is_applied) = is_applied {
             let outcome = Some(if is_applied { "applied" } else { "rejected" });

@@ -137,7 +137,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     if lines.is_some() {
         dev::prepare_end(&mut gateway);
     }
-    end(gateway, (!are_kept).then_some(notice), &mut signals, &upkeep).await;
+    end(gateway, (!are_kept).then_some(notice), &mut signals, &mut reloads, &upkeep).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
 }
@@ -238,22 +238,30 @@ async fn restart(
     }
 }
 
-/// Drains a gateway, or ends it at once at another signal.
-async fn end(gateway: Gateway, notice: Option<Duration>, signals: &mut Signals, upkeep: &TaskTracker) {
+/// Drains a gateway, or ends it at once at another signal. Reads no configuration, but follows a rename of the audit file.
+async fn end(
+    gateway: Gateway,
+    notice: Option<Duration>,
+    signals: &mut Signals,
+    reloads: &mut ReloadTrigger,
+    upkeep: &TaskTracker,
+) {
     let drain_max = notice.unwrap_or_default() + gateway.drain_max;
     service_manager::notify_stopping(drain_max);
     upkeep.spawn(service_manager::keep_stopping(drain_max));
-    let calls = gateway.live_calls();
+    let (calls, audit) = (gateway.live_calls(), gateway.audit());
     let mut draining = Box::pin(gateway.drain(notice));
-    tokio::select! {
-        () = &mut draining => (),
-        _ = signals.next() => {
-            let ended = calls.end(Reason::GatewayRestart);
-            tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
-            // While the connections still exist. Times out if the notice or a client takes longer.
-            let _ = timeout(NOTIFY_MAX, draining).await;
+    loop {
+        tokio::select! {
+            () = &mut draining => return,
+            _ = signals.next() => break,
+            _ = reloads.next() => audit.iter().for_each(|audit| audit.reopen()),
         }
     }
+    let ended = calls.end(Reason::GatewayRestart);
+    tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
+    // While the connections still exist. Times out if the notice or a client takes longer.
+    let _ = timeout(NOTIFY_MAX, draining).await;
 }
 
 /// Prints why no gateway starts, if a file is at fault. `option`: the command-line option for the store's folder.

@@ -31,7 +31,6 @@ pub(super) struct AuditWriter {
     lines: Vec<u8>,
     count: u64,
     replies: Vec<tokio::sync::oneshot::Sender<()>>,
-    /// Whether lines were written since the last sync.
     is_unsynced: bool,
     is_failing: bool,
     anchor: Option<AnchorWriter>,
@@ -100,6 +99,8 @@ impl AuditWriter {
                 WriterWork::End => break,
             }
         }
+        // Renamed without a signal that came in time: the next process continues the chain of the file at the path.
+        self.rotate();
         self.add_own(&AuditEvent::new(AuditAct::Closed));
         self.flush()?;
         self.sync();
@@ -175,7 +176,7 @@ impl AuditWriter {
                 return Err(GivenUp);
             }
             is_last = !self.queue.pause(RETRY);
-            if self.queue.take_reopen() {
+            if self.queue.take_reopen() || is_last {
                 self.rotate();
             }
         }

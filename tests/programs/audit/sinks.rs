@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::net::UnixDatagram;
+use tokio_util::task::TaskTracker;
 
 use super::*;
 
@@ -318,6 +319,31 @@ async fn a_rotation_under_load_keeps_the_chain() {
     }
     assert_eq!(verify(&[Path::new("/nowhere")]).status.code(), Some(1));
     assert_eq!(verify(&[]).status.code(), Some(64));
+}
+
+/// SEC-33. Before the last rename no signal comes: a unit that is being stopped cannot be reloaded.
+#[tokio::test]
+async fn sec_33_rotations_during_a_drain_keep_the_chain() {
+    let (audit, worker) = (Audit::new(""), Worker::start().await);
+    let folder = Folder::with(&audit.keys);
+    folder.write(&block("up", &worker.server));
+    let mut program = Program::serve(&folder).await;
+    let (clients, tracker) = (program.clients, TaskTracker::new());
+    tracker.spawn(async move { Call::plain(&json!({})).send(clients, "/up/mcp").await });
+    worker.calls(1).await;
+    program.signal("INT");
+    program.says("draining", 1).await;
+    let [first, second] = [1, 2].map(|n| audit.dir.path().join(format!("audit.jsonl.{n}")));
+    fs::rename(audit.path(), &first).unwrap();
+    program.signal("HUP");
+    audit.until(|line| line["outcome"] == "rotated").await;
+    fs::rename(audit.path(), &second).unwrap();
+    program.signal("TERM");
+    assert_eq!(program.ended().await, Some(0));
+    let mut next = Program::serve(&folder).await;
+    next.signal("INT");
+    assert_eq!(next.ended().await, Some(0));
+    is_one_chain(&[&first, &second, &audit.path()]);
 }
 
 /// SEC-56. Emptied under a running gateway, and removed while it is stopped.

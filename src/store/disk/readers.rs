@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -26,6 +26,8 @@ const DIRECT_READ_MAX: Duration = Duration::from_millis(1);
 /// Direct reads are paused for this many times what a slow one took, so that they hold up a thread for 1 % of the time at most.
 const PAUSE_FACTOR: u32 = 100;
 
+const ALONE_WAIT_MAX: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(super) struct ReaderPool {
     path: PathBuf,
@@ -34,13 +36,16 @@ pub(super) struct ReaderPool {
     lists: Arc<Semaphore>,
     /// Locked by the only direct read: a disk that hangs holds up one runtime thread and at most one more task.
     direct: Mutex<DirectReads>,
+    /// Shared by those that have the file open.
+    in_use: RwLock<()>,
 }
 
 impl ReaderPool {
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
         let permits = |count| Arc::new(Semaphore::new(count));
         let direct = Mutex::new(DirectReads::new(Handle::current().metrics().num_workers()));
-        Arc::new(Self { path, idle: Mutex::default(), points: permits(POINTS), lists: permits(LISTS), direct })
+        let (points, lists) = (permits(POINTS), permits(LISTS));
+        Arc::new(Self { path, idle: Mutex::default(), points, lists, direct, in_use: RwLock::default() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -74,6 +79,7 @@ impl ReaderPool {
         if !direct.may_begin(begun) {
             return None;
         }
+        let _reads = self.in_use.try_read()?;
         let conn = self.idle.lock().pop()?;
         let found = without_waiting(&conn, read);
         direct.ended(begun, Instant::now());
@@ -98,6 +104,7 @@ impl ReaderPool {
         // The permit belongs to the reader: a cancelled caller does not make room for another.
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
+            let _reads = readers.begin();
             let idle = readers.idle.lock().pop();
             let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
             let found = read(&conn).map_err(failed)?;
@@ -111,6 +118,18 @@ impl ReaderPool {
         if !self.points.is_closed() {
             self.idle.lock().push(conn);
         }
+    }
+
+    /// For a reader with its own connection.
+    pub(super) fn begin(&self) -> RwLockReadGuard<'_, ()> {
+        self.in_use.read()
+    }
+
+    /// Runs `act` while no reader has the file open; `None` if one still reads.
+    pub(super) fn without_readers<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let _alone = self.in_use.try_write_for(ALONE_WAIT_MAX)?;
+        self.idle.lock().clear();
+        Some(act())
     }
 
     /// Connections in use end with their readers.

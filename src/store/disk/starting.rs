@@ -39,8 +39,7 @@ fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
 impl DiskStore {
     pub(super) async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
         examine(&settings)?;
-        let folder = settings.folder.clone();
-        let path = schema::file_in(&folder);
+        let (folder, path) = (settings.folder.clone(), schema::file_in(&settings.folder));
         folder::prepare_for_gateway(&folder, &path)?;
         let medium = folder::unfit_medium(&folder);
         warn_of(&folder, medium);
@@ -48,8 +47,7 @@ impl DiskStore {
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
         let opened = tokio::task::spawn_blocking(move || {
-            let found = read_in_at_last(&at, spare.as_ref(), tuning, &hooks)?;
-            Ok::<_, OpenError>((found, hooks))
+            read_in_at_last(&at, spare.as_ref(), tuning, &hooks).map(|found| (found, hooks))
         });
         let (found, hooks) =
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
@@ -59,12 +57,14 @@ impl DiskStore {
         let earlier = EarlierRows::new(sums.open().clone());
         let (resident, monitor) = (Arc::new(ResidentRows::new(sums)), StoreHealthMonitor::new());
         let (seen, commits) = (Arc::new(AtomicU64::new(seen.as_millis())), Arc::new(AtomicU64::new(0)));
-        let unresolved = Arc::<UnresolvedInserts>::default();
+        let (unresolved, readers) = (Arc::<UnresolvedInserts>::default(), ReaderPool::new(path.clone()));
         let writer = DiskWriter {
             ballast,
             folder,
             identity: writer::identity(&path),
             log: writer::identity(&schema::log_path(&path)),
+            is_log_lost: false,
+            readers: Arc::clone(&readers),
             path: path.clone(),
             tuning,
             hooks,
@@ -90,7 +90,7 @@ impl DiskStore {
             .map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
         let store = Self {
             queue,
-            readers: ReaderPool::new(path),
+            readers,
             resident,
             monitor,
             seen,
@@ -109,9 +109,11 @@ impl DiskStore {
     }
 
     fn check_in_background(&self, tuning: DiskTuning) {
-        let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
-        let path = self.readers.path().to_owned();
-        let check = move || check.run(&path, &monitor, tuning);
+        let (check, monitor, readers) = (Arc::clone(&self.check), Arc::clone(&self.monitor), Arc::clone(&self.readers));
+        let check = move || {
+            let _reads = readers.begin();
+            check.run(readers.path(), &monitor, tuning);
+        };
         if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
             tracing::warn!(%error, "the task store's file is not checked");
         }

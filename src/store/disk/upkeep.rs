@@ -29,7 +29,8 @@ impl DiskWriter {
         if self.conn.is_some() && !self.has_its_log() {
             self.save_lost_log();
         }
-        if self.monitor.now() == StoreHealth::Failing && self.identity.is_some() {
+        let has_lost_log = self.is_log_lost && self.conn.is_some();
+        if self.monitor.now() == StoreHealth::Failing && self.identity.is_some() && !has_lost_log {
             self.probe();
         }
         self.settle();
@@ -54,11 +55,11 @@ impl DiskWriter {
     /// Writes a removed log, which is still open, into the file (F57). Tries again next tick if readers hinder it.
     fn save_lost_log(&mut self) {
         let Some(conn) = &self.conn else { return };
+        self.check.pause();
         let saved = schema::checkpoint_now(conn);
-        if self.identity.take().is_some() {
+        if !std::mem::replace(&mut self.is_log_lost, true) {
             tracing::error!(
-                "the task store's log, tasks.db-wal, was removed or replaced; its content is saved, and the store takes no new \
-                 tasks until the gateway is started again"
+                "the task store's log, tasks.db-wal, was removed or replaced; its content is saved, and the file is opened anew"
             );
             self.monitor.set_failing(true);
         }

@@ -17,6 +17,7 @@ use super::check::FileCheck;
 use super::columns::is_corrupt;
 use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
+use super::readers::ReaderPool;
 use super::resident::{ResidentRows, UnresolvedInserts, totals};
 use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
@@ -54,10 +55,11 @@ pub(super) struct DiskWriter {
     pub(super) conn: Option<Connection>,
     /// Whether the connection was dropped for lack of room alone, so that memory still equals the file.
     pub(super) is_memory_current: bool,
-    /// `None` once its log was lost: a new connection would not see the log that readers have open.
     pub(super) identity: Option<(u64, u64)>,
     /// The identity of the file's log, once there is one.
     pub(super) log: Option<(u64, u64)>,
+    pub(super) is_log_lost: bool,
+    pub(super) readers: Arc<ReaderPool>,
     pub(super) resident: Arc<ResidentRows>,
     pub(super) monitor: Arc<StoreHealthMonitor>,
     /// The latest time used, in milliseconds.
@@ -397,8 +399,21 @@ impl DiskWriter {
     /// found no room. There is no connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
-        let opened = self.open_again();
+        let is_log_lost = self.is_same_file() && (self.is_log_lost || !self.has_its_log());
+        let opened = if is_log_lost { self.open_alone() } else { self.open_again() };
         self.check.go_on();
+        opened
+    }
+
+    /// Reopens the file without its lost log. Other connections would not see the new log, as they have the lost one open.
+    fn open_alone(&mut self) -> Result<(), OpenError> {
+        self.check.end();
+        self.is_memory_current = false;
+        let readers = Arc::clone(&self.readers);
+        let opened = readers.without_readers(|| self.open_again()).unwrap_or_else(|| {
+            Err(OpenError::Failed { path: self.path.clone(), what: "its removed log is still read".to_owned() })
+        });
+        self.is_log_lost &= opened.is_err();
         opened
     }
 

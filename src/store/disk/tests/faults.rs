@@ -284,21 +284,33 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
 }
 
 #[tokio::test]
-async fn f57_the_content_of_a_removed_log_is_saved_and_no_new_tasks_are_taken() {
+async fn f57_the_content_of_a_removed_log_is_saved_and_the_file_is_opened_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let store = open(&folder).await;
-    // A reader that begins without the log finds damage, and one that reads from it delays its rescue.
+    let mut settings = settings(&folder);
+    settings.tuning.tick = Duration::from_millis(20);
+    let store = DiskStore::open_with(settings, roomy()).await.unwrap();
+    // A reader that begins without the log finds damage.
     checked(&store).await;
-    store.insert(&task("a", 1)).await.unwrap();
-    std::fs::remove_file(folder.path().join("data/tasks.db-wal")).unwrap();
-    let second = store.insert(&task("a", 2)).await;
-    until("the log is missed", || store.health() == StoreHealth::Failing).await;
-    assert!(store.insert(&task("a", 3)).await.is_err());
+    let one = task("a", 1);
+    let mut revision = store.insert(&one).await.unwrap();
+    let log = schema::log_path(&folder.path().join("data/tasks.db"));
+    for (stored, new) in [(1, 2), (2, 3), (3, 4)] {
+        let shown = store.page(&one.key.owner, PageRange::new(None, 9, START)).await.unwrap();
+        assert_eq!(shown.tasks.len(), stored);
+        std::fs::remove_file(&log).unwrap();
+        until("there is another log", || log.exists() && store.health() == StoreHealth::Good).await;
+        revision = store.replace(revision, WriteRole::Holder, &one).await.unwrap();
+        store.insert(&task("a", new)).await.unwrap();
+        assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, revision);
+    }
+    assert_eq!(store.usage().tasks, 4);
     // As after kill -9.
     let copy = tempfile::tempdir().unwrap();
     std::fs::create_dir(copy.path().join("data")).unwrap();
-    std::fs::copy(folder.path().join("data/tasks.db"), copy.path().join("data/tasks.db")).unwrap();
-    assert_eq!(open(&copy).await.usage().tasks, 1 + usize::from(second.is_ok()));
+    for name in ["tasks.db", "tasks.db-wal"] {
+        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
+    }
+    assert_eq!(open(&copy).await.usage().tasks, 4);
 }
 
 /// A bug that ends the writer is reported, and other processes stay locked out of the open file.

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -224,6 +224,11 @@ pub trait Endpoint: Send + Sync {
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static(if self.is_page() { "GET, HEAD" } else { "POST" })
     }
+}
+
+/// Whether a stream is refused for a while only: its position remains valid.
+pub(crate) const fn is_passing(status: StatusCode) -> bool {
+    matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
 }
 
 pub(crate) fn is_event_stream(response: &FaceResponse) -> bool {

@@ -400,6 +400,7 @@ async fn a_stream_that_ends_early_is_taken_up_where_it_named_a_place() {
         ("\"id\":1,", Act::Events(vec!["id: e-1\nretry: 2000\ndata:\n\n"])),
         ("GET", Act::Events(vec!["id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"])),
         ("GET", Act::Bare(503)),
+        ("GET", Act::Bare(429)),
         ("GET", Act::Events(vec!["data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n"])),
     ])
     .await;
@@ -410,7 +411,26 @@ async fn a_stream_that_ends_early_is_taken_up_where_it_named_a_place() {
     assert_eq!(host.read().await["id"], 1);
     let seen = host.script.seen.lock();
     let places: Vec<_> = seen.iter().filter_map(|(_, headers, _)| headers.get("last-event-id")).collect();
-    assert_eq!(places, ["e-1", "e-2", "e-2"]);
+    assert_eq!(places, ["e-1", "e-2", "e-2", "e-2"]);
+}
+
+/// Another refusal may concern the position.
+#[tokio::test(start_paused = true)]
+async fn the_sessions_own_stream_goes_on_after_its_last_event_once_an_outage_is_over() {
+    let mut host = Host::introduced(vec![
+        ("GET", Act::Events(vec!["id: e-1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"])),
+        ("GET", Act::Bare(503)),
+        ("GET", Act::Bare(429)),
+        ("GET", Act::Bare(400)),
+        ("GET", Act::Open(vec![])),
+    ])
+    .await;
+    assert_eq!(host.read().await["method"], "n");
+    host.seen(4).await;
+    let seen = host.script.seen.lock();
+    let gets = seen.iter().filter(|(verb, ..)| verb == Method::GET);
+    let places: Vec<_> = gets.map(|(_, headers, _)| Some(headers.get("last-event-id")?.to_str().unwrap())).collect();
+    assert_eq!(places, [None, Some("e-1"), Some("e-1"), Some("e-1"), None]);
 }
 
 #[tokio::test(start_paused = true)]

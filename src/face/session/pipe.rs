@@ -430,6 +430,8 @@ impl SessionFaceState {
 fn no_stream(fault: &GatewayFault) -> FaceResponse {
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),
+        // A server or its balancer that is unavailable for a while.
+        Some(502..=504) => bare(StatusCode::SERVICE_UNAVAILABLE),
         Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),
         Some(_) | None => bare(StatusCode::BAD_GATEWAY),
     }

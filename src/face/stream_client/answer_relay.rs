@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::RequestKind;
 use super::client_link::{ClientDisconnected, ClientLink};
 use crate::dialect::faults::gateway_error;
-use crate::face::http::{FaceResponse, Inbound, ResponseBody};
+use crate::face::http::{FaceResponse, Inbound, ResponseBody, is_passing};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
@@ -280,7 +280,7 @@ impl ClientLink {
                     }
                     other @ (RelayOutcome::Whole | RelayOutcome::Nothing | RelayOutcome::Short(_)) => other,
                 },
-                StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY => {
+                status if is_passing(status) || status == StatusCode::BAD_GATEWAY => {
                     RelayOutcome::Short(RelayResumePoint { moved: false, ..resume_point })
                 }
                 _ => break,
@@ -311,8 +311,8 @@ impl ClientLink {
                 // The server has no such stream, or the session has ended.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
                 // The position may be invalid: start again, at growing intervals.
-                _ => {
-                    event = None;
+                status => {
+                    event = event.filter(|_| is_passing(status));
                     pause = (pause * 2).min(RETRY_MAX);
                 }
             }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::CombinedUpstreams;
 use super::admission::{AnswerScope, ServerVoice};
+use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
 use super::messages::{GivenRequests as _, MarkedEvent, RequestMark};
@@ -27,7 +28,9 @@ use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 pub(super) use crate::face::http::is_event_stream;
-use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
+use crate::face::http::{
+    AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, is_passing,
+};
 use crate::task::{Principal, Reason};
 use crate::upstream::answer_body::BodyBreakError;
 use crate::upstream::body::{GatedBody, GatedPart};
@@ -60,7 +63,6 @@ struct ShownEvents {
     decoder: SseDecoder,
     limits: ReadLimits,
     voice: ServerVoice,
-    /// Computed at the first event with an id.
     mark: Option<RequestMark>,
     ready: VecDeque<BodyPart>,
     is_over: bool,
@@ -162,7 +164,8 @@ pub(super) async fn open(
     };
     let response = match last {
         Some((at, MarkedEvent::Answer(mark, id))) => {
-            let answer = reopened(&client, at, Some(id)).await;
+            let refused = |refusal: MemberRefusal| refusal.into_response(&addressee(None, AcceptedTypes::Both));
+            let answer = reopened(&client, at, Some(id)).await.unwrap_or_else(refused);
             if answer.status() == StatusCode::NOT_FOUND {
                 // The 404 concerns the session at this upstream; the client's session continues.
                 return bare(StatusCode::BAD_REQUEST);
@@ -181,17 +184,15 @@ pub(super) async fn open(
     }
 }
 
-async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) -> FaceResponse {
-    let inbound = match client.inbound(at, bytes::Bytes::new()).await {
-        Ok(inbound) => inbound,
-        Err(refusal) => return refusal.into_response(&addressee(None, AcceptedTypes::Both)),
-    };
+async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) -> Result<FaceResponse, MemberRefusal> {
+    let inbound = client.inbound(at, bytes::Bytes::new()).await?;
     let mut inbound = Inbound { method: Method::GET, accepted: AcceptedTypes::EventStream, ..inbound };
     inbound.headers.remove(headers::LAST_EVENT_ID);
-    if let Some(id) = last_event.and_then(|id| HeaderValue::from_str(id).ok()) {
+    // An empty id is no position.
+    if let Some(id) = last_event.filter(|id| !id.is_empty()).and_then(|id| HeaderValue::from_str(id).ok()) {
         inbound.headers.insert(headers::LAST_EVENT_ID, id);
     }
-    client.upstreams.members[at].endpoint.serve(Box::new(inbound)).await
+    Ok(client.upstreams.members[at].endpoint.serve(Box::new(inbound)).await)
 }
 
 struct MemberStream {
@@ -210,7 +211,7 @@ enum MemberNews {
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// The session `asked` has ended at this upstream: the stream of the next one is read once that is open.
+    /// The session `asked` has ended, or none could be opened: the stream of the next one is read once that is open.
     SessionOver {
         at: usize,
         asked: Option<HeaderValue>,
@@ -272,20 +273,24 @@ impl MergedStream {
                 sleep(wait).await;
             }
             let asked = session.open_member(&upstreams.settings.upstreams[at]);
-            let answer = reopened(&client, at, last_event.as_deref()).await;
+            let Ok(answer) = reopened(&client, at, last_event.as_deref()).await else {
+                return MemberNews::SessionOver { at, asked: None };
+            };
             if is_event_stream(&answer) {
                 let events = EventStream::new(answer.into_body(), upstreams.read_limits(at, client.principal()));
                 let voice = client.voice(at, AnswerScope::None);
                 let stream = MemberStream { at, voice, last_event, pause, events };
                 return stream.next(upstreams).await;
             }
-            // An unavailable server may have such a stream; one without it never gets one.
-            let status = answer.status();
-            if status == StatusCode::NOT_FOUND {
-                return MemberNews::SessionOver { at, asked };
+            match answer.status() {
+                StatusCode::NOT_FOUND => MemberNews::SessionOver { at, asked },
+                // A server without such a stream never gets one.
+                StatusCode::METHOD_NOT_ALLOWED => MemberNews::Over { at, last_event: None, pause: None },
+                status => {
+                    let last_event = last_event.filter(|_| is_passing(status));
+                    MemberNews::Over { at, last_event, pause: Some(pause) }
+                }
             }
-            let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-            MemberNews::Over { at, last_event: None, pause: is_passing.then_some(pause) }
         };
         self.waiting.push(opening.boxed());
     }

@@ -1,7 +1,7 @@
 //! Streams at an endpoint: questions of several servers, the session's own stream, taking one up again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -207,6 +207,75 @@ async fn a_session_that_is_opened_anew_at_one_server_is_heard_on_the_sessions_ow
     drop(before);
     // The call, or the stream that is opened again, opens the next session.
     assert_eq!(client.post(call(4)).await.json().await["result"]["n"], 4);
+    after.message(&changed);
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+}
+
+/// At an outage the position remains valid; another refusal may concern it.
+#[tokio::test]
+async fn the_sessions_own_stream_reads_a_server_again_that_refused_it_for_a_while() {
+    let ((before, first), (after, second)) = (Once::events(), Once::events());
+    let streams: [Arc<Once>; 2] = [first, second];
+    let one = server("one", |_| None).await;
+    let two = server("two", {
+        let gets = AtomicUsize::new(0);
+        move |seen| match is_get(seen).then(|| gets.fetch_add(1, Ordering::Relaxed))? {
+            1 => Some(status(503)),
+            2 => Some(status(409)),
+            _ => streams.iter().find_map(|stream| stream.take()),
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    let mut own = client.get(None).await;
+    client.post(request(1, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
+    before.numbered("e-1", &changed);
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+    drop(before);
+    after.message(&json!({"jsonrpc": "2.0", "method": "notifications/prompts/list_changed"}));
+    assert_eq!(message(&mut own).await["method"], "notifications/prompts/list_changed");
+    let gets = two.world.all(is_get);
+    let places: Vec<_> = gets.iter().map(|seen| seen.header("last-event-id")).collect();
+    assert_eq!(places, [None, Some("e-1"), Some("e-1"), None]);
+}
+
+/// As above, and the server opens no other session for a while.
+#[tokio::test]
+async fn the_sessions_own_stream_reads_a_server_that_opens_a_session_again() {
+    let ((before, first), (after, second)) = (Once::events(), Once::events());
+    let streams: [Arc<Once>; 2] = [first, second];
+    let refuses = Arc::new(AtomicBool::new(false));
+    let is_opening = |seen: &SeenRequest| seen.rpc() == "initialize";
+    let one = server("one", |_| None).await;
+    let two = server("two", {
+        let refuses = Arc::clone(&refuses);
+        move |seen| match is_get(seen) {
+            true => streams.iter().find_map(|stream| stream.take()),
+            false => refuses.load(Ordering::Relaxed).then(|| status(400)),
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let call = |id| request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}));
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    let mut own = client.get(None).await;
+    client.post(call(1)).await;
+    before.message(&changed);
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+    refuses.store(true, Ordering::Relaxed);
+    for id in 2..4 {
+        assert_eq!(client.post(call(id)).await.json().await["result"], json!(null), "{id}");
+    }
+    let openings = two.world.all(is_opening).len();
+    drop(before);
+    two.world.nth(openings, is_opening).await;
+    refuses.store(false, Ordering::Relaxed);
+    while client.post(call(4)).await.json().await["result"]["n"] != 4 {}
     after.message(&changed);
     assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
 }

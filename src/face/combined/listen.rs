@@ -51,13 +51,8 @@ struct MemberListen {
 
 enum ListenNews {
     Said(MemberListen, Bytes),
-    /// With its first notification, if there is one.
     Back(MemberListen, Option<Bytes>),
-    Over {
-        at: usize,
-        part: SubscriptionFilter,
-        pause: Duration,
-    },
+    Over { at: usize, part: SubscriptionFilter, pause: Duration },
 }
 
 /// The client's request, kept to reopen streams of upstreams that end.
@@ -113,15 +108,25 @@ impl ListenRequest {
         begun.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
     }
 
+    /// Asks for the resources that the client may use now: a server refuses the whole part for one of the others.
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {
         sleep(pause).await;
-        match self.begin(at, &part).await {
-            Ok((member, _)) => {
+        let allowed = self.allowed(at, &part);
+        let again = if is_wanted(&allowed) { self.begin(at, &allowed).await.ok() } else { None };
+        let pause = PAUSE_MAX.min(pause * 2);
+        match again {
+            Some((member, _)) => {
                 let reopened_at = Some(Instant::now() + OPEN_MIN);
-                MemberListen { pause: PAUSE_MAX.min(pause * 2), reopened_at, ..member }.next().await
+                MemberListen { part, pause, reopened_at, ..member }.next().await
             }
-            Err(_) => ListenNews::Over { at, part, pause: PAUSE_MAX.min(pause * 2) },
+            None => ListenNews::Over { at, part, pause },
         }
+    }
+
+    fn allowed(&self, at: usize, part: &SubscriptionFilter) -> SubscriptionFilter {
+        let (mut allowed, served) = (part.clone(), &self.client.upstreams.members[at].served);
+        allowed.resources = allowed.resources.map(|all| served.visible(self.client.caller(), all));
+        allowed
     }
 }
 
@@ -173,6 +178,10 @@ fn is_news(text: &Bytes) -> bool {
         crate::wire::envelope::read(text, ScanLimits::UPSTREAM),
         Ok(Message::Notification(notification)) if notification.method != method::LISTEN_ACKNOWLEDGED
     )
+}
+
+fn is_wanted(part: &SubscriptionFilter) -> bool {
+    part.concern_the_upstream() || part.tasks.is_some()
 }
 
 impl CombinedUpstreams {
@@ -249,10 +258,9 @@ impl CombinedUpstreams {
                 parts[at].resources.get_or_insert_default().insert(uri.clone());
             }
         }
-        let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
         let tasks = SubscriptionFilter { tasks: requested.tasks, ..SubscriptionFilter::default() };
         let parts = parts.into_iter().enumerate().chain([(self.any_open(client), tasks)]);
-        parts.filter(|(at, _)| self.is_for(*at, client.caller())).filter(is_wanted).collect()
+        parts.filter(|(at, part)| self.is_for(*at, client.caller()) && is_wanted(part)).collect()
     }
 }
 
@@ -294,9 +302,8 @@ impl CallMessages for MergedListen {
                         self.waiting.push(member.next().boxed());
                     }
                     ListenNews::Back(member, first) => {
-                        let (mut part, served) = (member.part.clone(), &upstreams.members[member.at].served);
-                        part.resources = part.resources.map(|all| served.visible(self.asked.client.caller(), all));
-                        self.due.extend(self.subscription.anything(&part).chain(first));
+                        let allowed = self.asked.allowed(member.at, &member.part);
+                        self.due.extend(self.subscription.anything(&allowed).chain(first));
                         self.waiting.push(member.next().boxed());
                     }
                     ListenNews::Over { at, part, pause } => {

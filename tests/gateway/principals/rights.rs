@@ -466,6 +466,25 @@ async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains(SECRET), "{text}");
 }
 
+/// A server refuses a subscription with a resource that the client has lost; the others are subscribed to again.
+#[tokio::test]
+async fn sec_48_an_endpoint_subscribes_again_to_the_resources_that_are_left() {
+    let (server, _streams) = notifying(true).await;
+    let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
+    let mut gate = Gate::behind(server, LISTEN, ALL, endpoint).await;
+    let open = "file:///public/a";
+    let wanted = json!({ "notifications": { "resourceSubscriptions": [SECRET, open] } });
+    let (mut text, mut stream) = gate.begin(&Ask::new("", "subscriptions/listen", wanted).at("/all/mcp")).await;
+    until(&mut stream, &mut text, "acknowledged").await;
+    text.clear();
+    gate.admit(BUT_SECRET);
+    let again = gate.server.world.nth(1, |seen| seen.rpc() == "subscriptions/listen").await;
+    assert_eq!(again.body["params"]["notifications"]["resourceSubscriptions"], json!([open]));
+    // An update may have been missed.
+    until(&mut stream, &mut text, open).await;
+    assert!(!text.contains(SECRET), "{text}");
+}
+
 /// The messages that end a session, and cancel its call.
 fn endings(key: &str, session: &str) -> [Ask; 2] {
     let ask = |body: String| Ask { body, ..Ask::session(key, Some(session), "x", &json!({})) };

@@ -36,12 +36,6 @@ impl ReachableTools {
         is_list && self.access.narrows_others()
     }
 
-    /// Whether some updates of resources may be withheld.
-    pub(super) const fn narrow_updates(&self) -> bool {
-        self.access.narrows_others()
-    }
-
-    /// Whether an item of one of [`LISTS`] is reachable.
     fn has(&self, list: &str, name: &str) -> bool {
         match list {
             "tools" => self.access.has(name) || self.own.as_ref().is_some_and(|own| own.named(name).is_some()),

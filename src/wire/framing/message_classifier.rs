@@ -19,8 +19,8 @@ const STATE: &[u8] = b"requestState";
 const TYPE: &[u8] = b"resultType";
 const COMPLETE: &[u8] = b"complete";
 const OTHER_TYPES: [&[u8]; 2] = [b"input_required", b"task"];
-/// A server's methods that ask for the user's input or the client's own resources.
-const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
+/// A server's methods that ask for the user's input or the client's own resources, or tell of a resource.
+const JUDGED: [&str; 4] = [method::ELICIT, method::SAMPLE, method::ROOTS, method::RESOURCE_UPDATED];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageClass {
@@ -29,7 +29,7 @@ pub enum MessageClass {
     Harmless,
     /// An error. Some are questions.
     Failing,
-    /// A question, a batch, or a message that readers may take for one of them.
+    /// A question, an update of a resource, a batch, or a message that readers may take for one of them.
     Asking,
 }
 
@@ -305,7 +305,7 @@ impl MessageClassifier {
             StringRole::Method if self.is_escaped => self.is_asking = true,
             StringRole::Method => {
                 self.is_method = true;
-                self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
+                self.is_asking |= JUDGED.iter().any(|judged| judged.as_bytes() == name);
             }
         }
     }
@@ -396,6 +396,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#,
             r#"{"params":{"method":"ping"},"method":"sampling/createMessage"}"#,
             r#"{"method":"roots/list"}"#,
+            r#"{"method":"notifications/resources/updated","params":{"uri":"a:b"}}"#,
             r#"{"METHOD":"roots/list"}"#,
             r#"{"\u006dethod":"roots/list"}"#,
             r#"{"method":"roots\/list"}"#,

@@ -466,6 +466,26 @@ async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains(SECRET), "{text}");
 }
 
+/// It began before the reload, for a caller from whom nothing was withheld.
+#[tokio::test]
+async fn sec_48_a_running_calls_stream_tells_nothing_of_a_resource_that_is_withheld_now() {
+    let (events, call) = Once::events();
+    let server = ScriptedServer::start(move |seen| if seen.is_call() { call.take() } else { None }).await;
+    let mut gate = Gate::behind(server, LISTEN, ALL, "").await;
+    let session = gate.session_of("").await;
+    let update = || tell(&events, "notifications/resources/updated", json!({ "uri": SECRET }));
+    update();
+    let call = Ask::session("", Some(&session), "tools/call", &named("quick"));
+    let (mut text, mut stream) = gate.begin(&call.with("MCP-Protocol-Version", "2025-11-25")).await;
+    until(&mut stream, &mut text, SECRET).await;
+    gate.admit(BUT_SECRET);
+    text.clear();
+    update();
+    tell(&events, "notifications/tools/list_changed", json!({}));
+    until(&mut stream, &mut text, "list_changed").await;
+    assert!(!text.contains(SECRET), "{text}");
+}
+
 /// A server refuses a subscription with a resource that the client has lost; the others are subscribed to again.
 #[tokio::test]
 async fn sec_48_an_endpoint_subscribes_again_to_the_resources_that_are_left() {

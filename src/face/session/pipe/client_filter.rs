@@ -46,7 +46,6 @@ impl ClientFilter {
         Self { tool, ..self }
     }
 
-    /// Remembers the tools in a message that may be a tool list.
     pub(super) fn learn(&self, message: &MessageText) {
         if let Some(Message::Response(Response { result: Some(list), .. })) =
             message.read(ScanLimits::UPSTREAM).ok().as_deref()
@@ -90,6 +89,10 @@ impl ClientFilter {
             (false, true) => None,
             (false, false) => Some(Bytes::from([b"[", left.join(&b',').as_slice(), b"]"].concat()).into()),
         }
+    }
+
+    pub(super) fn withholds_updates(&self) -> bool {
+        self.shared.served.access_of(&self.session.own.caller).narrows_others()
     }
 
     /// The message without updates of resources that the session's caller may not use now; `None` if nothing remains.

@@ -88,15 +88,14 @@ impl StreamEdits {
             },
             ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };
-        let messages: Vec<MessageText> = messages.into_iter().filter_map(|message| self.filter.text(message)).collect();
-        if self.tool_list.is_none() && !self.tools.are_narrowed() {
-            return messages;
+        // Rights may have changed since the stream began (SEC-48).
+        let withholds = self.filter.withholds_updates();
+        let judged = |message| if withholds { self.filter.without_updates(message) } else { Some(message) };
+        let messages = messages.into_iter().filter_map(|message| self.filter.text(message).and_then(judged));
+        match self.tool_list.is_none() && !self.tools.are_narrowed() {
+            true => messages.collect(),
+            false => messages.map(|message| self.listed(message)).collect(),
         }
-        let allowed = messages.into_iter().filter_map(|message| match self.tools.narrow_updates() {
-            true => self.filter.without_updates(message),
-            false => Some(message),
-        });
-        allowed.map(|message| self.listed(message)).collect()
     }
 
     fn listed(&self, message: MessageText) -> MessageText {

@@ -118,3 +118,42 @@ async fn such_calls_wait_for_a_place_and_become_tasks_like_others() {
     });
     assert_eq!(ended.await["result"]["status"], "completed");
 }
+
+/// A server that asks under the id and the token 0, and returns the progress that it gets.
+const ASKING: &str = r#"
+while read -r line; do
+  id=$(printf %s "$line" | sed -n 's/.*"id": *\("[^"]*"\|[0-9]*\).*/\1/p')
+  case $line in
+    *'"initialize"'*) result='{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}' ;;
+    *'"tools/list"'*) result='{"tools":[{"name":"ask","inputSchema":{"type":"object"}}]}' ;;
+    *'"tools/call"'*)
+      call=$id
+      echo '{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"message":"?","requestedSchema":{"type":"object","properties":{}},"_meta":{"progressToken":0}}}'
+      continue ;;
+    *'notifications/progress'*) id=$call result="{\"content\":[],\"told\":$line}" ;;
+    *'"id"'*'"method"'*) echo "{\"jsonrpc\":\"2.0\",\"id\":$id,\"error\":{\"code\":-32601,\"message\":\"unknown\"}}"; continue ;;
+    *) continue ;;
+  esac
+  printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$id" "$result"
+done
+"#;
+
+/// T-62: each process has its own tokens, too.
+#[tokio::test]
+async fn t_62_progress_of_a_question_reaches_the_process_that_asks() {
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", '''{ASKING}''']\n");
+    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &apart(&upstream, "ask")).await;
+    let client = StandaloneClient::session(&gate).await;
+    let (mut replies, mut tokens) = (Vec::new(), Vec::new());
+    for id in 0..2 {
+        let mut reply = client.ask(id, "tools/call", json!({ "name": "ask", "arguments": {} })).await;
+        let question = reply.next().await.unwrap();
+        tokens.push(question["params"]["_meta"]["progressToken"].clone());
+        replies.push(reply);
+    }
+    for (number, token) in tokens.iter().enumerate().rev() {
+        client.note("notifications/progress", json!({ "progressToken": token, "progress": number })).await;
+        let (answer, _) = replies[number].answer().await;
+        assert_eq!(answer["result"]["told"]["params"], json!({ "progressToken": 0, "progress": number }), "{answer}");
+    }
+}

@@ -17,7 +17,7 @@ use super::{TransportAdapter, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
-use crate::wire::{Message, Request, RequestId, envelope, method};
+use crate::wire::{Message, Request, RequestId, envelope, meta, method};
 
 /// Includes the wait for a permit.
 const OPENING_MAX: Duration = Duration::from_secs(60);
@@ -166,21 +166,28 @@ impl AdapterConnection {
 
     /// The connection of a notification or answer about such a call, and the text to send there.
     pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
-        let dedicated = self.dedicated.lock();
         match message {
+            Message::Notification(notification) if notification.method == method::PROGRESS => {
+                let token = RequestId::from_payload(&notification.params.object()?.get(meta::PROGRESS_TOKEN)?)?;
+                let (process, token) = request_ids::inward(&token)?;
+                let text = request_ids::progress_of(notification, &token.payload());
+                Some((self.dedicated_of(&process)?, Some(text)))
+            }
             Message::Notification(notification) => {
-                let id = notification.cancelled()?;
+                let (id, dedicated) = (notification.cancelled()?, self.dedicated.lock());
                 let other = dedicated.iter().find(|other| other.table.lock().has(&id))?;
                 Some((Arc::clone(other), None))
             }
             Message::Response(response) => {
                 let (process, id) = request_ids::inward(response.id.as_ref()?)?;
-                let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Dedicated { process: own } if *own == process);
-                let other = dedicated.iter().find(is_meant)?;
-                let text = request_ids::answer(response, &id);
-                Some((Arc::clone(other), Some(text)))
+                Some((self.dedicated_of(&process)?, Some(request_ids::answer(response, &id))))
             }
             Message::Request(_) => None,
         }
+    }
+
+    fn dedicated_of(&self, process: &str) -> Option<Arc<Self>> {
+        let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Dedicated { process: own } if own == process);
+        self.dedicated.lock().iter().find(is_meant).cloned()
     }
 }

@@ -77,12 +77,12 @@ pub(super) fn without_tasks(request: &Request) -> Request {
     }
 }
 
-/// A question's id for the session's client.
+/// A question's id, or its token, for the session's client.
 pub(super) fn outward(process: &str, id: &RequestId) -> RequestId {
     RequestId::text(&format!("{DEDICATED}{process}:{}", id.as_json()))
 }
 
-/// The asking process and the question's id there; `None` for the session's own process.
+/// The asking process and the id or token there; `None` for the session's own process.
 pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (process, own) = text.strip_prefix(DEDICATED)?.split_once(':')?;
@@ -90,8 +90,18 @@ pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     Some((process.to_owned(), RequestId::from_payload(&own)?))
 }
 
-pub(super) fn question(request: &Request, id: RequestId) -> (Request, Bytes) {
-    let request = Request { id, ..request.clone() };
+/// A question under an id and a progress token that lead back to its process.
+pub(super) fn question(request: &Request, process: &str) -> (Request, Bytes) {
+    let mut request = Request { id: outward(process, &request.id), ..request.clone() };
+    let marked = request.params.object().and_then(|params| {
+        let metadata = params.get_object(meta::META)?;
+        let token = RequestId::from_payload(&metadata.get(meta::PROGRESS_TOKEN)?)?;
+        let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, outward(process, &token).payload()).finish();
+        Some(params.edit().set(meta::META, metadata).finish())
+    });
+    if let Some(params) = marked {
+        request.params = params_of(&params);
+    }
     let text = text_of(&request);
     (request, text)
 }
@@ -157,14 +167,12 @@ mod tests {
             panic!("no response")
         };
         assert_eq!(value(&answer(&response, &outer.id)), json!({ "jsonrpc": "2.0", "id": "a", "result": { "x": 1 } }));
-        // Without a token none is added.
         let plain = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": { "_meta": {} } });
         let (_, text, outer) = renumbered(&request(&plain), &RequestId::number(8));
         assert_eq!(value(&text)["params"], json!({ "_meta": {} }));
         assert!(outer.token.is_none() && !outer.wants_logs);
     }
 
-    /// T-62.
     #[test]
     fn t_62_questions_of_several_processes_have_different_ids_that_lead_back() {
         for own in [RequestId::number(0), RequestId::text("0"), RequestId::text("a:\"b\" \u{e4}")] {
@@ -173,6 +181,11 @@ mod tests {
             assert_eq!(inward(&one), Some(("1".to_owned(), own.clone())));
             assert_eq!(inward(&own), None);
         }
+        let asked = json!({ "jsonrpc": "2.0", "id": 0, "method": "elicitation/create",
+            "params": { "message": "?", "_meta": { "progressToken": 0, "x": 1 } } });
+        let (question, text) = question(&request(&asked), "2");
+        let token = value(&text)["params"]["_meta"]["progressToken"].clone();
+        assert_eq!((token, question.id.as_json()), (json!("process:2:0"), r#""process:2:0""#));
         for foreign in ["process:", "process:1", "process:1:", "process:1:x", "other:1:0"] {
             assert_eq!(inward(&RequestId::text(foreign)), None, "{foreign}");
         }

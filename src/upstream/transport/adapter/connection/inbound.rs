@@ -167,7 +167,7 @@ impl AdapterConnection {
             // Such servers ask in results only.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Dedicated { process } => {
-                let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
+                let (request, text) = request_ids::question(request, process);
                 self.table.lock().ask(&request, &self.counted(text))
             }
         };

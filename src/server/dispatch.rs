@@ -222,7 +222,10 @@ impl DispatchState {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(_) if caller.arrival.has_left() => return FaceResponse::new(empty_body()),
-                Err(refusal) => return self.refuse(refusal, &caller, &request, position.after_body()),
+                Err(refusal) => {
+                    let response = self.refuse(refusal, &caller, &request, position.after_body());
+                    return keep_open(response, *request);
+                }
             }
         } else {
             Bytes::new()

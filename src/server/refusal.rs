@@ -418,8 +418,8 @@ pub(super) enum StreamPosition {
     Known,
 }
 
-/// The response of a refused request whose body was not read. Over HTTP/2 its stream stays open until the client has sent that body:
-/// clients such as curl 7.88 show a reset stream as an error, and not the response that came before.
+/// The response of a refused request with an unread rest of its body. Over HTTP/2 its stream stays open until the client has
+/// sent that rest: clients such as curl 7.88 show a reset stream as an error, and not the response that came before.
 pub(super) fn keep_open(response: FaceResponse, request: Request<Incoming>) -> FaceResponse {
     if StreamPosition::of(&request) != StreamPosition::Multiplexed || request.body().is_end_stream() {
         return response;

@@ -54,9 +54,14 @@ async fn bad_requests_cost_their_stream() {
 /// Clients such as curl 7.88 show a reset stream as an error, and not the response that came before.
 #[tokio::test]
 async fn the_stream_of_a_refused_request_ends_after_its_body_or_soon() {
-    let gate = gate().await;
-    for (refused, expected) in [(("origin", "http://foreign.example"), "403"), (("expect", "something"), "417")] {
-        for body_comes in [true, false] {
+    let (gate, large) = (gate().await, (BODY_MAX + 1).to_string());
+    for (refused, expected) in [
+        (("origin", "http://foreign.example"), "403"),
+        (("expect", "something"), "417"),
+        (("content-length", &*large), "413"),
+    ] {
+        // A body of another length is malformed.
+        for body_comes in [expected != "413", false] {
             let mut http2 = Http2::connect(&gate).await;
             http2.send(&head(NONE, 1, &[refused])).await;
             assert_eq!(http2.fate(1).await, expected);

@@ -37,7 +37,7 @@ use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, ending_with};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, ending_with, is_passing};
 use crate::face::named_item::tool_name;
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
@@ -55,8 +55,8 @@ use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, meta, method};
 use client_filter::ClientFilter;
-use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
+use paused_calls::{AwaitedCall, ResumingCall};
 use resumable::RequestOrigin;
 use stream_edits::{StreamEdits, ToolListEdit};
 
@@ -224,7 +224,6 @@ async fn open_stream(
     session: ClientSession,
     last_event: Option<HeaderValue>,
 ) -> RequestAnswer {
-    // If the stream cannot be opened, the permit is released: the client will not return.
     let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
         Some(AwaitedCall::Ended(call)) => {
             return Box::pin(paused_calls::kept_answer(&shared, &session, last_event, call)).await;
@@ -233,16 +232,20 @@ async fn open_stream(
         None => None,
     };
     let is_new = last_event.is_none();
-    let (source, taken_up) = match shared.own.stream_for_client(&session.own, last_event).await {
+    let found = match shared.own.stream_for_client(&session.own, last_event).await.map_err(no_stream) {
+        Err(refusal) if is_passing(refusal.status()) => return RequestAnswer::Status(refusal),
+        found => found,
+    };
+    // After any other refusal the permit is released: the client will not return.
+    let resumed = resumed.and_then(ResumingCall::into_call);
+    let (source, taken_up) = match found {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             let tool = resumed.as_ref().and_then(|paused| paused.call.era.request.tool.clone());
             let edits = shared.edits(&session).of_call(tool);
             (edits.apply(response.body, &shared.read_limits(&session)), taken_up)
         }
-        Err(StreamRefusal::Unreachable) => return status(StatusCode::SERVICE_UNAVAILABLE),
-        Err(StreamRefusal::Refused(fault)) => {
-            let refusal = no_stream(&fault);
+        Err(refusal) => {
             if !is_new || refusal.status() != StatusCode::METHOD_NOT_ALLOWED || !shared.tasks.are_for(&session) {
                 return RequestAnswer::Status(refusal);
             }
@@ -427,7 +430,8 @@ impl SessionFaceState {
 }
 
 /// Never 404: the session is valid.
-fn no_stream(fault: &GatewayFault) -> FaceResponse {
+fn no_stream(refusal: StreamRefusal) -> FaceResponse {
+    let StreamRefusal::Refused(fault) = refusal else { return bare(StatusCode::SERVICE_UNAVAILABLE) };
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),
         // A server or its balancer that is unavailable for a while.

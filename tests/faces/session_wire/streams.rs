@@ -10,7 +10,7 @@ use serde_json::json;
 use support::ports::reserved_address;
 
 use super::client::{TestGateway, call};
-use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
+use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest};
 
 fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
@@ -382,6 +382,32 @@ async fn end_at_deadline(returns: ReturnTime) {
     let again = client.post(call(2).replace("\"t\"", "\"lasting\"")).await;
     assert_eq!(again.header("content-type"), Some("text/event-stream"), "{returns:?}: the place is free");
     drop(events);
+}
+
+/// T-29: the server does not answer a client that comes back and leaves again.
+#[tokio::test]
+async fn a_call_ends_at_its_deadline_though_its_client_left_while_its_stream_was_taken_up() {
+    let server = ScriptedServer::slow(async |seen: SeenRequest, _: Arc<ScriptedState>| {
+        if is_get(&seen) {
+            std::future::pending::<()>().await;
+        }
+        seen.is_call().then(|| {
+            let (events, reply) = BodySender::open();
+            events.raw("id: e-1\nretry: 10\ndata:\n\n");
+            drop(events);
+            reply
+        })
+    })
+    .await;
+    let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"").await;
+    let client = gate.client().await;
+    assert_eq!(client.post(call(1)).await.text().await, "id: e-1\nretry: 10\ndata:\n\n");
+    let returning = client.clone();
+    let leaves = client.connections.spawn(async move { returning.get(Some("e-1")).await.status });
+    server.world.first(is_get).await;
+    leaves.abort();
+    let cancel = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
 }
 
 /// T-29: what a server kept for its client since before the deadline is what the client is told after it.

@@ -73,8 +73,25 @@ pub(super) struct EndedCall {
 
 impl RecentValue for EndedCall {}
 
+/// A call whose client awaits the rest of its stream. If the client leaves before that stream is there, it is paused again.
+pub(super) struct ResumingCall(Option<PausedCall>);
+
+impl ResumingCall {
+    pub(super) fn into_call(mut self) -> Option<PausedCall> {
+        self.0.take()
+    }
+}
+
+impl Drop for ResumingCall {
+    fn drop(&mut self) {
+        let Some(PausedCall { mut call, pace, .. }) = self.0.take() else { return };
+        let event = call.era.resumed_at.take().unwrap_or_default();
+        pause(call, pace, &StreamPause { event, retry: Duration::ZERO });
+    }
+}
+
 pub(super) enum AwaitedCall {
-    Paused(PausedCall),
+    Paused(ResumingCall),
     Ended(EndedCall),
 }
 
@@ -86,7 +103,7 @@ impl PausedCalls {
         let mut waiting = self.waiting.lock();
         if let Some(mut paused) = waiting.remove(&key) {
             paused.call.era.resumed_at = Some(key.1);
-            return Some(AwaitedCall::Paused(paused));
+            return Some(AwaitedCall::Paused(ResumingCall(Some(paused))));
         }
         let ended = self.ended.get(ended_key(&key))?;
         drop(waiting);

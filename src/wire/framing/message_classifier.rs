@@ -101,6 +101,7 @@ impl MessageClassifier {
         while !rest.is_empty() {
             rest = match self.string {
                 Some(text) => self.in_string(text, rest),
+                None if self.is_inside() => self.inside(rest),
                 None => self.between(rest),
             };
         }
@@ -166,7 +167,39 @@ impl MessageClassifier {
         }
     }
 
-    /// Advances to the next string, or to the end.
+    /// Whether no name and no value decides here: below the members of the envelope, or below those of a result.
+    const fn is_inside(&self) -> bool {
+        self.depth > 2 || (self.depth == 2 && !self.in_result && !self.expects_type)
+    }
+
+    /// Skips strings and brackets to the end of such an object or array, or to the end.
+    fn inside<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let mut at = 0;
+        while let Some(byte) = bytes.get(at) {
+            at += 1;
+            match byte {
+                b'"' => {
+                    at = scan::string_end(bytes, at - 1);
+                    if at > bytes.len() {
+                        // It continues in the next piece, perhaps with the second byte of an escape.
+                        (self.string, self.after_backslash) = (Some(StringRole::Other), at > bytes.len() + 1);
+                        return &[];
+                    }
+                }
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth -= 1;
+                    if !self.is_inside() {
+                        return &bytes[at..];
+                    }
+                }
+                _ => (),
+            }
+        }
+        &[]
+    }
+
+    /// Advances to the next string, to values in which nothing decides, or to the end.
     fn between<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         for (at, byte) in bytes.iter().enumerate() {
             match byte {
@@ -200,6 +233,9 @@ impl MessageClassifier {
                     }
                     self.depth += 1;
                     self.expects_name = self.depth == 1;
+                    if self.is_inside() {
+                        return &bytes[at + 1..];
+                    }
                 }
                 b'}' | b']' => self.depth = self.depth.saturating_sub(1),
                 // Some readers skip a byte order mark.
@@ -240,12 +276,20 @@ impl MessageClassifier {
             return &bytes[1..];
         }
         let at = scan::mark(bytes, 0);
+        if self.length == 0 && !self.is_escaped && bytes.get(at) == Some(&b'"') {
+            // Most strings come in one piece, without escapes.
+            self.keep(text, &bytes[..=at]);
+            self.string = None;
+            self.ended(text, &bytes[..at]);
+            return &bytes[at + 1..];
+        }
         self.note(text, &bytes[..at]);
         let Some((mark, rest)) = bytes[at..].split_first() else { return &[] };
         if *mark == b'"' {
             self.keep(text, b"\"");
             self.string = None;
-            self.ended(text);
+            let name = self.name;
+            self.ended(text, name.0.get(..self.length).unwrap_or_default());
             return rest;
         }
         self.note(text, &[*mark]);
@@ -276,9 +320,7 @@ impl MessageClassifier {
         self.length = self.length.saturating_add(bytes.len());
     }
 
-    fn ended(&mut self, text: StringRole) {
-        let name = self.name;
-        let name = name.0.get(..self.length).unwrap_or_default();
+    fn ended(&mut self, text: StringRole, name: &[u8]) {
         match text {
             StringRole::Other | StringRole::Id => (),
             StringRole::Name if self.is_escaped => {

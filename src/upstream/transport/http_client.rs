@@ -3,6 +3,7 @@
 
 mod address_reach;
 mod connector;
+mod interim;
 mod pool;
 mod session_cookies;
 

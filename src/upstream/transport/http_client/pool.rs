@@ -4,29 +4,28 @@
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Extensions, Request, Response, Version};
+use http::{Request, Response, Version};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use hyper::rt::Executor as _;
 use hyper_util::client::legacy::connect::Connection as _;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
+use super::interim::{CountedStream, InterimCount};
 use super::{BoxError, SinglePieceBody};
 use crate::body_wakes::ConnectionWaker;
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
-/// Most interim responses to one request (U13).
-const INTERIM_MAX: usize = 16;
 /// Largest read. A connection begins with 8 KiB and grows. hyper bounds heads by it too, so heads are checked again.
 const READ_BYTES_MAX: usize = 256 * 1024;
 /// Node closes idle connections after five seconds, and it is unknowable whether a call that meets a close has run.
@@ -249,25 +248,7 @@ struct Http1Connection {
 struct Http1State {
     /// While the rest of a response comes.
     parked: Mutex<Option<Http1Sender>>,
-    /// Interim responses (1xx) to the current request.
-    interim: Arc<AtomicUsize>,
-    /// By which hyper counts them: each request gets a copy, which costs less than new extensions.
-    counting: Extensions,
-}
-
-impl Http1State {
-    fn new() -> Self {
-        let (interim, mut request) = (Arc::<AtomicUsize>::default(), Request::new(()));
-        let counter = Arc::clone(&interim);
-        hyper::ext::on_informational(&mut request, move |_| {
-            counter.fetch_add(1, Ordering::Relaxed);
-        });
-        Self { parked: Mutex::default(), interim, counting: std::mem::take(request.extensions_mut()) }
-    }
-
-    fn is_interim_too_many(&self) -> bool {
-        self.interim.load(Ordering::Relaxed) > INTERIM_MAX
-    }
+    interim: Arc<InterimCount>,
 }
 
 impl ConnectionPool {
@@ -309,13 +290,13 @@ impl ConnectionPool {
             let is_reused = leased.is_reused();
             let (answer, lease) = match leased {
                 Leased::Http1(mut connection, driver) => {
-                    let request = connection.state.counting(request(Version::HTTP_11));
-                    let answer = connection.sender.try_send_request(request);
+                    connection.state.interim.begin();
+                    let answer = connection.sender.try_send_request(request(Version::HTTP_11));
                     if let Some(driver) = driver {
                         spawn_detached(driver);
                     }
                     let answer = answer.await;
-                    if connection.state.is_interim_too_many() {
+                    if connection.state.interim.is_too_many() {
                         return Err(SendError::TooManyInterim);
                     }
                     if answer.is_ok() {
@@ -337,14 +318,6 @@ impl ConnectionPool {
                 Err(failed) => return Err(SendError::Exchange(failed.into_error())),
             }
         }
-    }
-}
-
-impl Http1State {
-    fn counting(&self, mut request: Request<RequestBody>) -> Request<RequestBody> {
-        self.interim.store(0, Ordering::Relaxed);
-        request.extensions_mut().extend(self.counting.clone());
-        request
     }
 }
 
@@ -423,8 +396,10 @@ impl Shared {
     }
 
     async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
+        let interim = Arc::<InterimCount>::default();
+        let stream = TokioIo::new(CountedStream::new(stream, &interim));
         let (sender, connection) = self.http1.handshake(stream).await?;
-        let state = Arc::new(Http1State::new());
+        let state = Arc::new(Http1State { parked: Mutex::default(), interim });
         let (waker, shared) = (ConnectionWaker::new(), Arc::downgrade(self));
         let driver = Http1Driver { connection, waker, state: Arc::clone(&state), shared };
         Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))
@@ -518,7 +493,7 @@ async fn sweep(shared: Weak<Shared>) {
 
 /// Runs an HTTP/1.1 connection to its end, and keeps it after a complete response.
 struct Http1Driver {
-    connection: http1::Connection<Stream, RequestBody>,
+    connection: http1::Connection<TokioIo<CountedStream>, RequestBody>,
     /// Without the wake-up after the last piece of a response: the connection is ready for a request before it.
     waker: ConnectionWaker,
     state: Arc<Http1State>,
@@ -537,7 +512,7 @@ impl Future for Http1Driver {
                 return Poll::Ready(());
             }
             // Ends the connection, and so its request.
-            Poll::Pending if this.state.is_interim_too_many() => return Poll::Ready(()),
+            Poll::Pending if this.state.interim.is_too_many() => return Poll::Ready(()),
             Poll::Pending => (),
         }
         let ready = this.state.parked.lock().take_if(|sender| sender.is_ready());

@@ -108,14 +108,15 @@ impl CoreTasks {
 
     /// The Task object (L25-16 to L25-18).
     fn fields(&self, task: &Summary) -> Payload {
-        let writer = ObjectWriter::new().plain_text("taskId", &task.key.id).text("status", status(task.phase.kind()));
+        let writer =
+            ObjectWriter::new().plain_text("taskId", &task.key.id.text()).text("status", status(task.phase.kind()));
         let writer = match status_message(task) {
             Some(message) => writer.text("statusMessage", &message),
             None => writer,
         };
         let writer = writer
-            .plain_text("createdAt", &task.created_at)
-            .plain_text("lastUpdatedAt", &task.updated_at)
+            .plain_text("createdAt", &task.created_at.text())
+            .plain_text("lastUpdatedAt", &task.updated_at.text())
             .number("ttl", millis(task.ttl))
             .number("pollInterval", millis(task.poll_interval));
         if self.names_tree { tree_fields(writer, &task.tree) } else { writer }.finish()
@@ -143,7 +144,7 @@ impl CoreTasks {
 /// Adds a task's parent and children, by the ids that `tasks/get` takes (SEP-2268).
 fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
     let writer = match tree.parent {
-        Some(parent) => writer.plain_text("parentTaskId", &parent),
+        Some(parent) => writer.plain_text("parentTaskId", &parent.text()),
         None => writer,
     };
     if tree.children.is_empty() {

@@ -115,14 +115,14 @@ impl FaceDialect for ExtTasks {
 
 /// The Task object (EXT-15). A handle carries these fields and no others (EXT-18).
 fn task_fields(writer: ObjectWriter, task: &Task) -> ObjectWriter {
-    let writer = writer.plain_text("taskId", &task.key.id).text("status", status(&task.phase));
+    let writer = writer.plain_text("taskId", &task.key.id.text()).text("status", status(&task.phase));
     let writer = match status_message(task) {
         Some(message) => writer.text("statusMessage", &message),
         None => writer,
     };
     writer
-        .plain_text("createdAt", &task.created_at)
-        .plain_text("lastUpdatedAt", &task.updated_at)
+        .plain_text("createdAt", &task.created_at.text())
+        .plain_text("lastUpdatedAt", &task.updated_at.text())
         .number("ttlMs", millis(task.ttl))
         .number("pollIntervalMs", millis(task.poll_interval))
 }

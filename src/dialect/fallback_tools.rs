@@ -301,7 +301,7 @@ impl FaceDialect for FallbackTools {
 
 fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
-        .plain_text("taskId", &task.key.id)
+        .plain_text("taskId", &task.key.id.text())
         .text("tool", &task.origin.tool)
         .text("status", status(&task.phase));
     let writer = match &task.status_message {
@@ -309,8 +309,8 @@ fn status_content(task: &Task) -> Payload {
         None => writer,
     };
     let writer = writer
-        .plain_text("createdAt", &task.created_at)
-        .plain_text("lastUpdatedAt", &task.updated_at)
+        .plain_text("createdAt", &task.created_at.text())
+        .plain_text("lastUpdatedAt", &task.updated_at.text())
         .number("ttl", millis(task.ttl))
         .number("pollInterval", millis(task.poll_interval));
     match &task.phase {

@@ -59,7 +59,7 @@ impl RelatedTask {
     fn beside(&self, meta: Option<&Object>) -> Payload {
         let related = ObjectWriter::new().text("taskId", &self.id);
         let related = match self.parent {
-            Some(parent) => related.plain_text("parentTaskId", &parent).finish(),
+            Some(parent) => related.plain_text("parentTaskId", &parent.text()).finish(),
             None => related.finish(),
         };
         match meta {

@@ -32,11 +32,17 @@ impl TaskId {
     pub const fn bits(self) -> u128 {
         self.0.as_u128()
     }
+
+    pub fn text(self) -> [u8; 32] {
+        let mut text = [0; 32];
+        self.0.simple().encode_lower(&mut text);
+        text
+    }
 }
 
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.simple())
+        f.write_str(self.0.simple().encode_lower(&mut [0; 32]))
     }
 }
 

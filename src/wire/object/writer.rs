@@ -1,7 +1,5 @@
 //! Writes small objects of our own, member by member.
 
-use std::fmt::{self, Write as _};
-
 use bytes::Bytes;
 
 use super::Payload;
@@ -103,10 +101,11 @@ impl ObjectWriter {
     }
 
     /// Appends a text that needs no escapes, such as an id or a time.
-    pub fn plain_text(mut self, key: &'static str, value: &impl fmt::Display) -> Self {
+    pub fn plain_text(mut self, key: &'static str, value: &[u8]) -> Self {
+        debug_assert!(value.is_ascii() && needs_no_escape(value), "a plain text needs escapes");
         self.key(key);
         self.text.push(b'"');
-        write!(TextEnd(&mut self.text), "{value}").expect("writing to memory does not fail");
+        self.text.extend_from_slice(value);
         self.text.push(b'"');
         self
     }
@@ -165,14 +164,5 @@ impl ObjectWriter {
         if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
-    }
-}
-
-struct TextEnd<'t>(&'t mut Vec<u8>);
-
-impl fmt::Write for TextEnd<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.extend_from_slice(text.as_bytes());
-        Ok(())
     }
 }

@@ -30,7 +30,7 @@ pub struct StatelessRequest {
 }
 
 pub fn names_version(params: Option<&Object>) -> bool {
-    params.and_then(|params| params.get_object(META)).is_some_and(|meta| meta.get_str(PROTOCOL_VERSION).is_some())
+    params.is_some_and(|params| params.get_str_in(META, PROTOCOL_VERSION).is_some())
 }
 
 impl StatelessRequest {

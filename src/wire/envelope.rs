@@ -175,8 +175,8 @@ impl<'t> EnvelopeParts<'t> {
     }
 
     fn classify(&self, members: &[Member]) -> Result<Message, &'static str> {
-        let version = self.jsonrpc.clone().and_then(|span| self.string(span));
-        if version.as_deref() != Some("2.0") {
+        let is_version = |raw: &[u8]| raw == b"\"2.0\"" || scan::decode_string(raw).is_some_and(|text| text == "2.0");
+        if !self.jsonrpc.clone().is_some_and(|span| is_version(&self.text[span])) {
             return Err("`jsonrpc` is not \"2.0\"");
         }
         // Of `result` and `error` a null one counts as absent: SDKs read it so.
@@ -213,7 +213,9 @@ impl<'t> EnvelopeParts<'t> {
             return Err("`id` is neither a string without null characters nor a whole number of 64 bits, or too long");
         }
         let method = self.string(method).ok_or("`method` is not a string")?;
-        if method.is_empty() || method.len() > METHOD_BYTES_MAX || method.contains(char::is_control) {
+        let known = method::frequent(&method);
+        let is_empty_or_long = method.is_empty() || method.len() > METHOD_BYTES_MAX;
+        if known.is_none() && (is_empty_or_long || method.contains(char::is_control)) {
             return Err("`method` is empty, too long or holds control characters");
         }
         let params = match params {
@@ -225,8 +227,7 @@ impl<'t> EnvelopeParts<'t> {
         };
         Ok(match id {
             Some(id) => {
-                let known = method::frequent(&method).map(Cow::Borrowed);
-                let method = known.unwrap_or_else(|| Cow::Owned(method.into_owned()));
+                let method = known.map_or_else(|| Cow::Owned(method.into_owned()), Cow::Borrowed);
                 Message::Request(Request { id, method, params })
             }
             None => Message::Notification(Notification { method: method.into_owned(), params }),

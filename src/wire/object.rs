@@ -93,25 +93,37 @@ impl Object {
 
     pub fn get_object(&self, key: &str) -> Option<Self> {
         let member = self.find(key)?;
-        let text = self.value(member);
-        if !text.bytes().starts_with(b"{") {
+        if !self.raw(member).starts_with(b"{") {
             return None;
         }
-        match self.located.place.child(key) {
-            // The scan of the message has located it.
-            Some(
-                place @ (ObjectPlace::ParamsMeta
-                | ObjectPlace::ResultMeta
-                | ObjectPlace::Capabilities
-                | ObjectPlace::CapabilityExtensions),
-            ) => {
+        let text = self.value(member);
+        match self.located_child(key) {
+            Some(place) => {
                 let members = Arc::clone(&self.located.members);
                 Some(Self::located(text, LocatedMembers { base: member.value.start, place, members }))
             }
-            Some(ObjectPlace::Root | ObjectPlace::Params | ObjectPlace::Result | ObjectPlace::Error) | None => {
-                Self::of(&text)
-            }
+            None => Self::of(&text),
         }
+    }
+
+    /// As `get_object(outer)?.get_str(key)`, at the cost of one lookup if the message's scan has located the inner object.
+    pub fn get_str_in(&self, outer: &str, key: &str) -> Option<Cow<'_, str>> {
+        let Some(place) = self.located_child(outer) else {
+            return self.get_object(outer)?.get_string(key).map(Cow::Owned);
+        };
+        let mut inner = self.located.members.iter().filter(|member| member.place == place);
+        scan::decode_string(self.raw(inner.find(|member| self.is_named(member, key))?))
+    }
+
+    /// The place of a member's object whose members the message's scan has located.
+    fn located_child(&self, key: &str) -> Option<ObjectPlace> {
+        self.located.place.child(key).filter(|place| match place {
+            ObjectPlace::ParamsMeta
+            | ObjectPlace::ResultMeta
+            | ObjectPlace::Capabilities
+            | ObjectPlace::CapabilityExtensions => true,
+            ObjectPlace::Root | ObjectPlace::Params | ObjectPlace::Result | ObjectPlace::Error => false,
+        })
     }
 
     /// Member names in order, decoded. Use [`Object::entries`] to read values too.

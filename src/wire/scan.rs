@@ -158,7 +158,10 @@ impl ObjectOutline {
 /// Fails if the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
-    pass::ScanPass::new(text, limits).run()
+    // Neither is moved as a whole: both have inline room for a usual message.
+    let mut pass = pass::ScanPass::new(text, limits);
+    let root = pass.run()?;
+    Ok(ObjectOutline { root, members: pass.members, flaw: pass.flaw })
 }
 
 /// The members of the outermost object, located without checking the text again, or `None` if the text is no object.

@@ -76,6 +76,7 @@ fn only_objects_have_members() {
         assert!(Object::of(&payload(text)).is_none(), "{text}");
     }
     assert_eq!(object("{ }").keys().count(), 0);
+    assert_eq!(object(r#"{"_meta":{"k":"\u0076"}}"#).get_str_in("_meta", "k").as_deref(), Some("v"));
 }
 
 #[test]
@@ -94,6 +95,12 @@ fn params_and_their_meta_share_the_table_of_the_message() {
         assert_eq!(meta.get_object("_meta").unwrap().get("z").unwrap().as_str(), "1");
         let arguments = params.get_object("arguments").unwrap();
         assert_eq!(arguments.get_object("_meta").unwrap().get("y").unwrap().as_str(), "2");
+        let text_in = |outer: &str, key: &str| params.get_str_in(outer, key).map(Cow::into_owned);
+        assert_eq!(text_in("_meta", "k").as_deref(), Some("v"));
+        for (outer, key) in [("_meta", "z"), ("_meta", "_meta"), ("arguments", "k"), ("arguments", "y"), ("k", "k")] {
+            assert_eq!(text_in(outer, key), None, "{outer} {key}");
+        }
+        assert_eq!(arguments.get_str_in("_meta", "y"), None, "a number");
         let edited = meta.edit().remove("k").set("n", payload("0")).finish();
         assert_eq!(edited.as_str(), r#"{"_meta":{"z":1},"n":0}"#);
     }

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use super::lexeme::{self, is_whitespace};
-use super::{Member, Members, ObjectOutline, ObjectPlace, ScanError, ScanLimits};
+use super::{Member, Members, ObjectPlace, ScanError, ScanLimits};
 
 #[derive(Debug)]
 pub(super) struct ScanPass<'t> {
@@ -17,8 +18,8 @@ pub(super) struct ScanPass<'t> {
     nodes: usize,
     open: SmallVec<[Container; 12]>,
     keys: OpenKeys<'t>,
-    members: Members,
-    flaw: Option<ScanError>,
+    pub(super) members: Members,
+    pub(super) flaw: Option<ScanError>,
 }
 
 #[derive(Debug)]
@@ -60,7 +61,8 @@ impl<'t> ScanPass<'t> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<ObjectOutline, ScanError> {
+    /// Returns the range of the value without surrounding whitespace.
+    pub(super) fn run(&mut self) -> Result<Range<usize>, ScanError> {
         self.skip_whitespace();
         let start = self.at;
         let mut next = NextValue::Value;
@@ -76,7 +78,7 @@ impl<'t> ScanPass<'t> {
         if self.at < self.bytes.len() {
             return Err(self.syntax());
         }
-        Ok(ObjectOutline { root, members: self.members, flaw: self.flaw })
+        Ok(root)
     }
 
     /// Reads a scalar, or the opening of a container up to its first value.

@@ -1,6 +1,6 @@
 //! Defines the settings that all calls of one upstream share, and builds a call.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use crate::upstream::limits::CallPermits;
 use crate::upstream::{
     CallContext, ForwardedHeaders, ForwardingRules, SubtaskQuota, Timeouts, Upstream, UpstreamRequest,
 };
-use crate::wire::{Object, Payload};
+use crate::wire::{Object, Payload, method};
 
 /// The operator's settings of one upstream, for the faces that serve its clients.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,5 +96,7 @@ debug_members!(CallMaker, |maker| kind: maker.kind);
 
 /// A client's request as a server receives it: without the fields that only the gateway's clients use.
 pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
-    UpstreamRequest { method: Arc::from(method), params: params.map(plain::encode_params) }
+    static TOOLS_CALL: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(method::TOOLS_CALL));
+    let method = if method == method::TOOLS_CALL { Arc::clone(&TOOLS_CALL) } else { Arc::from(method) };
+    UpstreamRequest { method, params: params.map(plain::encode_params) }
 }

@@ -1,10 +1,11 @@
 //! Implements the exchange of a call over HTTP; polls the calls of both eras.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use memchr::memmem::Finder;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -66,11 +67,10 @@ impl HttpExchange {
         }
         let id = own_ids::mint();
         let is_call = *request.method == *method::TOOLS_CALL;
-        let params = located(request.params);
         // Asks for a task only if the upstream declared support (UPC-05).
         let is_native = context.native_task.is_wanted() && is_call && session.tasks.calls;
         let asked = if is_native { UpstreamTaskState::Asked } else { UpstreamTaskState::Never };
-        let params = with_token(params, context.progress.then_some(&id));
+        let params = with_token(request.params, context.progress.then_some(&id));
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
@@ -168,10 +168,19 @@ fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payl
     Some(Object::of(&params).map_or_else(|| params.clone(), |params| peer::augmented(&params, deadline)))
 }
 
+/// Whether params may have `_meta`, by their text: any letter of the name may be escaped.
+fn may_have_meta(params: &Payload) -> bool {
+    static META: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(meta::META));
+    META.find(params.bytes()).is_some() || memchr::memchr(b'\\', params.bytes()).is_some()
+}
+
 /// Replaces the progress token by the gateway's own (UPC-20).
-fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
+fn with_token(params: Option<Payload>, token: Option<&RequestId>) -> Option<Payload> {
+    if token.is_none() && !params.as_ref().is_some_and(may_have_meta) {
+        return params;
+    }
     let only = |token: &RequestId| ObjectWriter::single(meta::PROGRESS_TOKEN, &token.payload());
-    let object = match params {
+    let object = match located(params) {
         Params::Object(object) => object,
         Params::Absent => {
             return token.map(|token| ObjectWriter::single(meta::META, &only(token)));

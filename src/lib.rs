@@ -53,6 +53,7 @@ macro_rules! named_variants {
 
 mod body_wakes;
 pub mod cause;
+mod connection_timer;
 mod console;
 pub mod failpoint;
 mod line_budget;

@@ -1,5 +1,5 @@
-//! Awaits a future until an instant, at little cost while it is polled for other reasons. A request is polled several
-//! times before its response: a timer that is polled each time costs more than the wait.
+//! Awaits a future until an instant, at little cost while it is polled for other reasons: by the connection's timer, else
+//! by one that is seldom polled. A request is polled several times before its response.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -8,13 +8,17 @@ use std::task::{Context, Poll, Waker};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::connection_timer::poll_until;
+
 /// `None` if the instant comes first. A future that is ready at once needs no timer. Cancel safe if `waiting` is.
 pub(super) async fn within<T>(end: Instant, waiting: impl Future<Output = T>) -> Option<T> {
     let mut waiting = pin!(waiting);
     let (mut timer, mut task) = (pin!(None::<Sleep>), None);
     poll_fn(|context| match waiting.as_mut().poll(context) {
         Poll::Ready(done) => Poll::Ready(Some(done)),
-        Poll::Pending => poll_timer(timer.as_mut(), &mut task, end, context).map(|()| None),
+        Poll::Pending => poll_until(end, context)
+            .unwrap_or_else(|| poll_timer(timer.as_mut(), &mut task, end, context))
+            .map(|()| None),
     })
     .await
 }
@@ -45,12 +49,14 @@ fn poll_timer(
 mod tests {
     use std::time::Duration;
 
-    use futures_util::FutureExt as _;
+    use futures_util::stream::FuturesUnordered;
+    use futures_util::{FutureExt as _, StreamExt as _};
     use tokio::sync::Notify;
     use tokio::task::JoinSet;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::connection_timer::ConnectionTimer;
 
     const SPAN: Duration = Duration::from_secs(10);
 
@@ -87,6 +93,28 @@ mod tests {
         other.spawn(timeout(2 * SPAN, waiting));
         let ended = other.join_next().await.unwrap().unwrap();
         assert_eq!((ended, begun.elapsed()), (Ok(None), SPAN));
+    }
+
+    /// The wait goes on in another task once its client has disconnected.
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_leaves_its_connection_ends_in_time() {
+        let (begun, mut timer) = (Instant::now(), ConnectionTimer::default());
+        let mut waiting = Box::pin(within(begun + SPAN, std::future::pending::<()>()));
+        let first = poll_fn(|context| Poll::Ready(timer.poll(context, |context| waiting.as_mut().poll(context))));
+        assert!(first.await.is_pending());
+        drop(timer);
+        let mut other = JoinSet::new();
+        other.spawn(timeout(2 * SPAN, waiting));
+        let ended = other.join_next().await.unwrap().unwrap();
+        assert_eq!((ended, begun.elapsed()), (Ok(None), SPAN));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_with_a_waker_of_its_own_ends_in_time_within_a_connection() {
+        let (begun, mut timer) = (Instant::now(), ConnectionTimer::default());
+        let mut all = FuturesUnordered::from_iter([within(begun + SPAN, std::future::pending::<()>())]);
+        let next = poll_fn(|context| timer.poll(context, |context| all.poll_next_unpin(context)));
+        assert_eq!((next.await, begun.elapsed()), (Some(None), SPAN));
     }
 
     #[tokio::test(start_paused = true)]

@@ -34,12 +34,12 @@ use super::refusal::RefusalMarker;
 use super::stack::{ConnectionOrigin, Layers};
 use super::{ListenerLimits, frames};
 use crate::body_wakes::ConnectionWaker;
+use crate::connection_timer::ConnectionTimer;
 use crate::face::arrival::{ALONE_MAX, Arrival};
 use crate::waits::poll_cancelled;
 
 /// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
-/// Enough for nearly every request head.
 const FIRST_READ: usize = 2 << 10;
 /// How long a connection that was accepted just before the end may take to send its first byte.
 const FIRST_WORD_MAX: Duration = Duration::from_millis(500);
@@ -81,8 +81,17 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let outcome = match protocol {
         Protocol::Http1 => {
             let connection = http1(&shared).serve_connection(TokioIo::new(io), service);
-            let waker = ConnectionWaker::new();
-            drive(Box::pin(connection), |it, context| waker.poll(it, context), &trail, &shared.phases).await
+            let (waker, mut timer) = (ConnectionWaker::new(), ConnectionTimer::default());
+            let timed = drive(
+                Box::pin(connection),
+                |mut it, context| {
+                    let timed = poll_fn(|context| timer.poll(context, |context| it.as_mut().poll(context)));
+                    waker.poll(pin!(timed), context)
+                },
+                &trail,
+                &shared.phases,
+            );
+            timed.await
         }
         Protocol::Http2 => {
             let connection = http2(&shared, &trail, peer).serve_connection(TokioIo::new(io), service);
@@ -156,7 +165,7 @@ fn service(
             {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            if response.headers().contains_key(CONNECTION) {
+            if response.headers().keys().any(|name| *name == CONNECTION) {
                 trail.announce_close();
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
@@ -229,7 +238,7 @@ async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<Li
 /// Drives a connection to its end: shuts it down gracefully when it should leave, and drops it at `abort`.
 async fn drive<C>(
     mut connection: Pin<Box<C>>,
-    poll: impl Fn(Pin<&mut C>, &mut Context<'_>) -> Poll<Result<(), hyper::Error>>,
+    mut poll: impl FnMut(Pin<&mut C>, &mut Context<'_>) -> Poll<Result<(), hyper::Error>>,
     trail: &ConnectionState,
     phases: &Phases,
 ) -> Result<(), hyper::Error>
@@ -310,7 +319,6 @@ impl Phases {
 
 /// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
 struct KeptWork<F: Future<Output: Send> + Send + 'static> {
-    /// `None` once it has finished.
     work: Option<Pin<Box<F>>>,
     arrival: Arrival,
     tracker: TaskTracker,

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::forwarded::network;
+use super::head::{RareField, RareFields};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::AskedPath;
 use super::refusal::{Refusal, StreamPosition, keep_open};
@@ -118,6 +119,7 @@ pub(super) struct AdmittedCaller {
     pub(super) client: IpAddr,
     /// Whether another replica counts its requests.
     pub(super) is_counted: bool,
+    pub(super) rare: RareFields,
     pub(super) arrival: Arrival,
 }
 
@@ -152,7 +154,6 @@ fn inbound(
     })
 }
 
-/// The innermost layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch(Arc<DispatchState>);
 
@@ -191,6 +192,7 @@ impl Dispatch {
             endpoint: found.map(|route| route.path.map_or(path, |path| path)),
             wait: KeyWait::Allowed,
             certificate: None,
+            rare: RareFields::default(),
             forwards: self.0.routes.forward_authorization && found.is_some_and(forwards),
         }
     }
@@ -209,7 +211,7 @@ impl DispatchState {
     async fn answer(&self, mut request: Box<Request<Incoming>>, mut caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (route, accepted) = match self.admit(&request, &caller.caller) {
+        let (route, accepted) = match self.admit(&request, &caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 let response = self.refuse(refusal, &caller, &request, position);
@@ -252,7 +254,11 @@ impl DispatchState {
     }
 
     /// Checks everything that needs no byte of the body.
-    fn admit(&self, request: &Request<Incoming>, caller: &Caller) -> Result<(Route<'_>, AcceptedTypes), Refusal> {
+    fn admit(
+        &self,
+        request: &Request<Incoming>,
+        AdmittedCaller { caller, rare, .. }: &AdmittedCaller,
+    ) -> Result<(Route<'_>, AcceptedTypes), Refusal> {
         let unknown = || Refusal::PathUnknown(self.routes.paths_for(&caller.principal));
         let route = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
         let endpoint = route.endpoint;
@@ -265,13 +271,20 @@ impl DispatchState {
         }
         let accepted = media::accepted(headers);
         if method == Method::POST {
+            if rare.has(RareField::ContentEncoding) {
+                media::check_coding(headers)?;
+            }
             media::check_content(headers)?;
             if accepted == AcceptedTypes::Neither {
                 return Err(Refusal::NotAcceptable);
             }
         }
-        head::check_expectation(headers)?;
-        head::check_transfer_coding(headers)?;
+        if rare.has(RareField::Expect) {
+            head::check_expectation(headers)?;
+        }
+        if rare.has(RareField::TransferEncoding) {
+            head::check_transfer_coding(headers)?;
+        }
         Ok((route, accepted))
     }
 

@@ -1,13 +1,50 @@
 //! Checks the parts of a request head that depend on neither host nor path.
 
 use http::header::{EXPECT, TRANSFER_ENCODING};
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, HeaderName, Method, Request};
 
 use super::ListenerLimits;
 use super::refusal::Refusal;
 
 /// Syntax of a field besides name and value: colon, space, line end.
 const FIELD_OVERHEAD: usize = 4;
+
+/// Fields that few requests have, and that the guards look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RareField {
+    Origin,
+    Expect,
+    TransferEncoding,
+    ContentEncoding,
+    Proxy,
+}
+
+impl RareField {
+    fn named(name: &HeaderName) -> Option<Self> {
+        match name.as_str() {
+            "origin" => Some(Self::Origin),
+            "expect" => Some(Self::Expect),
+            "transfer-encoding" => Some(Self::TransferEncoding),
+            "content-encoding" => Some(Self::ContentEncoding),
+            "forwarded" | "via" | "x-real-ip" => Some(Self::Proxy),
+            name => name.starts_with("x-forwarded-").then_some(Self::Proxy),
+        }
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// The rare fields of a head, found in one walk: a lookup of each costs more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RareFields(u8);
+
+impl RareFields {
+    pub(super) fn has(self, field: RareField) -> bool {
+        self.0 & field.bit() != 0
+    }
+}
 
 /// The first guard: refuses CONNECT, and heads that are too large.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +57,7 @@ impl HeadGuard {
         Self { limits }
     }
 
-    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<RareFields, Refusal> {
         // CONNECT has an authority instead of a path, which no later check handles.
         if request.method() == Method::CONNECT {
             return Err(Refusal::ConnectMethod);
@@ -30,12 +67,15 @@ impl HeadGuard {
             return Err(Refusal::TargetTooLong);
         }
         // Counted here, because hyper's own limit moves the header table from the stack to the heap.
-        let headers = request.headers();
-        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_OVERHEAD).sum();
-        if headers.len() > self.limits.headers_max || bytes + target > self.limits.head_bytes_max {
+        let (headers, mut bytes, mut rare) = (request.headers(), target, 0);
+        for (name, value) in headers {
+            bytes += name.as_str().len() + value.len() + FIELD_OVERHEAD;
+            rare |= RareField::named(name).map_or(0, RareField::bit);
+        }
+        if headers.len() > self.limits.headers_max || bytes > self.limits.head_bytes_max {
             return Err(Refusal::HeadTooLarge);
         }
-        Ok(())
+        Ok(RareFields(rare))
     }
 }
 

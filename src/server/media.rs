@@ -9,11 +9,15 @@ use crate::face::http::AcceptedTypes;
 const USUAL_CONTENT: &str = "application/json";
 const USUAL_ACCEPT: &str = "application/json, text/event-stream";
 
-/// Requires JSON in UTF-8 without further encoding (B67, B68). The exact values of nearly every client are not parsed.
+/// Refuses a further encoding (B68).
+pub(super) fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
+    let is_plain = codings.all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if is_plain { Ok(()) } else { Err(Refusal::ContentCoding) }
+}
+
+/// Requires JSON in UTF-8 (B67). The exact values of nearly every client are not parsed.
 pub(super) fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
-    if !headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        return Err(Refusal::ContentCoding);
-    }
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     match (types.next(), types.next()) {
         (Some(only), None) if only == USUAL_CONTENT || only.to_str().is_ok_and(is_json) => Ok(()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, FORWARDED, VIA};
+use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use parking_lot::Mutex;
 
@@ -13,6 +13,7 @@ use super::ListenSettings;
 use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
 use super::client_certificates::{CertificateRefusal, CertificateRing, PeerCertificate};
 use super::grant::Grant;
+use super::head::{RareField, RareFields};
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::{ForwardRefusal, Refusal};
 use super::tokens::claims::{HeldProofs, TokenError};
@@ -24,10 +25,6 @@ use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
 use crate::task::{Caller, Clock as _, Principal, SystemClock, Timestamp};
-
-/// A proxy header with a name outside the common prefix, and that prefix.
-const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
-const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
 /// How clients are authenticated: by [`KEY_HEADER`] and `Authorization` alone. Others can only reduce rights (B73).
 #[derive(Clone, Debug)]
@@ -296,14 +293,14 @@ impl LocalUser {
         Self { is_shared: is_named || !settings.trusted_proxies.is_empty(), is_logged: Arc::default() }
     }
 
-    fn identify<B>(&self, request: &Request<B>, is_forwarded: bool) -> Result<Principal, Refusal> {
-        if is_forwarded {
+    fn identify<B>(&self, request: &Request<B>, asked: AskedPath<'_>) -> Result<Principal, Refusal> {
+        if asked.forwards {
             return by_credential(request.headers());
         }
         if self.is_shared {
             return Ok(Principal::anonymous());
         }
-        if names_this_machine(request) && !came_through_a_proxy(request) {
+        if names_this_machine(request) && !came_through_a_proxy(request.version(), asked.rare) {
             return Ok(Principal::local());
         }
         if !self.is_logged.swap(true, Ordering::Relaxed) {
@@ -342,11 +339,8 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Head
 }
 
 /// No client uses HTTP/1.0, but nginx does by default, and may add no header.
-fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
-    let is_prefixed = |name: &str| name.starts_with(ADDED_BY_PROXIES) || name == ADDRESS_OF_ANOTHER;
-    // One walk over the names: a lookup of each costs more.
-    let is_added = |name: &HeaderName| *name == FORWARDED || *name == VIA || is_prefixed(name.as_str());
-    request.version() < Version::HTTP_11 || request.headers().keys().any(is_added)
+fn came_through_a_proxy(version: Version, rare: RareFields) -> bool {
+    version < Version::HTTP_11 || rare.has(RareField::Proxy)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -357,6 +351,7 @@ pub(super) struct AskedPath<'p> {
     pub(super) forwards: bool,
     pub(super) wait: KeyWait,
     pub(super) certificate: Option<&'p PeerCertificate>,
+    pub(super) rare: RareFields,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -551,7 +546,7 @@ impl PrincipalGuard {
             |principal| AuthenticatedCaller::of_this_listener(Caller::of(principal), self.open.clone()).into();
         match callers {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
-            Authenticator::OnePerson(person) => person.identify(request, asked.forwards).map(keyless),
+            Authenticator::OnePerson(person) => person.identify(request, asked).map(keyless),
             Authenticator::TokenHolders(holders) => holders.identify(request, asked),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;

@@ -98,6 +98,6 @@ mod tests {
         assert_eq!(of_clients.check(&request), Err(Refusal::HeadTooLarge));
         request.headers_mut().insert("authorization", value((32 << 10) - fixed));
         request.headers_mut().insert(FORWARD, value(IdKind::Forward.text_len_max()));
-        assert_eq!(HeadGuard::new(limits()).check(&request), Ok(()));
+        assert!(HeadGuard::new(limits()).check(&request).is_ok());
     }
 }

@@ -15,7 +15,7 @@ use super::client_certificates::PeerCertificate;
 use super::cors::CallingPage;
 use super::dispatch::{AdmittedCaller, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
-use super::head::HeadGuard;
+use super::head::{HeadGuard, RareField, RareFields};
 use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
@@ -35,7 +35,6 @@ pub(super) const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 pub(super) struct ConnectionOrigin {
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
-    /// The verified certificate of its client.
     pub(super) certificate: Option<Arc<PeerCertificate>>,
 }
 
@@ -77,9 +76,9 @@ impl Layers {
         let forwarded = self.proxies.read(ends.peer, request.headers());
         let client = forwarded.client;
         let (mut response, page) = match self.enter(&request, ends.local, &forwarded) {
-            Ok(page) => {
+            Ok((page, rare)) => {
                 let origin = ConnectionOrigin { peer: client, ..ends };
-                (self.serve(request, origin, page.as_ref(), arrival).await, page)
+                (self.serve(request, origin, page.as_ref(), rare, arrival).await, page)
             }
             Err(refusal) => (self.refuse(refusal, *request, client), None),
         };
@@ -103,28 +102,29 @@ impl Layers {
         self.notices.listener() == ListenerRole::Replicas
     }
 
-    /// Checks head, host and origin of a request; returns the page that will read the response.
+    /// Checks head, host and origin of a request; returns the page that will read the response, and the rare fields.
     fn enter<B>(
         &self,
         request: &Request<B>,
         local: IpAddr,
         forwarded: &ForwardedRequest,
-    ) -> Result<Option<CallingPage>, Refusal> {
+    ) -> Result<(Option<CallingPage>, RareFields), Refusal> {
         // An oversized head is refused before anything else reads it.
-        self.head.check(request)?;
+        let rare = self.head.check(request)?;
         if self.is_for_replicas() {
             // No page can seal a request, and the forwarding replica has checked its host and origin.
-            return Ok(None);
+            return Ok((None, rare));
         }
         // A rebound name must reach nothing (SEC-06), the admin paths included.
         let host = self.host.on(local);
         host.check(request)?;
         // Nor must a foreign page; a separate check, so that an error in one list does not open the other. The gateway's own
         // pages are those under the name that the client used, if that name is served.
-        let Some(page) = CallingPage::of(request) else { return Ok(None) };
+        let page = if rare.has(RareField::Origin) { CallingPage::of(request) } else { None };
+        let Some(page) = page else { return Ok((None, rare)) };
         let asked = forwarded.host.as_deref().filter(|name| host.welcomes(name));
         self.origin.check(request, asked, forwarded.is_https)?;
-        Ok(Some(page).filter(|_| self.is_for_clients()))
+        Ok((Some(page).filter(|_| self.is_for_clients()), rare))
     }
 
     async fn serve(
@@ -132,6 +132,7 @@ impl Layers {
         mut request: Box<Request<Incoming>>,
         ConnectionOrigin { peer: client, certificate, .. }: ConnectionOrigin,
         page: Option<&CallingPage>,
+        rare: RareFields,
         arrival: Arrival,
     ) -> FaceResponse {
         // Before authentication: browsers send preflights without credentials.
@@ -139,11 +140,11 @@ impl Layers {
             return answer;
         }
         let certificate = certificate.as_deref();
-        let identity = match self.admit(&request, client, certificate, KeyWait::Allowed) {
+        let identity = match self.admit(&request, rare, client, certificate, KeyWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 match Box::pin(lookup.wait(client)).await {
-                    Ok(()) => self.admit(&request, client, certificate, KeyWait::Over),
+                    Ok(()) => self.admit(&request, rare, client, certificate, KeyWait::Over),
                     Err(wait) => Err(Refusal::TooManyTokens(wait)),
                 }
             }
@@ -159,7 +160,8 @@ impl Layers {
                 self.principal.withhold_keys(request.headers_mut(), token);
                 let is_counted = self.is_for_replicas();
                 let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
-                let caller = AdmittedCaller { caller, client: forwarded_from.unwrap_or(client), is_counted, arrival };
+                let client = forwarded_from.unwrap_or(client);
+                let caller = AdmittedCaller { caller, client, is_counted, rare, arrival };
                 let mut response = self.dispatch.answer(request, caller).await;
                 if is_counted {
                     note_taken(&mut response);
@@ -203,6 +205,7 @@ impl Layers {
     fn admit<B>(
         &self,
         request: &Request<B>,
+        rare: RareFields,
         client: IpAddr,
         certificate: Option<&PeerCertificate>,
         wait: KeyWait,
@@ -213,7 +216,7 @@ impl Layers {
         }
         // Clients without a key look here for authorization metadata. Its absence is no secret.
         if self.is_for_replicas() {
-            let asked = AskedPath { endpoint: None, forwards: false, wait, certificate };
+            let asked = AskedPath { endpoint: None, forwards: false, wait, certificate, rare };
             return self.principal.identify(request, asked);
         }
         let route = self.dispatch.route(path);
@@ -225,7 +228,7 @@ impl Layers {
             return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked_at(route, path) })
+        self.principal.identify(request, AskedPath { wait, certificate, rare, ..self.dispatch.asked_at(route, path) })
     }
 }
 

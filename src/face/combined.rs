@@ -312,8 +312,8 @@ impl PathFaces for Arc<CombinedUpstreams> {
         PathContext { served: self.common(), name: &self.settings.path, leaving: &self.leaving }
     }
 
-    async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
-        self.serve_stateless(inbound, request).await
+    async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {
+        self.serve_stateless(inbound, request.clone()).await
     }
 
     async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {

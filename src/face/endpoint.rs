@@ -169,7 +169,7 @@ impl PathFaces for UpstreamEndpoint {
         PathContext { served: &self.served, name: self.served.channel.name(), leaving: &self.served.leaving }
     }
 
-    async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
+    async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {
         let around = MessageContext {
             headers: &inbound.headers,
             forwarded: &inbound.forwarded,
@@ -182,7 +182,7 @@ impl PathFaces for UpstreamEndpoint {
             carriage: inbound.carriage,
             has_key: inbound.arrival.has_key(),
         };
-        self.stateless.serve(&request, around).await
+        self.stateless.serve(request, around).await
     }
 
     async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {

@@ -19,7 +19,7 @@ use crate::wire::{Message, RequestId, method};
 pub(super) trait PathFaces: Send + Sync {
     fn path(&self) -> PathContext<'_>;
 
-    fn stateless(&self, inbound: &Inbound, request: Request) -> impl Future<Output = FaceResponse> + Send;
+    fn stateless(&self, inbound: &Inbound, request: &Request) -> impl Future<Output = FaceResponse> + Send;
 
     fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send;
 
@@ -49,7 +49,7 @@ pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> 
         AdmittedRequest::Message(AdmittedMessage { inbound, message, face, refusable }) => {
             let response = match face {
                 Face::Stateless => {
-                    let response = serve_stateless(faces, &inbound, message).await;
+                    let response = serve_stateless(faces, &inbound, &message).await;
                     inbound.finish();
                     response
                 }
@@ -67,8 +67,8 @@ pub(super) async fn serve(faces: &impl PathFaces, admitted: AdmittedRequest) -> 
     }
 }
 
-async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box<Message>) -> FaceResponse {
-    let request = match *message {
+async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: &Message) -> FaceResponse {
+    let request = match message {
         Message::Request(request) => request,
         // Notifications of stateless clients have no effect; they cancel by disconnecting (EXT-46).
         Message::Notification(notification) if is_request(&notification.method) => {
@@ -81,9 +81,9 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
             return stateless_addressee(inbound, None).complaint(&complaint);
         }
     };
-    if is_handshake_without_metadata(&request) {
+    if is_handshake_without_metadata(request) {
         let what = Cow::Borrowed("initialize cannot have the header of a stateless version");
-        return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
+        return stateless_addressee(inbound, Some(request.id.clone())).complaint(&RequestError::Header(what));
     }
     // Boxed, so that a session's request, which needs less, is not as large.
     Box::pin(faces.stateless(inbound, request)).await

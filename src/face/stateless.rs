@@ -10,6 +10,7 @@ mod tasks;
 mod tests;
 
 use std::borrow::Cow;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use super::catalog::{Catalog, CatalogError, ToolList, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::item_refusal::{AskedAccess, names_item};
+use super::lazy_timer::within;
 use super::named_item::tool_name;
 use super::pipe::forward::PipeMetrics;
 use super::rates::UnknownTaskWatch;
@@ -410,13 +412,17 @@ impl StatelessFace {
 
     async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
         let end = request.arrived + decision.policy.deadline;
-        match tokio::time::timeout_at(end, self.ensure_identity(&request)).await {
-            Ok(Ok(())) => self.run(request, decision).await,
-            Ok(Err(error)) => match error.into_fault() {
+        let introduced = {
+            let introducing = pin!(self.ensure_identity(&request));
+            within(end, introducing).await
+        };
+        match introduced {
+            Some(Ok(())) => self.run(request, decision).await,
+            Some(Err(error)) => match error.into_fault() {
                 fault if fault == NOT_INTRODUCED => request.not_introduced(),
                 fault => request.addressee.fault(&fault),
             },
-            Err(_) => request.not_introduced(),
+            None => request.not_introduced(),
         }
     }
 
@@ -494,7 +500,6 @@ impl StatelessFace {
         })
     }
 
-    /// Removes unreachable items from a list.
     fn list_edit(&self, request: &StatelessRequestContext<'_>) -> Option<ResultEdit> {
         let items = self.reachable_tools(request);
         if !items.narrow_list_of(request.method) {

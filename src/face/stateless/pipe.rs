@@ -233,16 +233,14 @@ fn message(request: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
 
 /// The headers that repeat parts of the body, as the client sent them.
 fn repeated(all: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
-    let repeats = |name: &HeaderName| {
-        *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
-    };
-    let repeated = || all.iter().filter(|(name, _)| repeats(name));
-    // A constant is copied without an allocation, unlike a name that was read from a request.
-    let constant = |name: &HeaderName| [headers::METHOD, headers::NAME].into_iter().find(|known| known == name);
-    let copied = |name: &HeaderName| constant(name).unwrap_or_else(|| name.clone());
-    // Exactly as long as it must be: the request keeps it as a slice.
-    let mut headers = Vec::with_capacity(repeated().count());
-    headers.extend(repeated().map(|(name, value)| (copied(name), value.clone())));
+    // As many as most calls have: the request keeps them as a slice.
+    let mut headers = Vec::with_capacity(2);
+    for (name, value) in all {
+        // A constant is copied without an allocation, unlike a name that was read from a request.
+        let constant = [headers::METHOD, headers::NAME].into_iter().find(|known| known == name);
+        let repeats = || name.as_str().starts_with(PARAM_PREFIX).then(|| name.clone());
+        headers.extend(constant.or_else(repeats).map(|name| (name, value.clone())));
+    }
     headers
 }
 
@@ -355,7 +353,6 @@ impl StatelessForward {
         Ok(reply::judge(response, ErrorAddressee::Forwarded(Some(&message))).await)
     }
 
-    /// Translates a refusal for the client.
     fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
             self.served.upstream.discard_era();

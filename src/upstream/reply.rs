@@ -292,15 +292,20 @@ pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Respon
 
 /// The kind of a body by its head. An encoded one is unusable, as none was accepted.
 pub(crate) fn content_of(headers: &HeaderMap) -> BodyKind {
-    let plain =
-        headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
-    if plain && is_json(headers) {
-        BodyKind::Json
-    } else if plain && is_media(headers, "text/event-stream") {
-        BodyKind::Events
-    } else {
-        BodyKind::Other
+    let (mut kind, mut is_plain) = (None, true);
+    // Most responses have few fields: a walk costs less than lookups.
+    for (name, value) in headers {
+        if *name == CONTENT_TYPE {
+            kind.get_or_insert_with(|| match value {
+                value if is_media(value, "application/json") => BodyKind::Json,
+                value if is_media(value, "text/event-stream") => BodyKind::Events,
+                _ => BodyKind::Other,
+            });
+        } else if *name == CONTENT_ENCODING {
+            is_plain &= value.as_bytes().eq_ignore_ascii_case(b"identity");
+        }
     }
+    kind.filter(|_| is_plain).unwrap_or(BodyKind::Other)
 }
 
 /// Judges the response to a notification or response: any success counts, its body is ignored.
@@ -331,11 +336,10 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
 }
 
 pub(crate) fn is_json(headers: &HeaderMap) -> bool {
-    is_media(headers, "application/json")
+    headers.get(CONTENT_TYPE).is_some_and(|value| is_media(value, "application/json"))
 }
 
-fn is_media(headers: &HeaderMap, media: &str) -> bool {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return false };
+fn is_media(value: &HeaderValue, media: &str) -> bool {
     if value.as_bytes() == media.as_bytes() {
         return true;
     }

@@ -24,7 +24,6 @@ impl ReachableTools {
         Self { access, own }
     }
 
-    /// Whether some list may lose items.
     pub(super) fn are_narrowed(&self) -> bool {
         self.access.is_narrowed()
     }

@@ -66,7 +66,6 @@ impl ToolRenamer {
         })
     }
 
-    /// The upstream as clients see it.
     pub fn upstream(renamer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match renamer {
             Some(renamer) => Arc::new(RenamingUpstream { inner, renamer: Arc::clone(renamer) }),

@@ -184,7 +184,6 @@ impl AuthSettings {
         }
     }
 
-    /// The principals that clients may have.
     pub fn admitted(&self) -> AdmittedCallers {
         if matches!(self, Self::Everyone(_)) {
             return AdmittedCallers::Keyless;

@@ -25,7 +25,6 @@ pub(super) struct HeaderTimeout {
     /// The number of requests when the stage began: another number means that the stage is over.
     begun: u32,
     timer: Option<Pin<Box<Sleep>>>,
-    /// The task that the timer wakes.
     woken: Option<Waker>,
 }
 

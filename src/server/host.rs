@@ -11,7 +11,6 @@ use http::{HeaderValue, Request, Version};
 use super::certificate::ListenerCertificate;
 use super::refusal::Refusal;
 
-/// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// The names that this listener serves, on any port.

@@ -67,7 +67,6 @@ pub(super) struct ReleasedSocket<T> {
 
 #[derive(Debug)]
 pub(super) struct WatchedSocket<T> {
-    /// `None` after drop.
     socket: Option<T>,
     release: Option<oneshot::Sender<ReleasedSocket<T>>>,
     prefix: Bytes,

@@ -102,7 +102,6 @@ pub struct NotificationSubscription {
     pub granted: SubscriptionFilter,
     /// Cancelled when the session or stream is gone: nothing more comes here, so subscribe again.
     pub over: CancellationToken,
-    /// Guards that are dropped with it.
     pub kept: Box<dyn Any + Send + Sync>,
 }
 

@@ -30,7 +30,6 @@ pub(super) enum RequestTarget {
     OwnTool(FallbackTool),
 }
 
-/// A tool or a prompt.
 const fn item_of(list: MergedList, name: &str) -> AccessItem<'_> {
     match list {
         MergedList::Prompts => AccessItem::Prompt(name),

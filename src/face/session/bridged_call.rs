@@ -200,7 +200,6 @@ pub(super) struct BridgedCall {
     writer: ReplayWriter,
     takes_stream: bool,
     began: Instant,
-    /// Of a call.
     tool: Option<Arc<str>>,
     pub(super) questions: QuestionFilter,
     entered: InFlightEntry,
@@ -356,7 +355,6 @@ impl BridgedCall {
         Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)
     }
 
-    /// Removes unreachable items from a list.
     fn reachable(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Returned { result, is_error } if self.tool.is_none() && self.tools.are_narrowed() => {

@@ -19,7 +19,6 @@ use crate::task::Timestamp;
 use crate::task::digest::{self, Digest};
 
 const PROOF_BYTES_MAX: usize = 8 << 10;
-/// The longest `jti`.
 const ID_BYTES_MAX: usize = 255;
 /// How far from the time of its proof a request may be.
 const AGE_MAX: Duration = Duration::from_secs(300);

@@ -33,7 +33,6 @@ const CLAIM_FACTOR: usize = 4;
 
 #[derive(Clone, Debug)]
 pub(super) enum IntrospectionAnswer {
-    /// With the claims of the token.
     Active(Arc<Map<String, Value>>),
     Inactive,
     /// The issuer is unavailable, or its answer cannot be used.
@@ -43,7 +42,6 @@ pub(super) enum IntrospectionAnswer {
 pub(super) struct Introspector {
     settings: IntrospectionSettings,
     connections: Arc<IssuerConnections>,
-    /// With their weights.
     answers: Cache<Digest, (IntrospectionAnswer, u32)>,
     failed: Cache<Digest, ()>,
     /// Tokens that were active when the issuer was asked last.

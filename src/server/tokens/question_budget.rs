@@ -35,7 +35,6 @@ pub(super) struct QuestionBudget {
 #[derive(Debug, Default)]
 struct NetworkTable {
     by_network: HashMap<IpAddr, RecentNetwork>,
-    /// The counts of further networks.
     beyond: Option<Arc<NetworkCounts>>,
     looked: Option<Duration>,
 }

@@ -24,7 +24,6 @@ pub fn signature_algorithm(name: &str) -> Option<Algorithm> {
 pub struct TokenSettings {
     /// The base of clients' URLs: scheme, host and port.
     pub public_url: Arc<str>,
-    /// The scopes that every request needs.
     pub scopes: Vec<Arc<str>>,
     pub proofs: ProofPolicy,
     /// In the order of the file; no issuer twice. Never empty.

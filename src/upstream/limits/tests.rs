@@ -166,7 +166,6 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A step at an upstream.
 #[derive(Clone, Debug)]
 enum LoadStep {
     /// A call of one of four principals comes.

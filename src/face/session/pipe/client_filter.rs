@@ -182,7 +182,6 @@ impl ClientFilter {
 
     /// Refuses a question that a client with these capabilities may not be asked.
     fn request_within(&self, request: &Request, capabilities: &Payload) -> FilteredMessage {
-        // Rarely needed.
         let declared = client_capabilities(capabilities, self.session.token.client_version);
         let declared = Object::of(&declared).expect("a written object is one");
         let params = match &request.params {
@@ -230,7 +229,6 @@ fn is_question(name: &str) -> bool {
 }
 
 pub(super) enum PeekedAnswer {
-    /// The body came in one piece.
     Whole(Bytes),
     Plain(RawBody),
     /// Must be read as a whole first.

@@ -70,7 +70,6 @@ impl StreamEdits {
         self.is_narrowed_list = self.tools.narrow_list_of(method);
     }
 
-    /// For an event stream.
     pub(super) fn apply(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let is_list = self.tool_list.is_some() || self.tools.are_narrowed();
         let whole = if is_list { HoldPolicy::Messages } else { HoldPolicy::Asking };

@@ -52,6 +52,8 @@ const PROGRESS: &str = "progress: section";
 /// The upstream whose slow calls name their task in a text.
 const POLLED: &str = "polled";
 const DEMO: &str = "demo";
+/// How long a killed gateway refuses connections: longer than clients wait between two polls.
+const DOWN: Duration = Duration::from_secs(3);
 
 /// A folder with the page's files and the packages that they import, and a gateway for them.
 #[derive(Debug)]
@@ -69,7 +71,9 @@ impl Project {
         let peers = Peers::find(what)?;
         let server = PeerServer::start(Program::Demo, &peers, what).await.unwrap();
         let upstream = |name: &str, keys: &str| {
-            let tasks = format!("[upstreams.{name}.tasks]\ngrace = \"1s\"\npoll_interval = \"500ms\"\n{keys}");
+            let tasks = format!(
+                "[upstreams.{name}.tasks]\ngrace = \"1s\"\npoll_interval = \"500ms\"\nafter_crash = \"rerun\"\n{keys}"
+            );
             format!("[upstreams.{name}]\nurl = \"{}\"\n{tasks}", server.url())
         };
         let auth =
@@ -146,6 +150,18 @@ impl Project {
         assert_eq!(self.created().await, before + 1, "the tool ran once");
     }
 
+    /// Kills the gateway while a file polls a task. Refused polls are repeated, so the file prints the result.
+    async fn outlive(&mut self, upstream: &str, file: &str, polls: &str) {
+        let mut child = self.start(upstream, file, None);
+        child.line(polls).await.unwrap();
+        self.gateway.restart_after(DOWN).await.unwrap();
+        let mut lines = Vec::new();
+        while let Some(line) = child.next_line(WAIT_MAX).await.unwrap() {
+            lines.push(line);
+        }
+        assert!(lines.iter().any(|line| line.contains(REPORT)), "{file}: {lines:#?}");
+    }
+
     async fn created(&self) -> u64 {
         self.metric("taskgate_tasks_created_total{upstream=\"demo\"} ").await
     }
@@ -181,7 +197,7 @@ fn assert_listed(lines: &[String], id: &str) {
 #[tokio::test]
 async fn curl_does_all_of_it() {
     assert!(install::program("curl").is_some(), "curl is not installed: run `make setup`");
-    let Some(project) = Project::open("clients-curl", "sh").await else { return };
+    let Some(mut project) = Project::open("clients-curl", "sh").await else { return };
     project.run("curl/call.sh", &["task ", PROGRESS, REPORT]).await;
     project.run("curl/ask.sh", &[QUESTION, DELETED]).await;
     project.run("curl/cancel.sh", &["status: cancelled"]).await;
@@ -192,12 +208,13 @@ async fn curl_does_all_of_it() {
     assert_eq!(once.len(), 32, "{lines:#?}");
     assert_eq!((once, once), (behind(&lines, "again: "), behind(&lines, "by _meta: ")));
     project.run("curl/listen.sh", &["working: section", "completed: section 4/4 written"]).await;
+    project.outlive(DEMO, "curl/call.sh", PROGRESS).await;
     project.idle().await;
 }
 
 #[tokio::test]
 async fn the_typescript_client_with_ext_tasks_does_all_of_it() {
-    let Some(project) = Project::open("clients-ts-tasks", "node").await else { return };
+    let Some(mut project) = Project::open("clients-ts-tasks", "node").await else { return };
     project.run("typescript/tasks_call.mjs", &["task ", PROGRESS, REPORT]).await;
     project.run("typescript/tasks_ask.mjs", &[QUESTION, DELETED]).await;
     project.run("typescript/tasks_cancel.mjs", &["status: cancelled"]).await;
@@ -206,6 +223,7 @@ async fn the_typescript_client_with_ext_tasks_does_all_of_it() {
     let lines = project.run("typescript/tasks_once.mjs", &[]).await;
     assert_eq!(behind(&lines, "by header: "), behind(&lines, "by _meta: "));
     project.run("typescript/tasks_listen.mjs", &["working section", "completed section 4/4 written"]).await;
+    project.outlive(DEMO, "typescript/tasks_call.mjs", PROGRESS).await;
     project.idle().await;
 }
 
@@ -222,19 +240,20 @@ async fn the_typescript_client_alone_waits_or_sends_raw_requests() {
 
 #[tokio::test]
 async fn the_typescript_sdk_1_has_tasks_of_2025_11_25() {
-    let Some(project) = Project::open("clients-ts1", "node").await else { return };
+    let Some(mut project) = Project::open("clients-ts1", "node").await else { return };
     project.run("typescript1/call.mjs", &["task ", PROGRESS, REPORT]).await;
     project.run("typescript1/ask.mjs", &[QUESTION, DELETED]).await;
     let id = project.take_up("typescript1/call.mjs", "typescript1/take_up.mjs").await;
     assert_listed(&project.run("typescript1/cancel.mjs", &["status: cancelled", "listed: "]).await, &id);
     let lines = project.run("typescript1/once.mjs", &[]).await;
     assert_eq!(behind(&lines, "by _meta: "), behind(&lines, "again: "));
+    project.outlive(DEMO, "typescript1/call.mjs", PROGRESS).await;
     project.idle().await;
 }
 
 #[tokio::test]
 async fn the_python_sdk_waits_or_follows_tasks_by_an_extension() {
-    let Some(project) = Project::open("clients-py", "py-modern/bin/python").await else { return };
+    let Some(mut project) = Project::open("clients-py", "py-modern/bin/python").await else { return };
     project.run("python/call.py", &[PROGRESS, REPORT, QUESTION, DELETED]).await;
     project.repeat("python/once.py").await;
     project.run("python/cancel.py", &["cancelled"]).await;
@@ -244,30 +263,33 @@ async fn the_python_sdk_waits_or_follows_tasks_by_an_extension() {
     let id = project.take_up("python/tasks_call.py", "python/tasks_take_up.py").await;
     assert_listed(&project.run("python/tasks_list.py", &[]).await, &id);
     project.run("python/tasks_listen.py", &["working section", "completed section 4/4 written"]).await;
+    project.outlive(DEMO, "python/tasks_call.py", PROGRESS).await;
     project.idle().await;
 }
 
 #[tokio::test]
 async fn fastmcp_follows_tasks_by_itself() {
-    let Some(project) = Project::open("clients-fastmcp", "py-modern/bin/python").await else { return };
+    let Some(mut project) = Project::open("clients-fastmcp", "py-modern/bin/python").await else { return };
     project.run("fastmcp/call.py", &[REPORT, QUESTION, DELETED]).await;
     project.run("fastmcp/handle.py", &["task ", PROGRESS, REPORT]).await;
     project.run("fastmcp/cancel.py", &["status: cancelled"]).await;
     project.take_up("fastmcp/handle.py", "fastmcp/take_up.py").await;
     let lines = project.run("fastmcp/once.py", &[]).await;
     assert_eq!(behind(&lines, "by header: "), behind(&lines, "by _meta: "));
+    project.outlive(DEMO, "fastmcp/handle.py", PROGRESS).await;
     project.idle().await;
 }
 
 #[tokio::test]
 async fn the_ai_sdk_waits_or_goes_on_by_tools() {
-    let Some(project) = Project::open("clients-ai-sdk", "node").await else { return };
+    let Some(mut project) = Project::open("clients-ai-sdk", "node").await else { return };
     project.run("ai_sdk/call.mjs", &[REPORT, QUESTION, DELETED]).await;
     project.repeat("ai_sdk/once.mjs").await;
     project.run("ai_sdk/cancel.mjs", &["cancelled: "]).await;
     let lines = project.lines(POLLED, "ai_sdk/polled.mjs", None).await;
     assert_eq!(behind(&lines, "task ").len(), 32, "{lines:#?}");
     assert_eq!(lines.last().map(String::as_str), Some(REPORT));
+    project.outlive(POLLED, "ai_sdk/polled.mjs", "task ").await;
     project.idle().await;
 }
 
@@ -286,7 +308,7 @@ fn id_of(response: CallToolResponse) -> String {
 
 #[tokio::test]
 async fn rmcp_follows_tasks_by_hand() {
-    let Some(project) = Project::open("clients-rmcp", "sh").await else { return };
+    let Some(mut project) = Project::open("clients-rmcp", "sh").await else { return };
     let bridge = UnixSocketProxy::to(project.gateway.url(DEMO)).unwrap();
     let report = json!({ "seconds": 4, "steps": 4 });
     let client = rmcp_client(&project, &bridge).await;
@@ -312,6 +334,13 @@ async fn rmcp_follows_tasks_by_hand() {
     task::cancel(client.peer(), &long).await.unwrap();
     let ended = in_time(task::follow(client.peer(), &long, drop)).await.unwrap();
     assert_eq!(ended.status(), TaskStatus::Cancelled);
+
+    let report = json!({ "seconds": 4, "steps": 4 });
+    let id = id_of(task::begin(client.peer(), "slow_report", report, "report-11").await.unwrap());
+    let follow = task::follow(client.peer(), &id, drop);
+    let (ended, restarted) = in_time(async { tokio::join!(follow, project.gateway.restart_after(DOWN)) }).await;
+    restarted.unwrap();
+    assert_eq!(ended.unwrap().status(), TaskStatus::Completed);
     client.cancel().await.unwrap();
     project.idle().await;
 }

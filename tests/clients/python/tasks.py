@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Literal
 
-from mcp import types
+from mcp import MCPError, types
 from mcp.client.extension import ClientExtension, ResultClaim
 from pydantic import ConfigDict, Field
 
@@ -21,8 +21,21 @@ async def rpc(session, method: str, **params) -> dict[str, Any]:
     return (await session.send_request(request, Reply)).model_dump(by_alias=True)
 
 
+async def poll(session, task_id: str) -> dict[str, Any]:
+    failures = 0
+    while True:
+        try:
+            return await rpc(session, "tasks/get", taskId=task_id)
+        except MCPError as error:
+            # 502 or 503: the gateway may be restarting, and the task continues.
+            failures += 1
+            if error.code != types.INTERNAL_ERROR or failures == 300:
+                raise
+        await asyncio.sleep(1)
+
+
 async def follow(session, task_id: str, answer) -> types.CallToolResult:
-    while (task := await rpc(session, "tasks/get", taskId=task_id))["status"] in ("working", "input_required"):
+    while (task := await poll(session, task_id))["status"] in ("working", "input_required"):
         print("progress:", task.get("statusMessage", task["status"]))
         asked = task.get("inputRequests", {})
         if answers := {key: await answer(question) for key, question in asked.items()}:

@@ -31,7 +31,15 @@ pub(crate) async fn follow(
     mut show: impl FnMut(String),
 ) -> Result<DetailedTask, ServiceError> {
     loop {
-        let found = peer.get_task(GetTaskParams::new(id.to_owned())).await?.task;
+        let found = match peer.get_task(GetTaskParams::new(id.to_owned())).await {
+            Ok(found) => found.task,
+            // The gateway may be restarting, and the task continues.
+            Err(ServiceError::TransportSend(_)) => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         match &found.payload {
             TaskPayload::Working => show(found.task.status_message.clone().unwrap_or_default()),
             TaskPayload::InputRequired { input_requests } => {

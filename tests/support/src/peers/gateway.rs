@@ -1,6 +1,7 @@
 //! The gateway as a user runs it: the program with a configuration file.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
@@ -8,7 +9,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tempfile::TempDir;
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::WAIT_MAX;
 use super::process::Child;
@@ -91,7 +92,16 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::start`].
     pub async fn restart(&mut self) -> Result<(), String> {
+        self.restart_after(Duration::ZERO).await
+    }
+
+    /// The same, with a pause in which connections are refused.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`].
+    pub async fn restart_after(&mut self, pause: Duration) -> Result<(), String> {
         self.running.child.kill().await?;
+        sleep(pause).await;
         self.running = self.setup.launch().await?;
         Ok(())
     }

@@ -9,14 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::check_golden;
 use support::peers::install::Peers;
 use taskgate::config;
 
 const CHART: &str = "deploy/helm/taskgate";
-const VALUE_FILES: usize = 9;
-const REFUSED_FILES: usize = 59;
+const VALUE_FILES: usize = 10;
+const REFUSED_FILES: usize = 62;
 /// The values that each refused file changes.
 const BASE: &str = "tests/chart/values/disk.yaml";
 
@@ -202,36 +202,73 @@ fn the_values_of_the_page_render() {
     }
 }
 
+/// The keys of a table, and whether each is read at the next start alone.
+fn keys_of(documented: &str, table: &str) -> Vec<(String, bool)> {
+    let (_, after) = documented.split_once(&format!("<!-- keys {table} -->")).expect("a table of keys");
+    let (rows, _) = after.split_once("<!-- /keys -->").expect("its end");
+    let key = |row: &str| {
+        let (key, rest) = row.strip_prefix("| `")?.split_once('`')?;
+        Some((key.to_owned(), rest.contains("| next start |")))
+    };
+    rows.lines().filter_map(key).collect()
+}
+
+/// A pod that is replaced ends its calls; the gateway reads most keys again.
+#[test]
+fn only_keys_of_the_next_start_replace_the_pods() {
+    let Some(helm) = Helm::find() else { return };
+    let file = helm.home.path().join("changes.yaml");
+    let workload = |changes: &Value| {
+        fs::write(&file, changes.to_string()).expect("a writable folder");
+        let output = helm.template(&[&folder(BASE), &file]);
+        assert!(output.status.success(), "{changes}: {}", text(&output.stderr));
+        let manifests = text(&output.stdout);
+        manifests.split("\n---\n").find(|one| one.contains("\nkind: StatefulSet\n")).expect("one").to_owned()
+    };
+    let unchanged = workload(&json!({}));
+    let mut changes: Vec<(Value, bool)> = vec![
+        (json!({ "upstreams": { "other": { "url": "http://other:9000/mcp" } } }), false),
+        (json!({ "endpoints": [{ "path": "/all/mcp", "upstreams": ["reports"] }] }), false),
+        (json!({ "auth": { "groups": { "analysts": ["key:ada"] } } }), false),
+        (json!({ "listen": { "allowedHosts": ["gateway.example"] } }), false),
+        (json!({ "store": { "kind": "memory", "memory": { "acceptLoss": true } } }), true),
+        (json!({ "audit": { "enabled": true } }), true),
+    ];
+    let documented = read(&folder("docs/configuration.md"));
+    for table in ["limits", "audit"] {
+        let keys = keys_of(&documented, table).into_iter().filter(|(key, _)| key != "drain_max");
+        changes.extend(keys.map(|(key, replaces)| (json!({ table: { key: "/dev/stdout" } }), replaces)));
+    }
+    assert!(changes.len() > 20, "{changes:?}");
+    for (change, replaces) in changes {
+        assert_eq!(workload(&change) != unchanged, replaces, "{change}");
+    }
+}
+
 /// A key that the gateway does not have would otherwise end the new pod, after the old one has ended.
 #[test]
 fn the_schema_of_the_values_has_the_keys_of_the_configuration() {
     let documented = read(&folder("docs/configuration.md"));
-    let keys_of = |table: &str| -> BTreeSet<String> {
-        let (_, after) = documented.split_once(&format!("<!-- keys {table} -->")).expect("a table of keys");
-        let (rows, _) = after.split_once("<!-- /keys -->").expect("its end");
-        rows.lines().filter_map(|row| row.strip_prefix("| `")?.split_once('`')).map(|(key, _)| key.to_owned()).collect()
-    };
     let schema: Value = serde_json::from_str(&read(&folder(CHART).join("values.schema.json"))).expect("JSON");
     let upstream = "/properties/upstreams/additionalProperties";
-    for (place, table, further, missing) in [
-        (upstream.to_owned(), "upstreams.NAME", &["auth", "credential", "tls", "tasks", "tools"][..], None),
-        (format!("{upstream}/properties/auth"), "upstreams.NAME.auth", &[], None),
-        (format!("{upstream}/properties/tls"), "upstreams.NAME.tls", &[], None),
-        (format!("{upstream}/properties/tasks"), "upstreams.NAME.tasks", &[], None),
-        (format!("{upstream}/properties/tools/items"), "upstreams.NAME.tools", &["split"], None),
-        ("/properties/endpoints/items".to_owned(), "endpoints", &[], None),
-        ("/properties/limits".to_owned(), "limits", &[], None),
-        ("/properties/audit".to_owned(), "audit", &["enabled"], Some("path")),
-        ("/properties/auth/properties/issuers/items".to_owned(), "auth.issuers", &["introspection"], None),
-        ("/properties/auth/properties/rules/items".to_owned(), "auth.rules", &["who"], None),
+    for (place, table, further) in [
+        (upstream.to_owned(), "upstreams.NAME", &["auth", "credential", "tls", "tasks", "tools"][..]),
+        (format!("{upstream}/properties/auth"), "upstreams.NAME.auth", &[]),
+        (format!("{upstream}/properties/tls"), "upstreams.NAME.tls", &[]),
+        (format!("{upstream}/properties/tasks"), "upstreams.NAME.tasks", &[]),
+        (format!("{upstream}/properties/tools/items"), "upstreams.NAME.tools", &["split"]),
+        ("/properties/endpoints/items".to_owned(), "endpoints", &[]),
+        ("/properties/limits".to_owned(), "limits", &[]),
+        ("/properties/audit".to_owned(), "audit", &["enabled"]),
+        ("/properties/auth/properties/issuers/items".to_owned(), "auth.issuers", &["introspection"]),
+        ("/properties/auth/properties/rules/items".to_owned(), "auth.rules", &["who"]),
     ] {
         let table_schema = schema.pointer(&place).unwrap_or_else(|| panic!("{place} is missing"));
         assert_eq!(table_schema["additionalProperties"], false, "{place}");
         let properties = table_schema["properties"].as_object().expect("properties");
         let found: BTreeSet<String> = properties.keys().cloned().collect();
-        let mut expected = keys_of(table);
+        let mut expected: BTreeSet<String> = keys_of(&documented, table).into_iter().map(|(key, _)| key).collect();
         expected.extend(further.iter().map(|&key| key.to_owned()));
-        expected.retain(|key| Some(key.as_str()) != missing);
         assert_eq!(found, expected, "{place}");
     }
 }

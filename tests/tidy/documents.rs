@@ -203,7 +203,7 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn the_alerts_of_the_page_are_rules_for_prometheus() {
-    let (page, rules) = (read("docs/operating.md"), read("deploy/prometheus/alerts.yml"));
+    let (page, rules) = (read("docs/operating.md"), read("deploy/helm/taskgate/alerts.yml"));
     let table = page.split("Recommended alerts").nth(1).and_then(|rest| rest.split("\n\n").nth(1)).expect("the table");
     let rows: Vec<&str> = table.lines().skip(2).map(|row| row.split('|').nth(1).expect("a condition")).collect();
     assert!(rows.len() >= 15, "only {} alerts were seen", rows.len());

@@ -10,7 +10,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    checksum/config: {{ include "taskgate.config" . | trim | sha256sum }}
+    # The pods read all other keys again when the ConfigMap changes.
+    checksum/next-start: {{ include "taskgate.nextStart" . | sha256sum }}
     {{- with $values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -29,13 +30,18 @@ spec:
   {{- with $values.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
+  {{- with $values.extraPodSpec }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   securityContext:
     runAsNonRoot: true
-    runAsUser: 65532
-    runAsGroup: 65532
+    {{- with $values.runAsUser }}
+    runAsUser: {{ int64 . }}
+    runAsGroup: {{ int64 . }}
     # Root's secrets are readable by this group (0440). Files in the volume keep their mode: the gateway refuses a seal.key
     # that a group may read.
-    fsGroup: 65532
+    fsGroup: {{ int64 . }}
+    {{- end }}
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile:
       type: RuntimeDefault
@@ -78,11 +84,13 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 6
+      # 30 s, as long as a database takes for a failover, which makes all pods unready at once, though they serve calls and
+      # results meanwhile. A pod that is stopped leaves the service at once, by its termination.
       readinessProbe:
         httpGet: {path: /readyz, port: metrics}
         periodSeconds: 2
         timeoutSeconds: 2
-        failureThreshold: 2
+        failureThreshold: 15
       resources:
         {{- toYaml $values.resources | nindent 8 }}
       volumeMounts:
@@ -106,6 +114,12 @@ spec:
         {{- range $values.mounts }}
         - {name: mount-{{ .name }}, mountPath: /run/taskgate/{{ .name }}, readOnly: true}
         {{- end }}
+        {{- with $values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    {{- with $values.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: config
       configMap:
@@ -174,6 +188,9 @@ spec:
       secret:
         secretName: {{ .secret }}
         defaultMode: 0440
+    {{- end }}
+    {{- with $values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:

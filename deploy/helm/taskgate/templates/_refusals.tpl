@@ -91,8 +91,24 @@
 {{- $found = append $found (printf "auth.issuers: the client_secret for %s would be in a ConfigMap; write \"${NAME}\", and name its secret in env, or write client_secret_file." $issuer.issuer) }}
 {{- end }}
 {{- end }}
-{{- if and $values.audit.enabled (ne $kind "disk") }}
-{{- $found = append $found (printf "audit.enabled: its file is on the volume of the store, and store.kind %s has none; leave it out." $kind) }}
+{{- if and $values.audit.enabled (ne $kind "disk") (not $values.audit.path) }}
+{{- $found = append $found (printf "audit.path: the volume of the store has the audit file, and store.kind %s has no volume; set it to /dev/stdout, or to a file of a volume in extraVolumeMounts." $kind) }}
+{{- end }}
+{{- $writable := list "/dev/stdout" }}
+{{- if eq $kind "disk" }}{{ $writable = append $writable "/var/lib/taskgate/" }}{{ end }}
+{{- range $values.extraVolumeMounts }}{{ if not .readOnly }}{{ $writable = append $writable (printf "%s/" (trimSuffix "/" .mountPath)) }}{{ end }}{{ end }}
+{{- range $key := list "path" "anchor" }}
+{{- $file := get $values.audit $key | default "" | replace "syslog" "/dev/log" }}
+{{- $is := dict "mounted" (eq $file "") }}
+{{- range $writable }}{{ if hasPrefix . (printf "%s/" $file | replace "//" "/") }}{{ $_ := set $is "mounted" true }}{{ end }}{{ end }}
+{{- if and $values.audit.enabled (not $is.mounted) }}
+{{- $found = append $found (printf "audit.%s: no volume that the pod may write has %s; write a file of a volume in extraVolumeMounts." $key $file) }}
+{{- end }}
+{{- end }}
+{{- range $field := keys $values.extraPodSpec | sortAlpha }}
+{{- if has $field (list "containers" "volumes" "securityContext" "serviceAccountName" "automountServiceAccountToken" "enableServiceLinks" "terminationGracePeriodSeconds" "imagePullSecrets" "priorityClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints") }}
+{{- $found = append $found (printf "extraPodSpec.%s: the chart writes this field itself; set the chart's own value." $field) }}
+{{- end }}
 {{- end }}
 {{- range $values.auth.keys }}
 {{- if eq (not .secret) (not .sha256) }}

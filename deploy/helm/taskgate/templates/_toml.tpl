@@ -64,44 +64,9 @@
 {{- toYaml $values }}
 {{- end }}
 
-{{/* taskgate.toml. */}}
-{{- define "taskgate.config" -}}
+{{/* [store] and [replica]. */}}
+{{- define "taskgate.nextStart.tables" -}}
 {{- $values := include "taskgate.values" . | fromYaml }}
-{{- $host := include "taskgate.outsideHost" . }}
-{{- $public := $values.listen.publicUrl | default (ternary (printf "https://%s" $host) "" (ne $host "")) }}
-{{- $hosts := $values.listen.allowedHosts }}
-{{- if eq (toString $values.auth.mode) "none" }}
-{{- $name := include "taskgate.fullname" . }}
-{{- $space := .Release.Namespace }}
-{{- $hosts = concat $hosts (list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space)) }}
-{{- end }}
-[listen]
-address = "0.0.0.0:8080"
-{{- if $public }}
-public_url = {{ toRawJson $public }}
-{{- end }}
-{{- if $values.listen.plaintext }}
-plaintext = true
-{{- end }}
-{{- if $hosts }}
-allowed_hosts = {{ include "taskgate.toml.value" $hosts }}
-{{- end }}
-{{- if $values.listen.allowedOrigins }}
-allowed_origins = {{ include "taskgate.toml.value" $values.listen.allowedOrigins }}
-{{- end }}
-{{- if $values.listen.trustedProxies }}
-trusted_proxies = {{ include "taskgate.toml.value" $values.listen.trustedProxies }}
-{{- end }}
-{{- if $values.listen.tlsSecret }}
-
-[listen.tls]
-certificate = "/run/taskgate-listen/tls.crt"
-key = "/run/taskgate-listen/tls.key"
-{{- end }}
-
-[metrics]
-address = "0.0.0.0:9091"
-
 [store]
 kind = {{ toRawJson $values.store.kind }}
 path = {{ ternary "/var/lib/taskgate" "/var/lib/taskgate/store" (eq $values.store.kind "postgres") | toRawJson }}
@@ -140,6 +105,55 @@ lease = {{ toRawJson $values.replica.lease }}
 alone_max = {{ toRawJson $values.replica.aloneMax }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The configuration that a running pod does not read again: another one replaces the pods. */}}
+{{- define "taskgate.nextStart" -}}
+{{- $limits := pick (.Values.limits | default dict) "stored_bytes_max" "connections_max" }}
+{{- include "taskgate.nextStart.tables" . | trim }}
+{{- include "taskgate.toml.lines" $limits }}
+{{- include "taskgate.toml.lines" .Values.audit }}
+{{- end }}
+
+{{/* taskgate.toml. */}}
+{{- define "taskgate.config" -}}
+{{- $values := include "taskgate.values" . | fromYaml }}
+{{- $host := include "taskgate.outsideHost" . }}
+{{- $public := $values.listen.publicUrl | default (ternary (printf "https://%s" $host) "" (ne $host "")) }}
+{{- $hosts := $values.listen.allowedHosts }}
+{{- if eq (toString $values.auth.mode) "none" }}
+{{- $name := include "taskgate.fullname" . }}
+{{- $space := .Release.Namespace }}
+{{- $hosts = concat $hosts (list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space)) }}
+{{- end }}
+[listen]
+address = "0.0.0.0:8080"
+{{- if $public }}
+public_url = {{ toRawJson $public }}
+{{- end }}
+{{- if $values.listen.plaintext }}
+plaintext = true
+{{- end }}
+{{- if $hosts }}
+allowed_hosts = {{ include "taskgate.toml.value" $hosts }}
+{{- end }}
+{{- if $values.listen.allowedOrigins }}
+allowed_origins = {{ include "taskgate.toml.value" $values.listen.allowedOrigins }}
+{{- end }}
+{{- if $values.listen.trustedProxies }}
+trusted_proxies = {{ include "taskgate.toml.value" $values.listen.trustedProxies }}
+{{- end }}
+{{- if $values.listen.tlsSecret }}
+
+[listen.tls]
+certificate = "/run/taskgate-listen/tls.crt"
+key = "/run/taskgate-listen/tls.key"
+{{- end }}
+
+[metrics]
+address = "0.0.0.0:9091"
+
+{{ include "taskgate.nextStart.tables" . | trim }}
 
 [limits]
 drain_max = "{{ int64 $values.drainSeconds }}s"
@@ -187,8 +201,8 @@ key_sha256 = {{ toRawJson $key.sha256 }}
 {{- if $values.audit.enabled }}
 
 [audit]
-path = "/var/lib/taskgate/audit.jsonl"
-{{- include "taskgate.toml.lines" (omit $values.audit "enabled") }}
+path = {{ $values.audit.path | default "/var/lib/taskgate/audit.jsonl" | toRawJson }}
+{{- include "taskgate.toml.lines" (omit $values.audit "enabled" "path") }}
 {{- end }}
 {{- range $name, $upstream := $values.upstreams }}
 {{- if $upstream }}

@@ -26,6 +26,9 @@ pub const INFORMATION: &str = "info";
 /// The log filter beside lines for people, which show more of an upstream than its health.
 pub const WARNINGS: &str = "warn,taskgate::upstream::upstream_health=error,taskgate::upstream::transport::stdio=error";
 
+/// The watcher of files warns of each folder that was deleted, as at each update of a mounted ConfigMap.
+const QUIET: &str = "notify=error";
+
 /// The interval at which histogram samples are folded without a scrape.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -59,7 +62,7 @@ pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
     if let Some(word) = unknown_level(directives) {
         return Err(TelemetryError::Level(word.to_owned()));
     }
-    let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{directives}")).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
     let (lines, guard) = LineQueue::start(io::stderr(), "standard error");

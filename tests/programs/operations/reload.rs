@@ -481,6 +481,29 @@ async fn a_change_of_the_file_that_the_configuration_is_a_link_to_is_put_in_forc
     }
 }
 
+/// As the kubelet does it: a link leads to another folder, and the former one is removed.
+#[tokio::test]
+async fn an_updated_config_map_is_put_in_force_without_a_warning() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let at = folder.path();
+    let update = |seconds: usize| {
+        let next = at.join(format!("..{seconds}"));
+        fs::create_dir(&next).unwrap();
+        fs::write(next.join("taskgate.toml"), with_grace(&folder, &worker, seconds)).unwrap();
+        symlink(&next, at.join("..data_tmp")).unwrap();
+        fs::rename(at.join("..data_tmp"), at.join("..data")).unwrap();
+    };
+    update(1);
+    symlink("..data/taskgate.toml", at.join("taskgate.toml")).unwrap();
+    let program = Program::serve(&folder).await;
+    for change in 1..=3 {
+        update(1 + change);
+        fs::remove_dir_all(at.join(format!("..{change}"))).unwrap();
+        program.says(READ, change).await;
+    }
+    assert!(!program.log().contains("inotify"), "{}", program.log());
+}
+
 #[tokio::test]
 async fn a_change_in_a_folder_that_took_the_place_of_the_configurations_is_put_in_force() {
     let (worker, folder) = (Worker::start().await, Folder::new());

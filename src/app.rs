@@ -225,7 +225,7 @@ impl Gateway {
         let callers = token_keys::succeeding(callers, None, &proofs);
         let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
-        let healths = UpstreamHealthList::default();
+        let healths = UpstreamHealthList::new(&parts.permits);
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;

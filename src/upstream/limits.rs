@@ -107,6 +107,11 @@ impl CallPermitsByName {
         held
     }
 
+    pub fn silence(&self, upstream: &str) -> Option<Duration> {
+        let permits = self.all.lock().get(upstream).and_then(Weak::upgrade)?;
+        permits.in_progress.silence()
+    }
+
     fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
         let mut all = self.all.lock();
         all.retain(|_, permits| permits.strong_count() > 0);

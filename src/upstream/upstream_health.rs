@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 use url::Url;
 
+use super::limits::CallPermitsByName;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
@@ -36,6 +37,7 @@ const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamC
 /// How long the same reason is not logged again.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const CAUSE_BYTES_MAX: usize = 200;
+const SILENCE_MIN: Duration = Duration::from_secs(60);
 
 const UNTRIED: u8 = 0;
 const OK: u8 = 1;
@@ -108,6 +110,9 @@ pub struct HealthReport {
     pub address: String,
     /// `untried`, `ok`, `failing`, or `refused`: after too many failures it gets no new requests for a moment.
     pub state: &'static str,
+    /// From a minute on: how long it has sent no message about its calls in progress.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silent_seconds: Option<u64>,
     /// The last failure, even if good responses followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
@@ -128,8 +133,12 @@ impl HealthReport {
 
 impl std::fmt::Display for HealthReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, address, state, last_failure } = self;
-        write!(f, "{name}  {state}  {address}")?;
+        let Self { name, address, state, silent_seconds, last_failure } = self;
+        write!(f, "{name}  {state}")?;
+        if let Some(seconds) = silent_seconds {
+            write!(f, ", silent for {seconds} s")?;
+        }
+        write!(f, "  {address}")?;
         match last_failure {
             Some(LastFailure { reason, cause, at }) => write!(f, "  (last failure {at}: {reason}, {cause})"),
             None => Ok(()),
@@ -271,28 +280,41 @@ impl UpstreamHealth {
             OK => "ok",
             _ => "failing",
         };
-        HealthReport { name: self.name.to_string(), address: self.address.to_string(), state: word, last_failure }
+        let (name, address) = (self.name.to_string(), self.address.to_string());
+        HealthReport { name, address, state: word, silent_seconds: None, last_failure }
     }
 }
 
 /// The served upstreams, in the order of the configuration. Clones share one list.
 #[derive(Clone, Debug, Default)]
-pub struct UpstreamHealthList(Arc<RwLock<Vec<Arc<UpstreamHealth>>>>);
+pub struct UpstreamHealthList {
+    all: Arc<RwLock<Vec<Arc<UpstreamHealth>>>>,
+    permits: Arc<CallPermitsByName>,
+}
 
 impl UpstreamHealthList {
+    pub fn new(permits: &Arc<CallPermitsByName>) -> Self {
+        Self { permits: Arc::clone(permits), ..Self::default() }
+    }
+
     pub fn set(&self, all: Vec<Arc<UpstreamHealth>>) {
-        *self.0.write() = all;
+        *self.all.write() = all;
     }
 
     pub fn looks(&self) -> Vec<HealthReport> {
-        self.0.read().iter().map(|health| health.look()).collect()
+        let look = |health: &Arc<UpstreamHealth>| {
+            let silence = self.permits.silence(&health.name).filter(|silence| *silence >= SILENCE_MIN);
+            HealthReport { silent_seconds: silence.map(|silence| silence.as_secs()), ..health.look() }
+        };
+        self.all.read().iter().map(look).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::Executed;
+    use crate::task::{Executed, Principal};
+    use crate::upstream::limits::CallPermitSettings;
 
     fn state(health: &UpstreamHealth) -> (&'static str, Option<&'static str>) {
         let look = health.look();
@@ -337,6 +359,22 @@ mod tests {
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "the first failure was reported before");
         ended(before, Reason::UpstreamTimeout);
         assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upstream_whose_calls_are_silent_for_a_minute_says_so_beside_its_state() {
+        let (name, permits) = (Arc::from("up"), Arc::new(CallPermitsByName::default()));
+        let list = UpstreamHealthList::new(&permits);
+        list.set(vec![Arc::new(UpstreamHealth::new(&name, "http://127.0.0.1:1"))]);
+        let calls = permits.of(&name, CallPermitSettings::default());
+        let call = calls.call_begins(Arc::from("slow"), Principal::local());
+        let look = || list.looks()[0].to_string();
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert_eq!(look(), "up  untried  http://127.0.0.1:1");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(look(), "up  untried, silent for 61 s  http://127.0.0.1:1");
+        drop(call);
+        assert_eq!(look(), "up  untried  http://127.0.0.1:1");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use slab::Slab;
@@ -66,7 +67,14 @@ impl CallRecord {
 pub(super) struct CallsInProgress {
     since: Instant,
     counts: [AtomicUsize; 4],
-    records: Mutex<Slab<CallRecord>>,
+    records: Mutex<CallRecords>,
+}
+
+#[derive(Debug, Default)]
+struct CallRecords {
+    calls: Slab<CallRecord>,
+    /// The upstream's last message about calls that have ended.
+    last_sign: Option<Instant>,
 }
 
 impl Default for CallsInProgress {
@@ -93,7 +101,16 @@ impl CallsInProgress {
     }
 
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
-        self.records.lock().iter().filter_map(|(_, record)| record.entry()).collect()
+        self.records.lock().calls.iter().filter_map(|(_, record)| record.entry()).collect()
+    }
+
+    /// The time since the upstream's last message about any call, or since the oldest call in progress began.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        let records = self.records.lock();
+        let calls = || records.calls.iter().map(|(_, call)| call);
+        let began = calls().map(|call| call.began).min()?;
+        let signs = calls().map(|call| call.last_sign).chain([records.last_sign]).flatten();
+        Some(signs.fold(began, Instant::max).elapsed())
     }
 
     const fn of(&self, prospect: CallProspect) -> &AtomicUsize {
@@ -124,7 +141,7 @@ impl CallInProgress {
         let last_sign = all.millis(began).wrapping_sub(SIGN_STEP);
         let record = CallRecord { tool, owner, began, last_sign: None, is_held: true };
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
-        let index = all.records.lock().insert(record);
+        let index = all.records.lock().calls.insert(record);
         Self { shared, prospect, index, last_sign }
     }
 
@@ -144,7 +161,7 @@ impl CallInProgress {
     }
 
     fn with_record(&self, change: impl FnOnce(&mut CallRecord)) {
-        if let Some(record) = self.shared.in_progress.records.lock().get_mut(self.index) {
+        if let Some(record) = self.shared.in_progress.records.lock().calls.get_mut(self.index) {
             change(record);
         }
     }
@@ -168,6 +185,8 @@ impl Drop for CallInProgress {
     fn drop(&mut self) {
         let all = &self.shared.in_progress;
         all.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
-        all.records.lock().remove(self.index);
+        let mut records = all.records.lock();
+        let ended = records.calls.remove(self.index);
+        records.last_sign = records.last_sign.max(ended.last_sign);
     }
 }

@@ -49,6 +49,29 @@ async fn a_held_call_shows_its_upstreams_last_message_to_the_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_upstream_is_silent_from_its_last_message_about_any_call() {
+    let by_name = CallPermitsByName::default();
+    let permits = by_name.of(&Arc::from("up"), CallPermitSettings::default());
+    let silence = || by_name.silence("up").map(|silence| silence.as_secs());
+    let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+    let begin = || permits.call_begins(Arc::from("slow"), owner(0));
+    assert_eq!((silence(), by_name.silence("other")), (None, None));
+    let mut first = begin();
+    pass(90).await;
+    let second = begin();
+    assert_eq!(silence(), Some(90), "a new call is no sign of life");
+    first.note_sign(Instant::now());
+    pass(70).await;
+    drop(first);
+    assert_eq!(silence(), Some(70), "the message of an ended call counts");
+    drop(second);
+    assert_eq!(silence(), None);
+    let _late = begin();
+    pass(5).await;
+    assert_eq!(silence(), Some(5), "nothing is expected without a call");
+}
+
+#[tokio::test(start_paused = true)]
 async fn gateways_that_keep_limits_together_have_a_part_of_the_places_each() {
     let limits = SharedLimits::default();
     let by_name = CallPermitsByName::new(limits.clone());

@@ -56,7 +56,11 @@ pub(super) fn install(arguments: &InstallArguments) -> ExitCode {
         let Some(change) = HostChange::of(arguments, &folders)? else { return list(&folders) };
         let own = own_words(&OwnCommand::of_this_process(), IS_RELEASED)?;
         let file = change.usual_file(arguments.file.as_deref(), &folders)?;
-        change.install(&file, &own)
+        let installed = change.install(&file, &own);
+        if arguments.file.is_none() {
+            change.name_others(&file, &folders);
+        }
+        installed
     }))
 }
 
@@ -189,6 +193,17 @@ impl<'a> HostChange<'a> {
         say(format_args!("wrapped {names} in {}; the copy is {}", path.display(), copy.display()));
         self.say_when();
         Ok(())
+    }
+
+    /// The host reads the user's file and the project's, and one command changes one of them.
+    fn name_others(&self, changed: &Path, folders: &HostFolders) {
+        for file in self.host.files(folders).iter().filter(|file| *file != changed) {
+            let servers = ReadFile::read(file).ok().and_then(|read| edit::servers(&read.text, &self.shape).ok());
+            if servers.is_some_and(|servers| servers.iter().any(|server| server.own.is_none())) {
+                let (name, file) = (self.host.name(), file.display());
+                say(format_args!("{name} has direct servers in {file}, too: taskgate install {name} --file {file}"));
+            }
+        }
     }
 
     fn uninstall(&self, path: &Path) -> Result<(), String> {

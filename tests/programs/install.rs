@@ -293,6 +293,22 @@ fn the_hosts_on_a_machine_are_listed_with_their_servers() {
     check_golden(&recorded_folder().join("list.said"), &machine.done(&["install"]));
 }
 
+/// Cursor reads both files.
+#[test]
+fn a_command_that_changes_the_users_file_names_the_projects() {
+    let machine = Machine::new();
+    let of = |name: &str| format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"b\"}}}}}}");
+    machine.put("home/.cursor/mcp.json", of("mine"));
+    let project = machine.put("project/.cursor/mcp.json", of("ours"));
+    let other = |said: &str| said.contains("cursor has direct servers in") && said.contains("install cursor --file");
+    machine.refused(&["install", "cursor", "ours", "--yes"], "there is no server `ours`");
+    machine.refused(&["install", "cursor", "ours", "--yes"], "cursor has direct servers in ");
+    let said = machine.done(&["install", "cursor", "--yes"]);
+    assert!(said.contains("wrapped mine in") && other(&said), "{said}");
+    machine.done(&["install", "cursor", "--file", project.to_str().unwrap(), "--yes"]);
+    assert!(!other(&machine.done(&["install", "cursor", "--yes"])), "both are wrapped");
+}
+
 #[test]
 fn a_file_by_its_path_and_the_target_of_a_link_are_changed() {
     let machine = Machine::new();

@@ -561,6 +561,7 @@ impl SpliceWriter<'_> {
         let raw = &self.text[value.range.clone()];
         match &value.kind {
             NodeKind::Text(text) if !text.is_empty() && !raw.contains('\n') => Ok(raw.to_owned()),
+            NodeKind::Text(text) if text.is_empty() => Err(format!("has an empty `{key}`; write one")),
             NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => {
                 Err(format!("has a `{key}` that is no text on one line; write it so"))
             }

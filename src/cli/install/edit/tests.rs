@@ -126,7 +126,7 @@ fn a_server_that_cannot_be_wrapped_is_skipped_or_refused_with_the_reason() {
         ("1", "has neither a command nor an address, so the host itself provides it"),
         (r#"{"command": "n", "url": "http://h"}"#, "names both a command and an address; remove one of them"),
         (r#"{"command": ["n"]}"#, "has a `command` that is no text on one line; write it so"),
-        (r#"{"command": ""}"#, "has a `command` that is no text on one line; write it so"),
+        (r#"{"command": ""}"#, "has an empty `command`; write one"),
         (r#"{"command": "n", "args": "x"}"#, "has `args` that are no list; write a list"),
         (r#"{"url": "http://h", "args": []}"#, "has `args` beside its address; remove them"),
         (r#"{"url": 1}"#, "has a `url` that is no text on one line; write it so"),

@@ -131,6 +131,12 @@ impl AccessQuestion {
         if principal.has_token() && config.auth.tokens().is_none() {
             return Err("--as: callers have no tokens: `auth.mode` lacks \"tokens\"".to_owned());
         }
+        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token())
+            && !tokens.issuers.iter().any(|one| principal.is_of(&one.issuer))
+        {
+            let ids = tokens.issuers.iter().map(|one| format!("jwt:{}:SUBJECT", Principal::issuer_digits(&one.issuer)));
+            return Err(format!("--as: no issuer has these digits; write {}", ids.collect::<Vec<_>>().join(" or ")));
+        }
         let mut claims = Claims::default();
         if principal.key_id().is_some() {
             let key = config.auth.keys().iter().find(|key| key.caller.principal == principal);

@@ -107,6 +107,14 @@ url = "http://127.0.0.1:9/mcp"
 fn a_token_without_the_scopes_of_every_request_is_denied() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("gate.toml"), TOKENS).unwrap();
+    let of_issuer = taskgate::task::Principal::of_subject("https://login.example", "eve");
+    let refused = format!("no issuer has these digits; write {}SUBJECT", of_issuer.as_str().trim_end_matches("eve"));
+    let other = Command::new(env!("CARGO_BIN_EXE_taskgate"))
+        .args(["check", "gate.toml", "--as", "jwt:0123456789abcdef:eve", "--can", "reports/x"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&other.stderr).contains(&refused), "{other:?}");
     for (arguments, code, said) in [
         (&[][..], 1, "gate.toml: denied: every request with a token needs the scopes of `auth.scopes`; missing: mcp"),
         (&["--scopes", "other"], 1, "missing: mcp"),
@@ -118,7 +126,7 @@ fn a_token_without_the_scopes_of_every_request_is_denied() {
             "--issuer: no [[auth.issuers]] has the `issuer`",
         ),
     ] {
-        let asked = ["check", "gate.toml", "--as", "jwt:0123456789abcdef:eve", "--can", "reports/x"];
+        let asked = ["check", "gate.toml", "--as", of_issuer.as_str(), "--can", "reports/x"];
         let command = [&asked[..], arguments].concat();
         let output = Command::new(env!("CARGO_BIN_EXE_taskgate")).args(&command).current_dir(folder.path()).output();
         let output = output.unwrap();

@@ -229,6 +229,9 @@ impl CalledServer {
     fn unbegun(&self, error: BeginError) -> NoResultError {
         match error {
             BeginError::Gateway(fault) => self.lost(&fault),
+            BeginError::Refused(error) if error.is_gateways() => {
+                NoResultError(format!("the gateway reports: {}", error.message))
+            }
             BeginError::Refused(RpcError { code, message, .. }) => {
                 NoResultError(format!("the server refused the handshake: error {code}: {message}"))
             }

@@ -73,9 +73,10 @@ fn supported(refusal: &BeginError) -> Option<Vec<String>> {
 /// is about the handshake; the excluded statuses are about credentials, the address or the server's load.
 fn may_be_about_version(refusal: &BeginError) -> bool {
     match refusal {
-        // A server without `initialize` has it in no version.
+        // A server without `initialize` has it in no version; a gateway has asked its server for older versions itself.
         BeginError::Refused(error) => {
-            supported(refusal).is_some() || (error.code != METHOD_NOT_FOUND && era_of_refusal(error) == Era::Session)
+            let is_final = error.code == METHOD_NOT_FOUND || error.is_gateways();
+            supported(refusal).is_some() || (!is_final && era_of_refusal(error) == Era::Session)
         }
         BeginError::Gateway(fault) => fault.http_status.is_some_and(|status| {
             status >= 400 && !matches!(status, 401 | 403 | 404 | 405 | 408 | 425 | 429 | 502 | 503 | 504)
@@ -138,6 +139,9 @@ mod tests {
         for about_another in [401, 403, 404, 405, 429, 503] {
             check(&status(about_another), None);
         }
+        let died = RpcError::new(-32603, "The upstream server closed the connection");
+        let died = died.with_data(&serde_json::json!({ "source": "gateway", "reason": "upstream_closed" }));
+        check(&BeginError::Refused(died), None);
     }
 
     #[test]

@@ -36,6 +36,12 @@ impl RpcError {
         self
     }
 
+    /// Whether a gateway made it, not a server.
+    pub fn is_gateways(&self) -> bool {
+        let data = self.data.as_ref().and_then(Object::of);
+        data.is_some_and(|data| data.get_str("source").as_deref() == Some("gateway"))
+    }
+
     /// Reads an error object from an upstream; `None` unless it has a whole `code` and a text `message`.
     pub fn from_object(object: &Object) -> Option<Self> {
         Some(Self {

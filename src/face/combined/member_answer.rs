@@ -38,11 +38,7 @@ impl MemberRefusal {
 
     /// The refusal of an unsent request without a session: the error is about the gateway's own `initialize` (GW-29).
     pub(super) fn before_a_request(self) -> Self {
-        let is_gateways = |error: &RpcError| {
-            let data = error.data.as_ref().and_then(Object::of);
-            data.is_some_and(|data| data.get_str("source").as_deref() == Some("gateway"))
-        };
-        if self.0.error.as_ref().is_none_or(is_gateways) {
+        if self.0.error.as_ref().is_none_or(RpcError::is_gateways) {
             return self;
         }
         let error = gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No));

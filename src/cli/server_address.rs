@@ -39,10 +39,11 @@ impl ServerArguments {
     }
 }
 
-/// A key as a Bearer credential; fails if no header can carry it.
+/// A key, or a copied header's text, as a Bearer credential; fails if no header can carry it.
 pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'static str> {
     let Some(key) = key else { return Ok(None) };
-    let value = secret_value(&format!("Bearer {}", key.trim()));
+    let key = key.trim();
+    let value = secret_value(&format!("Bearer {}", key.strip_prefix("Bearer ").unwrap_or(key)));
     value.map(Some).ok_or("the key has characters that no header can carry")
 }
 
@@ -93,6 +94,13 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_is_sent_with_one_word_for_its_scheme() {
+        for key in ["tg_ada_1", " tg_ada_1\n", "Bearer tg_ada_1"] {
+            assert_eq!(bearer(Some(key.to_owned())).unwrap().unwrap(), "Bearer tg_ada_1", "{key}");
+        }
+    }
 
     #[test]
     fn the_command_is_one_that_a_shell_takes_and_holds_no_secret() {

@@ -170,7 +170,7 @@ fn result_of_task_request(of: TaskRequest, result: &Payload) -> Option<String> {
             })
         }
         TaskRequest::Result => Some(format!("its task's {}", outcome(&object))),
-        TaskRequest::Cancel => Some("its task cancelled".to_owned()),
+        TaskRequest::Cancel => Some("its cancel acknowledged".to_owned()),
         TaskRequest::Update => None,
     }
 }

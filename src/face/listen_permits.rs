@@ -11,7 +11,6 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 
-/// The most open streams in total.
 pub const LISTENERS_MAX: usize = 4_096;
 
 #[derive(Debug)]

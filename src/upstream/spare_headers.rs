@@ -9,7 +9,6 @@ use http::HeaderMap;
 const FIELDS: usize = 12;
 /// A larger map is not kept.
 const FIELDS_MAX: usize = 48;
-/// The most maps of one thread.
 const MAPS_MAX: usize = 16;
 
 thread_local! {

@@ -338,7 +338,8 @@ async fn rmcp_follows_tasks_by_hand() {
     let report = json!({ "seconds": 4, "steps": 4 });
     let id = id_of(task::begin(client.peer(), "slow_report", report, "report-11").await.unwrap());
     let follow = task::follow(client.peer(), &id, drop);
-    let (ended, restarted) = in_time(async { tokio::join!(follow, project.gateway.restart_after(DOWN)) }).await;
+    let (ended, restarted) =
+        Box::pin(in_time(async { tokio::join!(follow, project.gateway.restart_after(DOWN)) })).await;
     restarted.unwrap();
     assert_eq!(ended.unwrap().status(), TaskStatus::Completed);
     client.cancel().await.unwrap();

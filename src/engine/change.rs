@@ -218,13 +218,19 @@ impl Engine {
         .await
     }
 
-    /// As [`Engine::cancel`], for a client: `Unknown` for a task beyond its audience.
+    /// As [`Engine::cancel`], for a client: `Unknown` for a task beyond its audience, and for a settled one that it may not read.
     pub async fn cancel_for(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<CancelResult, TaskError> {
         let key = caller.task(id);
         if caller.audience.is_some() && !caller.reaches(&self.load_visible(&key).await?.origin.upstream) {
             return Err(TaskError::Unknown);
         }
-        self.cancel(&key).await
+        let mut cancelled = self.cancel(&key).await?;
+        if cancelled.was_settled {
+            cancelled.task = self.check_access(caller, cancelled.task)?;
+        } else if !self.may_read(caller, &cancelled.task.origin) {
+            Arc::make_mut(&mut cancelled.task).status_message = None;
+        }
+        Ok(cancelled)
     }
 
     /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.

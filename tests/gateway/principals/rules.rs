@@ -314,8 +314,15 @@ async fn sec_30_a_reload_that_withdraws_a_tool_hides_its_tasks_and_leaves_their_
     }
     let listed = gate.send(&Ask::session(ADA, Some(&session), "tasks/list", &json!({}))).await.json();
     assert_eq!(listed["result"]["tasks"], json!([]), "{listed}");
-    let cancel = Ask::new(ADA, "tasks/cancel", json!({ "taskId": held }));
-    assert_eq!(gate.send(&cancel).await.summary(), "200 ok");
+    let cancels = |id: &str| {
+        let params = json!({ "taskId": id });
+        [Ask::new(ADA, "tasks/cancel", params.clone()), Ask::session(ADA, Some(&session), "tasks/cancel", &params)]
+    };
+    assert_eq!(gate.send(&cancels(&held)[0]).await.summary(), "200 ok");
+    for (ended, unknown) in cancels(&settled).iter().zip(&cancels(UNKNOWN)) {
+        let told = gate.send(ended).await;
+        assert_eq!(told, gate.send(unknown).await, "the answer does not tell that the task has ended");
+    }
     assert_eq!(gate.send(&Ask::new(BOB, "tasks/get", json!({ "taskId": bobs }))).await.summary(), "200 ok");
     gate.rule(RULES);
     for (id, expected) in [(&settled, "completed"), (&held, "cancelled")] {

@@ -112,16 +112,19 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
-    /// The issuer of the caller's token: the one that `--issuer` names, or the only issuer.
-    fn token_issuer<'c>(&self, tokens: &'c TokenSettings) -> Result<Option<&'c IssuerSettings>, String> {
-        match (&self.issuer, tokens.issuers.as_slice()) {
-            (Some(named), issuers) => {
-                let issuer = issuers.iter().find(|issuer| *issuer.issuer == **named).map(|issuer| &**issuer);
-                issuer.map(Some).ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"))
-            }
-            (None, [only]) => Ok(Some(&**only)),
-            (None, _) => Ok(None),
+    /// The issuer of the caller's token: the one that `--issuer` names, the one in the caller's name, or the only issuer.
+    fn token_issuer<'c>(
+        &self,
+        caller: &Principal,
+        tokens: &'c TokenSettings,
+    ) -> Result<Option<&'c IssuerSettings>, String> {
+        let find = |is_meant: &dyn Fn(&str) -> bool| tokens.issuers.iter().find(|one| is_meant(&one.issuer));
+        if let Some(named) = &self.issuer {
+            let issuer = find(&|issuer| issuer == named).map(|issuer| &**issuer);
+            return issuer.map(Some).ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"));
         }
+        let only = if let [only] = tokens.issuers.as_slice() { Some(only) } else { None };
+        Ok(find(&|issuer| caller.is_of(issuer)).or(only).map(|issuer| &**issuer))
     }
 
     fn caller(&self, config: &Config) -> Result<Caller, String> {
@@ -151,11 +154,11 @@ impl AccessQuestion {
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
         if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token())
-            && let Some(issuer) = self.token_issuer(tokens)?
+            && let Some(issuer) = self.token_issuer(&principal, tokens)?
         {
             claims.scopes.extend(issuer.scopes_of(self.scopes.iter().map(String::as_str)));
+            claims.issuer = Some(Arc::clone(&issuer.issuer));
         }
-        claims.issuer = self.issuer.as_deref().map(Arc::from);
         Ok(Caller { claims: Some(Arc::new(claims)), ..Caller::of(principal) })
     }
 }

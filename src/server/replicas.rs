@@ -93,9 +93,9 @@ mod tests {
         let of_clients = HeadGuard::new(ListenerLimits::default());
         let fixed = "/mcp".len() + "authorization".len() + 4;
         request.headers_mut().insert("authorization", value((32 << 10) - fixed));
-        assert_eq!(of_clients.check(&request), Ok(()));
+        assert!(of_clients.check(&request).is_ok());
         request.headers_mut().insert("authorization", value((32 << 10) - fixed + 1));
-        assert_eq!(of_clients.check(&request), Err(Refusal::HeadTooLarge));
+        assert_eq!(of_clients.check(&request).err(), Some(Refusal::HeadTooLarge));
         request.headers_mut().insert("authorization", value((32 << 10) - fixed));
         request.headers_mut().insert(FORWARD, value(IdKind::Forward.text_len_max()));
         assert!(HeadGuard::new(limits()).check(&request).is_ok());

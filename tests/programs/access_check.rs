@@ -97,7 +97,14 @@ scopes = ["mcp"]
 [[auth.issuers]]
 issuer = "https://login.example"
 implies = { admin = ["mcp"] }
-[[auth.rules]]                                               # 10
+[[auth.issuers]]                                             # 10
+issuer = "https://other.example"
+[[auth.rules]]                                               # 12
+who = { issuer = "https://login.example", scopes = ["mcp"] }
+tools = ["x"]
+allow = true
+[[auth.rules]]                                               # 16
+who = { issuer = "https://login.example", scopes = ["more"] }
 allow = true
 [upstreams.reports]
 url = "http://127.0.0.1:9/mcp"
@@ -118,8 +125,10 @@ fn a_token_without_the_scopes_of_every_request_is_denied() {
     for (arguments, code, said) in [
         (&[][..], 1, "gate.toml: denied: every request with a token needs the scopes of `auth.scopes`; missing: mcp"),
         (&["--scopes", "other"], 1, "missing: mcp"),
-        (&["--scopes", "other,mcp"], 0, "gate.toml:10: allowed"),
-        (&["--scopes", "admin"], 0, "gate.toml:10: allowed"),
+        (&["--scopes", "other,mcp"], 0, "gate.toml:12: allowed"),
+        (&["--scopes", "admin"], 0, "gate.toml:12: allowed"),
+        (&["--scopes", "mcp", "--kind", "prompt"], 1, "gate.toml: denied: no rule fits; scopes that help: more"),
+        (&["--scopes", "mcp", "--issuer", "https://other.example"], 1, "gate.toml: denied: no rule fits\n"),
         (
             &["--scopes", "mcp", "--issuer", "https://else.example"],
             64,

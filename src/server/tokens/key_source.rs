@@ -20,13 +20,14 @@ use crate::upstream::TaskScope;
 use crate::upstream::document::{DocumentError, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
 use crate::upstream::transport::http_client::AddressReach;
-use crate::wire::{Payload, ScanLimits};
+use crate::wire::{Payload, ScanLimits, one_line};
 
 /// How often key sets are fetched in the background.
 const REFRESHED_EACH: Duration = Duration::from_secs(600);
 /// How often tokens with an unknown key cause a fetch, and how soon a failed fetch is repeated.
 const ASKED_EACH: Duration = Duration::from_secs(30);
 const METADATA_BYTES_MAX: usize = 256 << 10;
+const SHOWN_BYTES_MAX: usize = 200;
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeySourceError {
@@ -37,9 +38,7 @@ pub enum KeySourceError {
     #[error("its key set: {0}")]
     Keys(DocumentError),
     #[error("its metadata: {0}")]
-    Metadata(DocumentError),
-    #[error("its metadata is no JSON object, names another `issuer`, or has no `jwks_uri` of https")]
-    Unusable,
+    Metadata(String),
 }
 
 pub(super) struct IssuerKeys {
@@ -215,29 +214,38 @@ impl IssuerKeys {
         Ok(KeySet::parse(&text)?)
     }
 
-    /// Reads the issuer's metadata at the first of its locations that has some (RFC 8414, 3 and 5).
+    /// Reads the issuer's metadata (RFC 8414, 3 and 5). Another program may answer at some of its locations (B253).
     async fn discover(&self, issuer: &Url) -> Result<KeySet, KeySourceError> {
-        let mut first = None;
-        for place in metadata_locations(issuer) {
-            match self.connections.fetch(&place, METADATA_BYTES_MAX, AddressReach::Any).await {
-                Ok(text) => {
-                    let url = keys_in(&text, &self.settings.issuer).ok_or(KeySourceError::Unusable)?;
-                    return self.fetch_set(&url, reach_of(&url, issuer)).await;
-                }
-                Err(DocumentError::Missing(status)) => first = first.or(Some(DocumentError::Missing(status))),
-                Err(error) => return Err(KeySourceError::Metadata(error)),
+        let mut faults = Vec::new();
+        for location in metadata_locations(issuer) {
+            let fetched = self.connections.fetch(&location, METADATA_BYTES_MAX, AddressReach::Any).await;
+            // A host that does not answer would take the time of each location.
+            let is_last = matches!(fetched, Err(DocumentError::Unreachable(_)));
+            let named = fetched.map_err(|error| error.to_string());
+            match named.and_then(|text| keys_in(&text, &self.settings.issuer)) {
+                Ok(url) => return self.fetch_set(&url, reach_of(&url, issuer)).await,
+                Err(fault) => faults.push(format!("{location}: {fault}")),
+            }
+            if is_last {
+                break;
             }
         }
-        Err(first.map_or(KeySourceError::Unusable, KeySourceError::Metadata))
+        Err(KeySourceError::Metadata(faults.join("; ")))
     }
 }
 
-pub(super) fn keys_in(text: &Bytes, issuer: &str) -> Option<Url> {
-    let payload = Payload::parse(text, ScanLimits::CLIENT).ok()?;
-    let metadata: Map<String, Value> = payload.read().ok()?;
+/// Finds the address of the keys in metadata of this issuer, or its fault, for operators.
+pub(super) fn keys_in(text: &Bytes, issuer: &str) -> Result<Url, String> {
+    let metadata = Payload::parse(text, ScanLimits::CLIENT).ok().and_then(|text| text.read().ok());
+    let metadata: Map<String, Value> = metadata.unwrap_or_default();
     let says = |name: &str| metadata.get(name).and_then(Value::as_str);
-    let url = Url::parse(says("jwks_uri")?).ok()?;
-    (says("issuer") == Some(issuer) && is_trustworthy(&url)).then_some(url)
+    let named = says("issuer").ok_or("it is no JSON object with an `issuer`")?;
+    if named != issuer {
+        let shown = one_line::shown(named, SHOWN_BYTES_MAX);
+        return Err(format!("it is of the issuer `{shown}`; if that is yours, write it as `issuer`, byte for byte"));
+    }
+    let url = says("jwks_uri").and_then(|url| Url::parse(url).ok()).filter(is_trustworthy);
+    url.ok_or_else(|| "it has no `jwks_uri` of https".to_owned())
 }
 
 /// The three locations of metadata: RFC 8414, and OpenID Connect with the path behind and before its name.

@@ -99,6 +99,44 @@ async fn metadata_is_found_at_each_of_its_three_locations_and_must_name_its_issu
     }
 }
 
+/// B253: a page of another program, a redirect, and another issuer's metadata, at the locations before the issuer's own.
+#[tokio::test]
+async fn b253_metadata_is_found_behind_the_answers_of_another_program() {
+    let key = IssuerKey::es256("k1");
+    let text = |text: &str| {
+        let text = text.to_owned();
+        Box::new(move |_: &str| json_text(text.clone())) as Reply
+    };
+    let moved = |_: &str| {
+        let mut reply = status(302);
+        reply.headers_mut().insert("location", "/login".parse().unwrap());
+        reply
+    };
+    let rows: Vec<(&str, Reply)> = vec![
+        ("a page", text("<html>welcome</html>")),
+        ("nothing", text("")),
+        ("a redirect", Box::new(moved)),
+        ("500", Box::new(|_| status(500))),
+        ("another issuer", text(r#"{"issuer":"https://root.example","jwks_uri":"https://root.example/keys"}"#)),
+        ("a page of 1 MiB", text(&" ".repeat(1 << 20))),
+    ];
+    for (name, other) in rows {
+        let server = IssuerServer::start(|_| status(404)).await;
+        let (origin, set) = (server.origin(), key_set([&key]));
+        let issuer = format!("{origin}/realms/one");
+        let metadata = json!({ "issuer": issuer, "jwks_uri": format!("{origin}/keys") }).to_string();
+        server.replies(move |target| match target {
+            "/keys" => json_text(set.clone()),
+            "/realms/one/.well-known/openid-configuration" => json_text(metadata.clone()),
+            _ => other(target),
+        });
+        let auth = format!("mode = \"tokens\"\n[[auth.issuers]]\nissuer = \"{issuer}\"\n");
+        let gate = Gate::of(LISTEN, &auth, "").await;
+        let token = key.token(&with(&claims("ada"), &json!({ "iss": issuer })));
+        assert_eq!(status_of(&gate, &token).await, "200", "{name}");
+    }
+}
+
 /// No key of such a set is used, and the client is told to try again.
 #[tokio::test]
 async fn a_key_set_that_cannot_be_used_answers_503_and_is_never_open() {

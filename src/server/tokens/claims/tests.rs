@@ -7,6 +7,7 @@ use serde_json::json;
 use support::issuer::{IssuerKey, base64url, key_set, with};
 
 use super::*;
+use crate::server::tokens::key_source::keys_in;
 use crate::server::tokens::keys::{KEY_SET_BYTES_MAX, KeySetError};
 use crate::server::tokens::settings::{KeyLocation, signature_algorithm};
 
@@ -399,6 +400,27 @@ fn weak_private_and_ambiguous_keys_are_not_used() {
     }
     let both = KeySet::parse(&Bytes::from(key_set([&key, &other]))).unwrap();
     assert_eq!(both.find(None, Algorithm::ES256).map(drop), Err(KeyMiss::Unknown), "which of the two?");
+}
+
+#[test]
+fn metadata_is_its_issuers_alone_and_its_fault_is_named() {
+    let keys = "https://login.example/keys";
+    let other = "it is of the issuer `https://login.example/`; if that is yours, write it as `issuer`, byte for byte";
+    let hidden = "it is of the issuer `a b`; if that is yours, write it as `issuer`, byte for byte";
+    let none = "it is no JSON object with an `issuer`";
+    let no_keys = "it has no `jwks_uri` of https";
+    for (text, expected) in [
+        (json!({ "issuer": ISSUER, "jwks_uri": keys }).to_string(), Ok(keys)),
+        (json!({ "issuer": "https://login.example/", "jwks_uri": keys }).to_string(), Err(other)),
+        (json!({ "issuer": "a\u{1b}b" }).to_string(), Err(hidden)),
+        (json!({ "issuer": ISSUER, "jwks_uri": "http://login.example/keys" }).to_string(), Err(no_keys)),
+        (json!({ "issuer": ISSUER }).to_string(), Err(no_keys)),
+        (json!({ "jwks_uri": keys }).to_string(), Err(none)),
+        ("<html>".to_owned(), Err(none)),
+    ] {
+        let found = keys_in(&Bytes::from(text.clone()), ISSUER).map(|url| url.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected, "{text}");
+    }
 }
 
 #[test]

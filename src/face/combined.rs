@@ -277,11 +277,13 @@ impl Endpoint for CombinedEndpoint {
         ending_with(response, || self.withheld_from(&holder))
     }
 
-    /// If no member is for the caller, the reason of the first one.
+    /// If no member is for the caller: scopes that open one, else the reason of the first one.
     fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
         let mut reasons = self.0.members.iter().map(|member| member.endpoint.withheld_by(caller));
         let first = reasons.next()??;
-        reasons.all(|reason| reason.is_some()).then_some(first)
+        reasons.try_fold(first, |known, reason| {
+            reason.map(|reason| if matches!(reason, WithheldBy::Scopes(_)) { reason } else { known })
+        })
     }
 
     /// Once it may use no upstream any more: the streams of each upstream end by themselves.

@@ -187,7 +187,7 @@ pub trait Endpoint: Send + Sync {
         false
     }
 
-    /// Why a caller may not use the path, which it sees as an unknown one.
+    /// Why a caller may not use the path, which it sees as an unknown one unless scopes would help.
     fn withheld_by(&self, _caller: &Caller) -> Option<WithheldBy> {
         None
     }

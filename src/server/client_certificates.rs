@@ -37,7 +37,6 @@ struct CertificateName {
     text: String,
 }
 
-/// The names of one kind that a block is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificatePattern {
     kind: NameKind,
@@ -242,6 +241,11 @@ impl PeerCertificate {
 
     pub(super) const fn until(&self) -> Timestamp {
         self.until
+    }
+
+    pub(super) fn names(&self) -> Option<Box<str>> {
+        let names = self.names.as_ref()?.iter().map(|name| name.text.as_str());
+        Some(names.collect::<Vec<_>>().join(", ").into())
     }
 
     /// The grant of the files that admit it at `now`; `None` once it has expired, or other files do not admit it.

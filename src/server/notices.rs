@@ -23,14 +23,17 @@ use crate::task::reference::principal_reference;
 const INTERVAL: Duration = Duration::from_secs(60);
 /// The longest text of a client's that is logged.
 const SHOWN_MAX: usize = 100;
+const NOTICES_MAX: usize = 256;
 
-/// The last notices of one listener. At most one entry per reason.
+/// The last notices of one listener. At most one entry per reason and issuer.
 #[derive(Debug)]
 pub(super) struct Notices {
     listener: ListenerRole,
-    by_reason: Mutex<BTreeMap<&'static str, RefusalNotice>>,
+    by_reason: Mutex<BTreeMap<NoticeKey, RefusalNotice>>,
     audit: OnceLock<AuditedRefusals>,
 }
+
+type NoticeKey = (&'static str, Option<Arc<str>>);
 
 #[derive(Debug)]
 struct RefusalNotice {
@@ -70,11 +73,11 @@ impl Notices {
         self.listener
     }
 
-    /// Logs a refused request that a key could allow: on the listeners for clients and operators, at most once a minute for each reason.
+    /// Logs a refused request of a client or an operator that a key could allow, at most once a minute for each reason and issuer.
     /// Each refused credential and withheld path is an event of the audit.
     pub(super) fn refused(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, headers: &HeaderMap) {
         if let Some(audit) = self.audit.get() {
-            audit.record(refusal, caller, target);
+            audit.record(refusal, caller, target, self.listener);
         }
         let advice = match self.listener {
             ListenerRole::Clients => refusal.advice(),
@@ -82,20 +85,23 @@ impl Notices {
             ListenerRole::Probes | ListenerRole::Replicas => None,
         };
         let Some(advice) = advice else { return };
-        let Some(more) = self.due(advice.reason) else { return };
+        let evidence = refusal.evidence();
+        let issuer = evidence.and_then(|found| found.issuer.as_ref());
+        let Some(more) = self.due(advice.reason, issuer) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
         let value = match advice.shown {
             HeadPart::Host => field(HOST).or_else(|| target.authority().map(|name| name.as_str().as_bytes())),
             HeadPart::Origin => field(ORIGIN),
             HeadPart::Length => field(CONTENT_LENGTH),
             HeadPart::Path => Some(target.path().as_bytes()),
-            HeadPart::Nothing => None,
+            HeadPart::Nothing => evidence.and_then(|found| found.value.as_deref()).map(str::as_bytes),
         };
         let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
         let RefusedCaller { client, principal } = caller;
-        let principal = principal.map(principal_reference);
-        tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
+        let (principal, issuer) = (principal.map(principal_reference), issuer.map(|issuer| &**issuer));
+        let listener = self.listener.name();
+        tracing::warn!(listener, reason, key, %value, issuer, %client, principal, more, "refused: {sentence}");
     }
 
     /// Logs a refused handshake, once a minute for each reason; not a connection that ends before: monitors do that.
@@ -103,22 +109,22 @@ impl Notices {
         let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<RustlsError>()) else { return };
         let listener = self.listener.name();
         if matches!(error, RustlsError::InvalidCertificate(_) | RustlsError::NoCertificatesPresented) {
-            let Some(more) = self.due("client_certificate") else { return };
+            let Some(more) = self.due("client_certificate", None) else { return };
             let key = (self.listener == ListenerRole::Clients).then_some("listen.tls.client_ca");
             tracing::warn!(
                 listener, reason = "client_certificate", key, %client, more, %error,
                 "refused: a client has no valid certificate of an authority of this listener"
             );
-        } else if let Some(more) = self.due("tls_handshake") {
+        } else if let Some(more) = self.due("tls_handshake", None) {
             tracing::warn!(listener, reason = "tls_handshake", %client, more, %error, "refused: a TLS handshake failed");
         }
     }
 
     /// Whether to log this reason now, and how many refusals since the last time.
-    fn due(&self, reason: &'static str) -> Option<u64> {
+    fn due(&self, reason: &'static str, issuer: Option<&Arc<str>>) -> Option<u64> {
         let now = Instant::now();
-        let mut notices = self.by_reason.lock();
-        match notices.get_mut(reason) {
+        let (key, mut notices) = ((reason, issuer.cloned()), self.by_reason.lock());
+        match notices.get_mut(&key) {
             Some(one) if now.duration_since(one.at) < INTERVAL => {
                 one.since += 1;
                 None
@@ -128,7 +134,11 @@ impl Notices {
                 Some(std::mem::take(&mut one.since))
             }
             None => {
-                notices.insert(reason, RefusalNotice { at: now, since: 0 });
+                if notices.len() >= NOTICES_MAX {
+                    // Of issuers that a reload removed.
+                    notices.retain(|_, one| now.duration_since(one.at) < INTERVAL);
+                }
+                notices.insert(key, RefusalNotice { at: now, since: 0 });
                 Some(0)
             }
         }
@@ -152,29 +162,30 @@ struct RefusalSecond {
 }
 
 impl AuditedRefusals {
-    fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri) {
+    fn record(&self, refusal: &Refusal, caller: RefusedCaller<'_>, target: &Uri, listener: ListenerRole) {
         use Refusal as R;
         let (status, reason) = refusal.status();
         let shows_credential =
             matches!(refusal, R::CredentialsAmbiguous | R::KeyAndToken | R::TokenInQuery | R::TooManyTokens(_));
         let act = match status {
+            _ if matches!(refusal, R::PathWithheld(_)) => AuditAct::RuleDenied,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => AuditAct::LoginRefused,
             _ if shows_credential => AuditAct::LoginRefused,
-            _ if matches!(refusal, Refusal::PathWithheld(_)) => AuditAct::RuleDenied,
             _ => return,
         };
         let second = if caller.is_known() { &self.named } else { &self.anonymous };
         if !second.lock().has_room() {
             return self.log.count_unnamed();
         }
-        let item = Some(target.path()).filter(|_| act == AuditAct::RuleDenied);
+        // Not the path, which may have a task's id.
+        let of_operators = (listener == ListenerRole::Operators).then_some("admin");
+        let item = if act == AuditAct::RuleDenied { Some(target.path()) } else { of_operators };
         let (who, client, outcome) = (caller.principal, Some(caller.client), Some(reason));
         self.log.record(&AuditEvent { who, client, item, outcome, ..AuditEvent::new(act) });
     }
 }
 
 impl RefusalSecond {
-    /// Whether a further refusal gets its own line.
     fn has_room(&mut self) -> bool {
         let now = Instant::now();
         if self.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
@@ -227,6 +238,9 @@ mod tests {
         refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::anonymous()));
         refuse(&Refusal::PathWithheld(WithheldBy::Rules), Some(&Principal::holding("ada")));
         refuse(&Refusal::BodyEmpty, Some(&Principal::holding("ada")));
+        let operators = Notices::new(ListenerRole::Operators, Some(Arc::clone(&log)));
+        let stranger = RefusedCaller { client: IpAddr::from([192, 0, 2, 7]), principal: None };
+        operators.refused(&Refusal::Unauthorized, stranger, &Uri::from_static("/tasks"), &HeaderMap::new());
         log.close().await;
         let text = std::fs::read_to_string(path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -237,20 +251,34 @@ mod tests {
         let unnamed: u64 = lines.iter().filter_map(|line| line["unnamed"].as_u64()).sum();
         let named = (of("unauthorized").len() + withheld.len()) as u64;
         assert!(unnamed > 0 && of("body_empty").is_empty());
-        assert_eq!(named + unnamed, FLOOD + 2);
+        assert_eq!(named + unnamed, FLOOD + 3);
+        assert_eq!(lines.iter().filter(|line| line["item"] == "admin").count(), 1, "one is the operators' listener's");
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_reason_is_told_once_a_minute_with_how_many_more_there_were() {
         let notices = Notices::new(ListenerRole::Clients, None);
-        assert_eq!(notices.due("host_foreign"), Some(0));
-        assert_eq!(notices.due("path_unknown"), Some(0), "another one");
+        let due = |reason| notices.due(reason, None);
+        assert_eq!(due("host_foreign"), Some(0));
+        assert_eq!(due("path_unknown"), Some(0), "another one");
         for _ in 0..7 {
-            assert_eq!(notices.due("host_foreign"), None);
+            assert_eq!(due("host_foreign"), None);
         }
         tokio::time::advance(INTERVAL).await;
-        assert_eq!(notices.due("host_foreign"), Some(7));
-        assert_eq!(notices.due("host_foreign"), None);
+        assert_eq!(due("host_foreign"), Some(7));
+        assert_eq!(due("host_foreign"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_issuer_has_its_own_notices_and_earlier_issuers_are_forgotten() {
+        let notices = Notices::new(ListenerRole::Clients, None);
+        for n in 0..10 * NOTICES_MAX {
+            let issuer = Arc::from(format!("https://login-{n}.example"));
+            assert_eq!(notices.due("token_expired", Some(&issuer)), Some(0), "{n}");
+            assert_eq!(notices.due("token_expired", Some(&issuer)), None, "{n}");
+            tokio::time::advance(INTERVAL).await;
+        }
+        assert!(notices.by_reason.lock().len() <= NOTICES_MAX);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::refusal::{ForwardRefusal, Refusal};
 use super::tokens::claims::{HeldProofs, TokenError};
 use super::tokens::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use super::tokens::settings::ProofPolicy;
-use super::tokens::{KeyWait, ProofRefusal, SharedClaims, TokenLookup, TokenVerdict, TokenVerifier};
+use super::tokens::{KeyWait, ProofRefusal, RefusalEvidence, SharedClaims, TokenLookup, TokenVerdict, TokenVerifier};
 use crate::face::own_metadata::{ChallengeError, ChallengeScheme, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
@@ -98,7 +98,6 @@ impl CertificateHolders {
 
 pub(super) const PROOF_HEADER: HeaderName = HeaderName::from_static("dpop");
 
-/// The parameter of a query that would hold a token.
 const TOKEN_PARAMETER: &str = "access_token";
 
 fn has_token_in_query<B>(request: &Request<B>) -> bool {
@@ -121,7 +120,8 @@ impl TokenHolders {
         };
         let invalid = |why| {
             let error = Some(ChallengeError::InvalidToken);
-            Refusal::CredentialRefused(self.challenge(path, TokenScheme::Bearer, error), why)
+            let challenge = self.challenge(path, TokenScheme::Bearer, error);
+            Refusal::CredentialRefused(challenge, why, RefusalEvidence::default())
         };
         let Some((scheme, credential)) = credential else { return Err(invalid(Some(TokenError::Malformed))) };
         if own.is_some() || (scheme == TokenScheme::Bearer && shows_key(credential.as_bytes())) {
@@ -141,10 +141,11 @@ impl TokenHolders {
     ) -> Result<Identity, Refusal> {
         let (path, settings) = (asked.endpoint, self.tokens.settings());
         let challenge = |error| self.challenge(path, scheme, Some(error));
-        let invalid = |why| Refusal::CredentialRefused(challenge(ChallengeError::InvalidToken), Some(why));
+        let invalid =
+            |why, found| Refusal::CredentialRefused(challenge(ChallengeError::InvalidToken), Some(why), found);
         let proof = match scheme {
             TokenScheme::Bearer if settings.proofs == ProofPolicy::Require => {
-                return Err(invalid(TokenError::NotProven));
+                return Err(invalid(TokenError::NotProven, RefusalEvidence::default()));
             }
             TokenScheme::Bearer => None,
             TokenScheme::Dpop => {
@@ -170,14 +171,18 @@ impl TokenHolders {
                 }
                 if !settings.scopes.iter().all(|scope| caller.has_scope(scope)) {
                     let challenge = challenge(ChallengeError::InsufficientScope);
-                    return Err(Refusal::ScopesMissing(challenge, caller.principal));
+                    let found = caller.claims.as_ref().map(|claims| RefusalEvidence {
+                        issuer: claims.issuer.clone(),
+                        value: Some(claims.scopes.iter().map(|scope| &**scope).collect::<Vec<_>>().join(" ").into()),
+                    });
+                    return Err(Refusal::ScopesMissing(challenge, caller.principal, found.unwrap_or_default()));
                 }
                 let known = AuthenticatedCaller::of_credential(caller, grant);
                 Ok(AuthenticatedCaller { has_certificate, scheme, ..known }.into())
             }
-            TokenVerdict::Invalid(error) => Err(invalid(error)),
+            TokenVerdict::Invalid(error, found) => Err(invalid(error, found)),
             TokenVerdict::NeedsLookup(lookup) => Ok(Identity::NeedsLookup(lookup)),
-            TokenVerdict::IssuerUnavailable => Err(Refusal::IssuerUnavailable),
+            TokenVerdict::IssuerUnavailable(found) => Err(Refusal::IssuerUnavailable(found)),
         }
     }
 
@@ -518,7 +523,9 @@ impl PrincipalGuard {
             None if self.callers.keys().is_some() => BEARER_SCHEME,
             None => CERTIFICATE_SCHEME,
         };
-        Refusal::CertificateRefused(challenge, why)
+        let is_about_names = matches!(why, CertificateRefusal::Unknown | CertificateRefusal::Ambiguous);
+        let value = asked.certificate.filter(|_| is_about_names).and_then(PeerCertificate::names);
+        Refusal::CertificateRefused(challenge, why, RefusalEvidence { issuer: None, value })
     }
 
     /// Authenticates a request. Fails with `CredentialsAmbiguous` or `KeyAndToken` for two credentials (B150), `Unauthorized`

@@ -14,9 +14,10 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 
 use super::client_certificates::CertificateRefusal;
+use super::tokens::RefusalEvidence;
 use super::tokens::claims::TokenError;
 use super::tokens::dpop::ProofError;
-use crate::face::answer::{insufficient_scope, refused, retry_after};
+use crate::face::answer::{ScopesNeeded, insufficient_scope, refused, retry_after};
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::metric;
 use crate::task::{Principal, WithheldBy};
@@ -47,26 +48,26 @@ pub(super) enum Refusal {
     /// No credential, where access tokens are accepted. Carries the challenge that starts the login.
     LoginRequired(HeaderValue),
     /// A token that is refused, or an unknown key beside tokens. Carries the challenge.
-    CredentialRefused(HeaderValue, Option<TokenError>),
+    CredentialRefused(HeaderValue, Option<TokenError>, RefusalEvidence),
     /// A proof of possession that is refused. Carries the challenge.
     ProofRefused(HeaderValue, ProofError),
     /// A proof that cannot be remembered, so that it could be repeated.
     ProofsFull,
     /// A certificate of no client, or of another than the credential beside it; or none at all. Carries the challenge.
-    CertificateRefused(HeaderValue, CertificateRefusal),
+    CertificateRefused(HeaderValue, CertificateRefusal, RefusalEvidence),
     /// A valid token without a scope that every request needs. Carries the challenge, and the token's owner.
-    ScopesMissing(HeaderValue, Principal),
+    ScopesMissing(HeaderValue, Principal, RefusalEvidence),
     /// A token in the query, which is logged by servers and proxies on the way (RFC 6750, 5.3).
     TokenInQuery,
-    /// The keys of the token's issuer cannot be fetched.
-    IssuerUnavailable,
+    /// The keys of the token's issuer cannot be fetched, or it does not say whether the token is active.
+    IssuerUnavailable(RefusalEvidence),
     /// The client's network sent many inactive tokens. Carries the time until the next question.
     TooManyTokens(Duration),
     /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
     NoMetadata,
     /// Carries the paths of servers, for a client that may know them; else it is empty.
     PathUnknown(String),
-    /// The path exists but is withheld from this client, which gets the response for an unknown path.
+    /// The path exists but is withheld from this client, which gets the response for an unknown path, or the scopes that help.
     PathWithheld(WithheldBy),
     /// Carries the path's methods.
     MethodNotAllowed(HeaderValue),
@@ -172,17 +173,21 @@ impl Refusal {
             }
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
-            Self::CredentialRefused(_, Some(error)) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
-            Self::CredentialRefused(_, None) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::CredentialRefused(_, Some(error), _) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
+            Self::CredentialRefused(_, None, _) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::ProofRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
             Self::ProofsFull => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "proofs_full", GoesOn),
-            Self::CertificateRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
-            Self::ScopesMissing(..) => RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn),
+            Self::CertificateRefused(_, why, _) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
+            Self::ScopesMissing(..) | Self::PathWithheld(WithheldBy::Scopes(_)) => {
+                RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn)
+            }
             Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
-            Self::IssuerUnavailable => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_unavailable", GoesOn),
+            Self::IssuerUnavailable(_) => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_unavailable", GoesOn),
             Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
             Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
-            Self::PathWithheld(_) => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
+            Self::PathWithheld(WithheldBy::Lists | WithheldBy::Rules) => {
+                RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn)
+            }
             Self::MethodNotAllowed(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
             Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
@@ -204,7 +209,6 @@ impl Refusal {
         }
     }
 
-    /// The status of its response, and its name.
     pub(super) const fn status(&self) -> (StatusCode, &'static str) {
         let RefusalResponse { status, reason, .. } = self.head();
         (status, reason)
@@ -229,7 +233,11 @@ impl Refusal {
                 "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
                  the gateway's operator issues keys"
             }
-            Self::LoginRequired(_) | Self::CredentialRefused(..) => {
+            Self::CredentialRefused(_, None, _) => {
+                "Unauthorized: the API key is unknown; send one that the gateway's operator issued, or an access token: the \
+                 WWW-Authenticate header says where clients log in"
+            }
+            Self::LoginRequired(_) | Self::CredentialRefused(_, Some(_), _) => {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
                  says where clients log in"
             }
@@ -243,18 +251,20 @@ impl Refusal {
                 "Unauthorized: connect with a client certificate that this gateway accepts, and send no other client's key or \
                  token beside it; the gateway's operator knows the accepted names"
             }
-            Self::ScopesMissing(..) => {
+            Self::ScopesMissing(..) | Self::PathWithheld(WithheldBy::Scopes(_)) => {
                 "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
             }
             Self::TokenInQuery => "Bad request: send the access token in the Authorization header, never in the query",
-            Self::IssuerUnavailable => {
-                "Service unavailable: the keys of the token's issuer cannot be fetched; nothing was done, try again later"
+            Self::IssuerUnavailable(_) => {
+                "Service unavailable: the issuer of the token, or its keys, cannot be asked; nothing was done, try again later"
             }
             Self::TooManyTokens(_) => {
                 "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later"
             }
-            Self::NoMetadata => "Not found: this gateway has no OAuth metadata and no client registration",
-            Self::PathUnknown(_) | Self::PathWithheld(_) => {
+            Self::NoMetadata => {
+                "Not found: there is no OAuth metadata at this path, and the gateway registers no clients"
+            }
+            Self::PathUnknown(_) | Self::PathWithheld(WithheldBy::Lists | WithheldBy::Rules) => {
                 "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
             }
             Self::MethodNotAllowed(_) => "Method not allowed: use one that the Allow header lists",
@@ -274,7 +284,18 @@ impl Refusal {
 
     /// The sender of the request, if its credential is valid.
     pub(super) const fn principal(&self) -> Option<&Principal> {
-        if let Self::ScopesMissing(_, principal) = self { Some(principal) } else { None }
+        if let Self::ScopesMissing(_, principal, _) = self { Some(principal) } else { None }
+    }
+
+    pub(super) const fn evidence(&self) -> Option<&RefusalEvidence> {
+        if let Self::CredentialRefused(.., found)
+        | Self::CertificateRefused(.., found)
+        | Self::ScopesMissing(.., found)
+        | Self::IssuerUnavailable(found) = self
+        {
+            return Some(found);
+        }
+        None
     }
 
     /// Advice for the operator about a request that the admin listener refuses.
@@ -298,8 +319,8 @@ impl Refusal {
                 HeadPart::Origin,
                 "the origin is not allowed; add it to this key if its pages may call",
             ),
-            Self::CredentialRefused(_, Some(error)) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
-            Self::Unauthorized | Self::CredentialRefused(_, None) => {
+            Self::CredentialRefused(_, Some(error), _) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
+            Self::Unauthorized | Self::CredentialRefused(_, None, _) => {
                 ("auth.api_keys", HeadPart::Nothing, "the request has none of these API keys")
             }
             Self::ProofRefused(_, why) => ("auth.dpop", HeadPart::Nothing, why.sentence()),
@@ -308,15 +329,17 @@ impl Refusal {
                 HeadPart::Nothing,
                 "a request is refused: too many DPoP proofs of its principal, or of all, are remembered",
             ),
-            Self::CertificateRefused(_, why) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
+            Self::CertificateRefused(_, why, _) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
             Self::ScopesMissing(..) => (
                 "auth.scopes",
                 HeadPart::Nothing,
                 "an access token lacks a scope of this key, which every request needs",
             ),
-            Self::IssuerUnavailable => {
-                ("auth.issuers", HeadPart::Nothing, "the keys of a token's issuer are unknown, and cannot be fetched")
-            }
+            Self::IssuerUnavailable(_) => (
+                "auth.issuers",
+                HeadPart::Nothing,
+                "a token's issuer does not answer about it, or its keys are unknown and cannot be fetched",
+            ),
             Self::TooManyTokens(_) => (
                 "listen.trusted_proxies",
                 HeadPart::Nothing,
@@ -331,10 +354,10 @@ impl Refusal {
                 HeadPart::Path,
                 "the API key may not use this upstream; add the upstream to this key if it should",
             ),
-            Self::PathWithheld(WithheldBy::Rules) => (
+            Self::PathWithheld(WithheldBy::Rules | WithheldBy::Scopes(_)) => (
                 "auth.rules",
                 HeadPart::Path,
-                "no rule allows the caller anything at this upstream; add a rule for it if it should",
+                "no rule allows the caller anything at this upstream, with its scopes; add a rule or scopes if it should",
             ),
             Self::ConnectMethod
             | Self::HeadTooLarge
@@ -370,9 +393,12 @@ impl Refusal {
         {
             sentence = Cow::from(format!("Not found: no server has this path; there are servers at {paths}"));
         }
-        let is_about_scopes = matches!(self, Self::ScopesMissing(..));
+        let is_about_scopes = reason == "insufficient_scope";
         let mut response =
             if is_about_scopes { insufficient_scope(&sentence) } else { refused(status, code, &sentence) };
+        if let Self::PathWithheld(WithheldBy::Scopes(needed)) = &self {
+            response.extensions_mut().insert(ScopesNeeded(needed.iter().cloned().collect()));
+        }
         response.extensions_mut().insert(RefusalMarker);
         let ends = match stream {
             StreamPosition::Multiplexed => false,
@@ -385,17 +411,17 @@ impl Refusal {
         if self == Self::Unauthorized {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if [Self::IssuerUnavailable, Self::ProofsFull].contains(&self) {
+        if matches!(self, Self::IssuerUnavailable(_) | Self::ProofsFull) {
             response.headers_mut().insert(RETRY_AFTER, RETRY_LATER);
         }
         if let Self::TooManyTokens(wait) = self {
             response.headers_mut().insert(RETRY_AFTER, retry_after(Some(wait)));
         }
         if let Self::LoginRequired(challenge)
-        | Self::CredentialRefused(challenge, _)
-        | Self::CertificateRefused(challenge, _)
+        | Self::CredentialRefused(challenge, ..)
+        | Self::CertificateRefused(challenge, ..)
         | Self::ProofRefused(challenge, _)
-        | Self::ScopesMissing(challenge, _) = self
+        | Self::ScopesMissing(challenge, ..) = self
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             return response;

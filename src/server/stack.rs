@@ -20,7 +20,7 @@ use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
 use super::refusal::{Refusal, RefusalMarker, StreamPosition, keep_open};
-use super::tokens::KeyWait;
+use super::tokens::{KeyWait, RefusalEvidence};
 use crate::face::answer::ScopesNeeded;
 use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
@@ -172,7 +172,9 @@ impl Layers {
                 let response = further.iter().fold(response, |response, grant| grant.bind(response, None));
                 grant.bind(response, ends_at)
             }
-            Ok(Identity::NeedsLookup(_)) => self.refuse(Refusal::IssuerUnavailable, *request, client),
+            Ok(Identity::NeedsLookup(_)) => {
+                self.refuse(Refusal::IssuerUnavailable(RefusalEvidence::default()), *request, client)
+            }
             Err(refusal) => self.refuse(refusal, *request, client),
         }
     }

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use moka::sync::Cache;
+use serde_json::Map;
 
 use self::claims::{HeldProofs, TokenBinding, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
@@ -61,6 +62,14 @@ struct TrustedIssuer {
     grant: Grant,
 }
 
+/// The facts about a refused credential for the operator's log. Clients learn none of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RefusalEvidence {
+    pub(super) issuer: Option<Arc<str>>,
+    /// The part of the credential that shows the fault. Never a secret.
+    pub(super) value: Option<Box<str>>,
+}
+
 pub(super) enum TokenVerdict {
     Valid {
         caller: Caller,
@@ -68,11 +77,11 @@ pub(super) enum TokenVerdict {
         /// Whether it is bound to the certificate of its connection.
         has_certificate: bool,
     },
-    Invalid(TokenError),
+    Invalid(TokenError, RefusalEvidence),
     /// Its issuer must be asked first.
     NeedsLookup(TokenLookup),
     /// The issuer cannot be asked; or its keys are unknown or too old, and cannot be fetched.
-    IssuerUnavailable,
+    IssuerUnavailable(RefusalEvidence),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +117,14 @@ impl TrustedIssuer {
 
     fn takes_opaque(&self) -> bool {
         self.settings.introspection.as_ref().is_some_and(|one| one.tokens.has_opaque())
+    }
+
+    fn refuses(&self, error: TokenError, value: Option<Box<str>>) -> TokenVerdict {
+        TokenVerdict::Invalid(error, RefusalEvidence { value, ..self.evidence() })
+    }
+
+    fn evidence(&self) -> RefusalEvidence {
+        RefusalEvidence { issuer: Some(Arc::clone(&self.settings.issuer)), value: None }
     }
 }
 
@@ -223,7 +240,6 @@ impl TokenVerifier {
         futures_util::future::select_all(fetches).await;
     }
 
-    /// The issuers without usable keys.
     pub fn unknown_issuers(&self) -> impl Iterator<Item = &str> {
         let unknown = self.0.issuers.iter().filter(|one| !one.settings.needs_no_keys() && !one.keys.are_current());
         unknown.map(|one| &*one.settings.issuer)
@@ -246,10 +262,10 @@ impl TokenVerifier {
         }
         let read = match UnverifiedToken::read(token) {
             Ok(read) => read,
-            Err(error) => return TokenVerdict::Invalid(error),
+            Err(error) => return refused(error, token),
         };
         match self.position(|one| *one.settings.issuer == *read.issuer()) {
-            None => TokenVerdict::Invalid(TokenError::UnknownIssuer),
+            None => refused(TokenError::UnknownIssuer, token),
             Some(index) if issuers.get(index).is_some_and(|one| one.settings.needs_no_keys()) => {
                 self.introspect(&asked, index, &endpoint())
             }
@@ -261,9 +277,10 @@ impl TokenVerifier {
         self.0.issuers.iter().position(is_meant)
     }
 
-    /// Checks a signed token by the keys of the issuer at `index`.
     fn verify(&self, read: &UnverifiedToken<'_>, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
-        let Some(issuer) = self.0.issuers.get(index) else { return TokenVerdict::IssuerUnavailable };
+        let Some(issuer) = self.0.issuers.get(index) else {
+            return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
+        };
         let keys = &issuer.keys;
         let verified = match keys.current() {
             Some(set) => read.verify(&issuer.settings, &set, endpoint, asked.now),
@@ -278,13 +295,12 @@ impl TokenVerifier {
                 self.needs(AskedIssuer::Keys(Arc::clone(keys)))
             }
             Err(TokenError::UnknownKey) if keys.is_unavailable() || !keys.are_current() => {
-                TokenVerdict::IssuerUnavailable
+                TokenVerdict::IssuerUnavailable(issuer.evidence())
             }
-            Err(error) => TokenVerdict::Invalid(error),
+            Err(error) => issuer.refuses(error, error.shown_in(asked.token)),
         }
     }
 
-    /// Checks the proof beside a valid token, and remembers it.
     pub(super) fn prove(
         &self,
         proof: &UnverifiedProof<'_>,
@@ -299,22 +315,21 @@ impl TokenVerifier {
         })
     }
 
-    /// Checks a token by the answer of the issuer at `index`.
     fn introspect(&self, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
         if !claims::is_short(asked.token) {
-            return TokenVerdict::Invalid(TokenError::TooLarge);
+            return refused(TokenError::TooLarge, asked.token);
         }
         let issuer = self.0.issuers.get(index);
         let Some((issuer, introspector)) = issuer.and_then(|one| Some((one, one.introspector.as_ref()?))) else {
-            return TokenVerdict::IssuerUnavailable;
+            return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
         };
         match introspector.known(asked.token) {
             None if asked.wait == KeyWait::Allowed => {
                 let token = asked.token.to_owned();
                 self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))
             }
-            None | Some(IntrospectionAnswer::Unavailable) => TokenVerdict::IssuerUnavailable,
-            Some(IntrospectionAnswer::Inactive) => TokenVerdict::Invalid(TokenError::Inactive),
+            None | Some(IntrospectionAnswer::Unavailable) => TokenVerdict::IssuerUnavailable(issuer.evidence()),
+            Some(IntrospectionAnswer::Inactive) => issuer.refuses(TokenError::Inactive, None),
             Some(IntrospectionAnswer::Active(found)) => {
                 match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
                     Ok(token) => {
@@ -323,7 +338,7 @@ impl TokenVerifier {
                         let caller = Caller { claims, until: Some(token.until), ..Caller::of(token.owner) };
                         self.granted(caller, index, binding.as_ref(), asked)
                     }
-                    Err(error) => TokenVerdict::Invalid(error),
+                    Err(error) => issuer.refuses(error, error.shown(&Map::new(), &found)),
                 }
             }
         }
@@ -345,13 +360,18 @@ impl TokenVerifier {
         binding: Option<&TokenBinding>,
         asked: &AskedToken<'_>,
     ) -> TokenVerdict {
+        let known = self.0.issuers.get(issuer);
         if let Err(error) = asked.held.fit(binding) {
-            return TokenVerdict::Invalid(error);
+            return TokenVerdict::Invalid(error, known.map(TrustedIssuer::evidence).unwrap_or_default());
         }
         let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());
-        let grant = self.0.issuers.get(issuer).map(|one| one.grant.clone()).unwrap_or_default();
+        let grant = known.map(|one| one.grant.clone()).unwrap_or_default();
         TokenVerdict::Valid { caller, grant, has_certificate }
     }
+}
+
+fn refused(error: TokenError, token: &str) -> TokenVerdict {
+    TokenVerdict::Invalid(error, RefusalEvidence { issuer: None, value: error.shown_in(token) })
 }
 
 const WEIGHT_MAX: u64 = 4 << 20;

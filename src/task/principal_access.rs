@@ -91,11 +91,13 @@ impl DecidedBy {
 }
 
 /// The configuration's part that withholds an upstream from a caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WithheldBy {
     /// The lists beside the caller's credential, which may be gone.
     Lists,
     Rules,
+    /// Rules, but not from a token with one of these scopes.
+    Scopes(BTreeSet<Arc<str>>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,8 +174,12 @@ impl PrincipalAccessTable {
 
     pub fn upstream_withheld_by(&self, caller: &Caller, upstream: &str) -> Option<WithheldBy> {
         let AccessDecision { verdict, by } = self.upstream(caller, upstream);
-        let by = if matches!(by, DecidedBy::Key(_)) { WithheldBy::Lists } else { WithheldBy::Rules };
-        (verdict != AccessVerdict::Allowed).then_some(by)
+        match verdict {
+            AccessVerdict::Allowed => None,
+            AccessVerdict::NeedsScopes(scopes) => Some(WithheldBy::Scopes(scopes)),
+            AccessVerdict::Denied if matches!(by, DecidedBy::Key(_)) => Some(WithheldBy::Lists),
+            AccessVerdict::Denied => Some(WithheldBy::Rules),
+        }
     }
 
     pub fn upstream(&self, caller: &Caller, upstream: &str) -> AccessDecision {

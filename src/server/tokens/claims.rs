@@ -32,8 +32,10 @@ reasons! {
         Malformed: "token_malformed", "a token is refused: it is no signed token of three parts with JSON objects";
         Algorithm: "token_algorithm", "a token is refused: its algorithm is not one of `algorithms`";
         Critical: "token_critical", "a token is refused: its header has `crit`, which the gateway does not know";
-        Type: "token_type", "a token is refused: its header's `typ` is not one of `token_types`";
-        UnknownIssuer: "token_issuer", "a token is refused: no [[auth.issuers]] has its `iss`";
+        Type: "token_type",
+            "a token is refused: its header's `typ` is not one of `token_types`, or its `token_type` at the issuer not Bearer";
+        UnknownIssuer: "token_issuer",
+            "a token is refused: no [[auth.issuers]] has its `iss`, or the asked issuer names another one";
         UnknownKey: "token_key_unknown", "a token is refused: its issuer has no key with its `kid`";
         UnfitKey: "token_key_unfit", "a token is refused: its key is for another algorithm";
         Signature: "token_signature", "a token is refused: its signature is wrong";
@@ -56,6 +58,34 @@ reasons! {
             "a token is refused: its scopes are no text or list of at most 1,000 names of 255 bytes";
         Groups: "token_groups",
             "a token is refused: its groups are no text or list of at most 1,000 names of 255 bytes";
+    }
+}
+
+impl TokenError {
+    pub(super) fn shown_in(self, token: &str) -> Option<Box<str>> {
+        let text = SignedText::read(token, TOKEN_BYTES_MAX).ok()?;
+        self.shown(&text.header, &text.claims)
+    }
+
+    /// The member of a header or of claims that shows this fault. Other members may name a person.
+    pub(super) fn shown(self, header: &Map<String, Value>, claims: &Map<String, Value>) -> Option<Box<str>> {
+        let members = [
+            (Self::Algorithm, header.get("alg")),
+            (Self::Type, header.get("typ").or_else(|| claims.get("token_type"))),
+            (Self::UnknownKey, header.get("kid")),
+            (Self::UnknownIssuer, claims.get("iss")),
+            (Self::Audience, claims.get("aud")),
+            (Self::Expired, claims.get("exp")),
+        ];
+        let (_, value) = members.into_iter().find(|(error, _)| *error == self)?;
+        Some(value.map_or_else(|| NO_TYPE.to_owned(), plain).into())
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value.as_array() {
+        Some(all) => all.iter().map(plain).collect::<Vec<_>>().join(", "),
+        None => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
     }
 }
 
@@ -83,7 +113,6 @@ impl HeldProofs<'_> {
     }
 }
 
-/// A token that is parsed but not verified.
 pub(super) struct UnverifiedToken<'t> {
     text: SignedText<'t>,
     algorithm: Algorithm,
@@ -336,7 +365,6 @@ impl TokenBinding {
     }
 }
 
-/// A digest as `cnf` writes it.
 pub(super) fn digest_in(value: &Value) -> Option<Digest> {
     let decoded = BASE64_URL_SAFE_NO_PAD.decode(value.as_str()?).ok()?;
     decoded.try_into().ok().map(Digest)

@@ -61,6 +61,11 @@ pub struct IssuerSettings {
 }
 
 impl IssuerSettings {
+    /// Whether the issuer itself checks its signed tokens, so that no key is needed.
+    pub fn needs_no_keys(&self) -> bool {
+        self.introspection.as_ref().is_some_and(|introspection| introspection.tokens.has_signed())
+    }
+
     /// The named scopes, and those that they include.
     pub fn scopes_of<'s>(&self, names: impl IntoIterator<Item = &'s str>) -> BTreeSet<Arc<str>> {
         let mut scopes = BTreeSet::new();
@@ -99,13 +104,6 @@ impl IntrospectedTokens {
 
     pub const fn has_signed(self) -> bool {
         matches!(self, Self::Signed | Self::All)
-    }
-}
-
-impl IssuerSettings {
-    /// Whether the issuer itself checks its signed tokens, so that no key is needed.
-    pub fn needs_no_keys(&self) -> bool {
-        self.introspection.as_ref().is_some_and(|introspection| introspection.tokens.has_signed())
     }
 }
 

@@ -187,7 +187,7 @@ async fn a_key_set_that_cannot_be_used_answers_503_and_is_never_open() {
         assert_eq!(
             answer.json()["error"]["message"],
             json!(
-                "Service unavailable: the keys of the token's issuer cannot be fetched; nothing was done, try again later"
+                "Service unavailable: the issuer of the token, or its keys, cannot be asked; nothing was done, try again later"
             ),
             "{name}"
         );

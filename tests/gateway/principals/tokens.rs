@@ -130,8 +130,11 @@ async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
     let sentence = "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header says \
                     where clients log in";
     let challenge = format!("Bearer error=\"invalid_token\", {METADATA}, scope=\"mcp\"");
+    let of_key = "Unauthorized: the API key is unknown; send one that the gateway's operator issued, or an access token: \
+                  the WWW-Authenticate header says where clients log in";
     for (name, credential) in rows {
         let answer = at.gate.send(&ping(&credential)).await;
+        let sentence = if credential.starts_with("tg_") { of_key } else { sentence };
         check(name, &answer, "401", Some(&challenge), &refused(-32600, sentence));
     }
     let none = format!("Bearer {METADATA}, scope=\"mcp\"");
@@ -192,6 +195,33 @@ async fn b148_b149_b150_a_token_is_sent_once_in_a_header_and_with_every_scope() 
     assert_eq!(at.gate.send(&slash).await.summary(), "200 ok", "the path with a slash is the same endpoint");
     let own = ping("x").without("Authorization").with("X-Taskgate-Key", ADA);
     assert_eq!(at.gate.send(&own).await.summary(), "200 ok");
+}
+
+/// B148: each rule for the upstream needs a scope. The token lacks it, and its client learns which.
+#[tokio::test]
+async fn b148_a_token_without_the_scope_of_any_rule_for_its_path_is_403_with_that_scope() {
+    let rule = |scope: &str, tool: &str| {
+        format!(
+            "[[auth.rules]]\nwho = {{ scopes = [\"{scope}\"] }}\nupstreams = [\"up\"]\ntools = [\"{tool}\"]\nallow = true\n"
+        )
+    };
+    let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
+    let at = TokenGate::start(&format!("{}{}{endpoint}", rule("read", "quick"), rule("run", "held"))).await;
+    for path in ["/mcp", "/all/mcp"] {
+        let address = format!("https://mcp.example{path}");
+        let token = |scope: &str| at.token(&json!({ "aud": address, "scope": scope }));
+        let list = |credential: &str| Ask::new(credential, "tools/list", json!({})).at(path);
+        let small = "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed";
+        let mut body = refused(-32600, small);
+        body["error"]["data"] = json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
+        let challenge = format!(
+            "Bearer error=\"insufficient_scope\", scope=\"mcp read run\", {}",
+            METADATA.replace("/mcp\"", &format!("{path}\""))
+        );
+        check(path, &at.gate.send(&list(&token("mcp"))).await, "403", Some(&challenge), &body);
+        assert_eq!(at.gate.send(&list(&token("mcp read"))).await.summary(), "200 ok", "{path}");
+        assert_eq!(at.gate.send(&list(ADA)).await.status(), "404", "{path}: a key cannot get a scope");
+    }
 }
 
 /// B155, B156.

@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use serde_json::json;
-use support::issuer::{IssuerKey, key_set};
+use serde_json::{Value, json};
+use support::issuer::{IssuerKey, key_set, now, with};
 use tokio::process::Command;
 
-use super::program::{Answer, Call, Folder, Program};
+use super::program::{Answer, Call, Folder, Program, send};
 use super::upstream::{ScriptedServer, SeenRequest, answer, in_time, json_text, polite};
 
 const CANARY: &str = "canary-7d21";
@@ -86,10 +86,55 @@ async fn a_command_that_fails_is_named_in_the_log_and_the_server_is_not_called()
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "tokens have the time of day")]
 fn token(key: &IssuerKey, audience: &str) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    key.token(&json!({ "iss": "https://login.example", "sub": "ada", "aud": audience, "exp": now + 300 }))
+    key.token(&json!({ "iss": "https://login.example", "sub": "ada", "aud": audience, "exp": now() + 300 }))
+}
+
+/// The line has the issuer's block, and the member that shows the fault, escaped and cut.
+#[tokio::test]
+async fn the_log_says_why_a_token_is_refused_and_of_which_issuer() {
+    let (server, folder, key) = (ScriptedServer::polite().await, Folder::new(), IssuerKey::es256("k1"));
+    let keys = folder.path().join("keys.json");
+    fs::write(&keys, key_set([&key])).unwrap();
+    let issuers = ["https://one.example", "https://two.example"];
+    let blocks = issuers.map(|issuer| format!("[[auth.issuers]]\nissuer = \"{issuer}\"\njwks_file = {keys:?}\n"));
+    folder.write(&format!(
+        "public_url = \"https://mcp.example\"\n[auth]\nmode = \"tokens\"\nscopes = [\"mcp\"]\n{}\
+         [upstreams.up]\nurl = \"http://{}/mcp\"\n",
+        blocks.concat(),
+        server.address
+    ));
+    let program = Program::serve(&folder).await;
+    let ends = now() + 300;
+    let [one, two] = issuers;
+    let claims = |issuer: &str, changes: &Value| {
+        let aud = "https://mcp.example/up/mcp";
+        with(&json!({ "iss": issuer, "sub": "ada", "aud": aud, "exp": ends, "scope": "mcp" }), changes)
+    };
+    let claimed = |issuer: &str, changes: Value| key.token(&claims(issuer, &changes));
+    let headed = |changes: Value| {
+        let header = with(&key.header(), &changes);
+        key.sign(header.to_string(), claims(one, &json!({})).to_string())
+    };
+    for (token, reason, value, issuer) in [
+        (claimed(one, json!({ "aud": "https://api.example" })), "token_audience", "https://api.example", Some(one)),
+        (claimed(two, json!({ "aud": ["a", "b\u{1b}"] })), "token_audience", "a, b\\x1b", Some(two)),
+        (headed(json!({ "typ": "JWT" })), "token_type", "JWT", Some(one)),
+        (headed(json!({ "kid": "k2" })), "token_key_unknown", "k2", Some(one)),
+        (headed(json!({ "alg": "HS256" })), "token_algorithm", "HS256", None),
+        (claimed("https://three.example", json!({})), "token_issuer", "https://three.example", None),
+        (claimed(one, json!({ "exp": 1 })), "token_expired", "1", Some(one)),
+        (claimed(one, json!({ "scope": "read" })), "insufficient_scope", "read", Some(one)),
+    ] {
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+        let refused = send(program.clients, "POST", "/up/mcp", &headers, "{}").await;
+        assert!([401, 403].contains(&refused.status), "{reason}");
+        let key = if reason == "insufficient_scope" { "auth.scopes" } else { "auth.issuers" };
+        let behind = issuer.map_or_else(|| "\"client\"".to_owned(), |issuer| format!("\"issuer\":\"{issuer}\""));
+        let line = format!("\"reason\":\"{reason}\",\"key\":\"{key}\",\"value\":{},{behind}", json!(value));
+        program.says(&line, 1).await;
+    }
 }
 
 /// The gateway is killed while an exchanged call runs. The next process has no token of the client: it ends the task with that

@@ -2,7 +2,7 @@
 //! the version again.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use super::faults::RequestError;
@@ -10,7 +10,8 @@ use super::subscriptions;
 use crate::task::HandleSupport;
 use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, method};
+use crate::wire::rpc_error::MISSING_CLIENT_CAPABILITY;
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 
 /// Largest capabilities of a stateless request: keys of sessions and lists hold them. A session's must fit in its id.
 const CAPABILITIES_BYTES_MAX: usize = 16 * 1024;
@@ -165,17 +166,19 @@ impl StatelessRequest {
         Self { capabilities: self.capabilities.detached(), ..self.clone() }
     }
 
-    /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
-    pub fn lacks(&self, required: &Payload) -> bool {
-        let Some(required) = Object::of(required) else { return false };
-        let declared: HashSet<_> = self.capabilities.keys().collect();
-        let extensions = self.capabilities.get_object("extensions");
-        let extensions: HashSet<_> = extensions.iter().flat_map(Object::keys).collect();
-        required.entries().any(|(key, value)| match Object::of(&value).filter(|_| key == "extensions") {
-            Some(wanted) => wanted.keys().any(|one| !extensions.contains(&one)),
-            None => !declared.contains(&key),
-        })
+    /// Whether a server's error names capabilities of which any was not declared.
+    pub fn is_lacking(&self, error: &RpcError) -> bool {
+        let required = error.required_capabilities().filter(|_| error.code == MISSING_CLIENT_CAPABILITY);
+        required.as_ref().and_then(Object::of).is_some_and(|required| lacks(&self.capabilities, &required))
     }
+}
+
+fn lacks(declared: &Object, required: &Object) -> bool {
+    required.entries().any(|(key, wanted)| match (declared.get(&key), Object::of(&wanted)) {
+        (None, _) => true,
+        (Some(own), Some(wanted)) => Object::of(&own).is_none_or(|own| lacks(&own, &wanted)),
+        (Some(_), None) => false,
+    })
 }
 
 /// Whether a client with these capabilities (a `ClientCapabilities` object) can be asked this question (`{method, params}`).

@@ -490,12 +490,13 @@ impl StatelessFace {
             uri: (request.method == method::RESOURCES_READ).then(|| request.params.get_string("uri")).flatten(),
             server_info: self.identity(),
             notices: CallNotices {
-                progress: request.metadata.progress_token.map(MonotonicProgress::new),
+                progress: request.metadata.progress_token.clone().map(MonotonicProgress::new),
                 life_signs: self.served.settings.life_signs,
                 logs: request.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
             },
             promotable,
             dialect,
+            metadata: request.metadata,
             addressee: request.addressee,
         })
     }

@@ -42,6 +42,10 @@ impl RpcError {
         data.is_some_and(|data| data.get_str("source").as_deref() == Some("gateway"))
     }
 
+    pub fn required_capabilities(&self) -> Option<Payload> {
+        Object::of(self.data.as_ref()?)?.get("requiredCapabilities")
+    }
+
     /// Reads an error object from an upstream; `None` unless it has a whole `code` and a text `message`.
     pub fn from_object(object: &Object) -> Option<Self> {
         Some(Self {

@@ -11,6 +11,7 @@ use super::request_answer::RequestAnswer;
 use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{call_cancelled, failure_error, with_uri};
 use crate::dialect::lifecycle::{completed_result, server_meta, stateless_result_in_pieces};
+use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{FaceDialect, RequestError, TaskReply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
 use crate::face::answer::{Addressee, LARGE};
@@ -29,6 +30,7 @@ pub struct CallView<D> {
     pub method: Cow<'static, str>,
     pub uri: Option<String>,
     pub server_info: Payload,
+    pub metadata: StatelessRequest,
     pub notices: CallNotices,
     pub promotable: Promotable,
     pub dialect: D,
@@ -182,6 +184,11 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 Some(_) | None => RequestAnswer::Result(completed_result(&self.method, &result, &self.server_info)),
             },
             Outcome::Faulted(Failure::Gateway(fault)) => RequestAnswer::Fault(fault),
+            // As if the server itself answered (MOD-10).
+            Outcome::Faulted(Failure::Upstream(error)) if self.metadata.is_lacking(&error) => {
+                let code = self.metadata.version.traits().missing_capability;
+                RequestAnswer::Refused(StatusCode::BAD_REQUEST, RpcError { code, ..error })
+            }
             Outcome::Faulted(failure) => {
                 let error = failure_error(&failure);
                 self.refused(match &self.uri {

@@ -17,6 +17,7 @@ use crate::audit::arguments_of;
 use crate::dialect::RequestError;
 use crate::dialect::faults::failure_error;
 use crate::dialect::lifecycle::{CacheReaders, is_cacheable};
+use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
@@ -368,15 +369,9 @@ impl StatelessForward {
 }
 
 /// Replaces an error about the gateway's own request (GW-29); `None` for others.
-fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
-    let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
-    match error.code {
-        rpc_error::MISSING_CLIENT_CAPABILITY if named.as_ref().is_some_and(is_lacking) => None,
-        rpc_error::UNSUPPORTED_VERSION..=rpc_error::HEADER_MISMATCH => {
-            Some(failure_error(&Failure::Upstream(error.clone())))
-        }
-        _ => None,
-    }
+fn about_us(error: &RpcError, client: &StatelessRequest) -> Option<RpcError> {
+    let is_own = (rpc_error::UNSUPPORTED_VERSION..=rpc_error::HEADER_MISMATCH).contains(&error.code);
+    (is_own && !client.is_lacking(error)).then(|| failure_error(&Failure::Upstream(error.clone())))
 }
 
 #[cfg(test)]

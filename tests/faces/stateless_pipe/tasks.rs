@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, TestGateway};
 use super::peers::{body_of, client, post, server};
-use super::upstream::{ScriptedReply, SeenRequest, answer, in_time};
+use super::upstream::{ScriptedReply, SeenRequest, answer, in_time, json_text};
 
 const TAKES_TASKS: &str = r#"{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
@@ -49,6 +49,35 @@ async fn upc21_a_task_of_the_gateways_is_a_call_with_metadata_of_its_own() {
     assert_eq!(meta["io.modelcontextprotocol/clientCapabilities"], capabilities);
     assert_eq!((&meta["x"], seen.header("mcp-name")), (&json!(1.10), Some("t")));
     assert!(String::from_utf8_lossy(&seen.bytes).contains(r#""arguments":{"n":1.10,"content":[]}"#));
+}
+
+/// MOD-10: as from the server itself, though the gateway makes the call.
+#[tokio::test]
+async fn mod_10_a_client_of_tasks_learns_which_capability_a_tool_needs() {
+    let server = server(|seen| {
+        let needs = |required: Value| {
+            let error = json!({"code": -32021, "message": "m", "data": {"requiredCapabilities": required}});
+            let mut refusal = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
+            *refusal.status_mut() = http::StatusCode::BAD_REQUEST;
+            refusal
+        };
+        seen.is_call().then(|| needs(seen.body["params"]["arguments"].clone()))
+    })
+    .await;
+    let gate = TestGateway::with(server.address, "").await;
+    let client = client(&gate);
+    for (needed, verdict) in [
+        (r#"{"sampling":{}}"#, "400 -32021 id \"ab\""),
+        (r#"{"elicitation":{"url":{}}}"#, "400 -32021 id \"ab\""),
+        (r#"{"elicitation":{}}"#, "200 -32603 id \"ab\""),
+    ] {
+        let call = format!(r#""name":"t","arguments":{needed}"#);
+        assert_eq!(
+            post(&client, &body_of("tools/call", TAKES_TASKS, &call)).await.verdict().await,
+            verdict,
+            "{needed}"
+        );
+    }
 }
 
 /// A server with tasks of its own: call, then two polls.

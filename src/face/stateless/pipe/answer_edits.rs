@@ -219,7 +219,7 @@ impl AnswerEdits {
     }
 
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
-        about_us(error, |required| self.metadata.lacks(required))
+        about_us(error, &self.metadata)
     }
 
     /// The error for a question that the client cannot answer (U31, U32): a missing capability (MOD-10), or invalid.

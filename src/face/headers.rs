@@ -9,12 +9,10 @@ use http::header::{HeaderMap, HeaderName};
 
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::names_version;
-use crate::upstream::header_annotations::HeaderArgument;
-use crate::wire::{Object, ProtocolVersion, method};
+pub use crate::upstream::header_annotations::{HeaderArgument, METHOD, NAME, naming_member, repeating};
+use crate::wire::{Object, ProtocolVersion};
 
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
-pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -67,15 +65,6 @@ pub fn check_name(all: &HeaderMap, method: &str, named: Option<&str>) -> Result<
         // A missing member is a fault of the params, which are checked later.
         None => Ok(()),
         Some(_) => Err(complaint(&NAME, "differs from the body")),
-    }
-}
-
-pub fn naming_member(method: &str) -> Option<&'static str> {
-    match method {
-        method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
-        method::RESOURCES_READ => Some("uri"),
-        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Some("taskId"),
-        _ => None,
     }
 }
 

@@ -25,6 +25,7 @@ use super::call_stream::engine_call::{CallView, Promotable, ResultEdit};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, CatalogError, ToolList, no_such_cursor};
 use super::fallback::FallbackToolService;
+use super::headers::HeaderArgument;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::item_refusal::{AskedAccess, names_item};
 use super::lazy_timer::within;
@@ -117,6 +118,7 @@ struct CallDecision {
     idempotency: Option<Idempotency>,
     native: UpstreamTaskMode,
     is_repeatable: bool,
+    mirrored: Vec<HeaderArgument>,
 }
 
 impl CallDecision {
@@ -325,7 +327,6 @@ impl StatelessFace {
         }
     }
 
-    /// The upstream's tools that the client may use.
     fn reachable_tools(&self, request: &StatelessRequestContext<'_>) -> ReachableTools {
         ReachableTools::new(self.asked(request).access, self.fallback_for(&request.metadata))
     }
@@ -402,7 +403,8 @@ impl StatelessFace {
             Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => plan,
         };
         let native = native_task(listed.task_support, plan, policy.deadline);
-        Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
+        let (is_repeatable, mirrored) = (listed.is_repeatable, listed.mirrored.clone());
+        Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable, mirrored })
     }
 
     fn last_list_with(&self, tool: &str, request: &StatelessRequestContext<'_>) -> Option<Arc<ToolList>> {
@@ -426,7 +428,6 @@ impl StatelessFace {
         }
     }
 
-    /// Forwards other methods unchanged.
     async fn relay(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if let Err(error) = self.ensure_identity(&request).await {
             return request.addressee.fault(&error.into_fault());
@@ -439,12 +440,13 @@ impl StatelessFace {
             idempotency: None,
             native: UpstreamTaskMode::Never,
             is_repeatable: false,
+            mirrored: Vec::new(),
         };
         self.run(request, &plain).await
     }
 
     async fn run(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
-        let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = decision;
+        let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable, mirrored: _ } = decision;
         let rounds = RoundSupport::of(request.method);
         if rounds == RoundSupport::Allowed && request.params.contains("requestState") {
             return Box::pin(self.resume_held_call(request, policy.clone(), plan)).await;

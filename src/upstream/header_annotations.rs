@@ -10,7 +10,10 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::wire::walk::{self, ValueWalk};
-use crate::wire::{Object, Payload};
+use crate::wire::{Object, Payload, method};
+
+pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
 const ANNOTATION: &str = "x-mcp-header";
 pub const PARAM_PREFIX: &str = "mcp-param-";
@@ -197,6 +200,25 @@ impl SchemaReader<'_> {
         let path = self.path.iter().map(|name| name.clone().into_owned()).collect();
         Some(HeaderArgument { path, header, kind: kind? })
     }
+}
+
+pub fn naming_member(method: &str) -> Option<&'static str> {
+    match method {
+        method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
+        method::RESOURCES_READ => Some("uri"),
+        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Some("taskId"),
+        _ => None,
+    }
+}
+
+/// The headers that repeat a request's method, name and mirrored arguments (UPC-10, UPC-15).
+pub fn repeating(method: &str, params: &Object, mirrored: &[HeaderArgument]) -> Vec<(HeaderName, HeaderValue)> {
+    let name = naming_member(method).and_then(|member| encode(&params.get_str(member)?));
+    let arguments = (!mirrored.is_empty()).then(|| params.get_object("arguments")).flatten();
+    let known = [(METHOD, HeaderValue::from_str(method).ok()), (NAME, name)].into_iter();
+    let mut headers: Vec<_> = known.filter_map(|(name, value)| Some((name, value?))).collect();
+    headers.extend(headers_of(mirrored, arguments.as_ref()).iter().map(|(name, value)| (name.clone(), value.clone())));
+    headers
 }
 
 /// The headers that mirror a call's arguments, except absent and `null` ones (UPC-15).

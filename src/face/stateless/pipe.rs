@@ -23,8 +23,8 @@ use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::fallback::FallbackListing;
-use crate::face::headers;
-use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::headers::{self, HeaderArgument};
+use crate::face::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use crate::face::idempotency_key;
 use crate::face::pipe::body::{AnsweredRequest as _, PipeTimeouts, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
@@ -60,7 +60,6 @@ pub(super) fn is_passed_on(name: &str) -> bool {
 }
 
 impl StatelessFace {
-    /// Forwards a request, or gives it to the engine if it may become a task.
     pub(super) async fn pass(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         let asker = self.asker(&request);
         let state = match returned_state(&self.served, &request, &asker) {
@@ -117,7 +116,7 @@ impl StatelessFace {
             served: Arc::clone(&self.served),
             metrics: Arc::clone(&self.meter),
             message: message(&request, state),
-            headers: repeated(request.headers),
+            headers: self.headers(&request, call.as_ref()),
             forwarded: request.forwarded.clone(),
             edits,
             is_subscription,
@@ -130,6 +129,20 @@ impl StatelessFace {
         match permit {
             Some(permit) => response.map(|body| permit.keep(body)),
             None => response,
+        }
+    }
+
+    /// As the client sent them. A message of a stream has none, and the server requires them (UPC-15).
+    fn headers(
+        &self,
+        request: &StatelessRequestContext<'_>,
+        call: Option<&ForwardedCall>,
+    ) -> Vec<(HeaderName, HeaderValue)> {
+        match request.carriage {
+            MessageChannel::Stream if !self.served.channel.makes_streams() => {
+                headers::repeating(request.method, request.params, call.map_or(&[][..], |call| &call.mirrored))
+            }
+            MessageChannel::Stream | MessageChannel::Request => repeated(request.headers),
         }
     }
 
@@ -262,11 +275,13 @@ struct ForwardedCall {
     tool: Arc<str>,
     deadline: Duration,
     limits: CallLimits,
+    mirrored: Vec<HeaderArgument>,
 }
 
 impl ForwardedCall {
     fn of(decision: CallDecision) -> Self {
-        Self { tool: decision.tool, deadline: decision.policy.deadline, limits: decision.policy.limits }
+        let CallDecision { tool, policy, mirrored, .. } = decision;
+        Self { tool, deadline: policy.deadline, limits: policy.limits, mirrored }
     }
 }
 
@@ -310,7 +325,7 @@ impl StatelessForward {
     async fn attempt(mut self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let settings = &self.served.settings;
         let (permit, timeouts, deadline_after) = match self.call.take() {
-            Some(ForwardedCall { tool, deadline, limits }) => {
+            Some(ForwardedCall { tool, deadline, limits, mirrored: _ }) => {
                 let asker = &self.edits.asker;
                 let arguments = || arguments_of(Some(&asker.params));
                 let permit = HeldCall::begin(&self.served, &asker.principal, tool, arguments).await?;

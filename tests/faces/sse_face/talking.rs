@@ -7,6 +7,7 @@ use tokio_util::task::TaskTracker;
 
 use super::client::{ADA, Gate};
 use super::upstream::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, polite};
+use crate::stateless_pipe::peers;
 
 /// `ask` asks the client, `steps` reports progress, `held` never ends; all others answer with their arguments.
 async fn act(seen: SeenRequest, world: Arc<ScriptedState>) -> Option<ScriptedReply> {
@@ -182,4 +183,33 @@ async fn a_task_outlives_the_stream_that_it_was_made_on() {
     let (result, _) = stream.response().await;
     assert_eq!((&result["id"], &result["result"]["content"]), (&json!(2), &json!([])), "{result}");
     assert_eq!(gate.server.world.count("notifications/cancelled"), 0);
+}
+
+/// UPC-15, UPC-27: the client's messages have no headers that could be forwarded.
+#[tokio::test]
+async fn upc_15_a_server_of_2026_07_28_gets_the_headers_that_repeat_a_message_of_a_stream() {
+    let server = peers::server(|seen| {
+        let is_asked = !matches!(seen.rpc(), "server/discover" | "tools/list" | "initialize");
+        is_asked.then(|| answer(seen, &json!({ "resultType": "complete", "content": [] })))
+    });
+    let gate = Gate::open(server.await, "").await;
+    let mut stream = gate.stream(ADA).await;
+    for (method, params, name, region) in [
+        ("server/discover", "", None, None),
+        ("tools/list", "", None, None),
+        ("tools/call", r#""name":"t","arguments":{}"#, Some("t"), None),
+        ("tools/call", r#""name":"region","arguments":{"r":"eu"}"#, Some("region"), Some("eu")),
+        ("prompts/get", r#""name":"é""#, Some("=?base64?w6k=?="), None),
+        ("resources/read", r#""uri":"file:///a""#, Some("file:///a"), None),
+        ("completion/complete", "", None, None),
+    ] {
+        assert_eq!(stream.post(peers::body(method, params)).await.0, 202, "{method}");
+        let (answer, _) = stream.response().await;
+        assert!(answer["result"].is_object(), "{method}: {answer}");
+        // The gateway's own requests have other ids.
+        let seen = gate.server.world.all(|seen| seen.rpc() == method && seen.body["id"] == "ab").pop().unwrap();
+        let headers =
+            ["mcp-protocol-version", "mcp-method", "mcp-name", "mcp-param-region"].map(|key| seen.header(key));
+        assert_eq!(headers, [Some(peers::VERSION), Some(method), name, region], "{params}");
+    }
 }

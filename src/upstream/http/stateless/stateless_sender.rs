@@ -31,9 +31,6 @@ use crate::wire::{
     ListPages, Message, Object, PagedList, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method,
 };
 
-const METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const NAME: HeaderName = HeaderName::from_static("mcp-name");
-
 /// Most pages of a tool list read for header annotations, and bytes of the names on them (U35).
 const PAGES_MAX: usize = 200;
 const NAME_BYTES_MAX: usize = 4 << 20;
@@ -351,29 +348,10 @@ impl StatelessSender {
         Object::of(&params).unwrap_or_else(empty)
     }
 
-    /// Headers that mirror the body (UPC-10, UPC-15).
     fn headers(&self, name: &str, params: &Object) -> Vec<(HeaderName, HeaderValue)> {
-        let mut headers = Vec::new();
-        if let Ok(method) = HeaderValue::from_str(name) {
-            headers.push((METHOD, method));
-        }
-        let member = match name {
-            method::TOOLS_CALL | method::PROMPTS_GET => "name",
-            method::RESOURCES_READ => "uri",
-            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => "taskId",
-            _ => return headers,
-        };
-        let Some(named) = params.get_string(member) else { return headers };
-        if let Some(value) = header_annotations::encode(&named) {
-            headers.push((NAME, value));
-        }
-        if name == method::TOOLS_CALL
-            && let Some(annotated) = self.annotated.of(&named)
-        {
-            let repeated = header_annotations::headers_of(&annotated, params.get_object("arguments").as_ref());
-            headers.extend(repeated.iter().map(|(name, value)| (name.clone(), value.clone())));
-        }
-        headers
+        let tool = if name == method::TOOLS_CALL { params.get_str("name") } else { None };
+        let annotated = tool.and_then(|tool| self.annotated.of(&tool));
+        header_annotations::repeating(name, params, annotated.as_deref().unwrap_or_default())
     }
 
     /// Reads the stream to the response. A broken stream is lost: neither resumed nor requested again (T-30, UPC-18).

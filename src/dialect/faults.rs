@@ -7,6 +7,8 @@ use std::borrow::Cow;
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
+const CAPABILITIES_NAMED_MAX: usize = 8;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
     NotJson(String),
@@ -217,8 +219,30 @@ pub fn failure_error(failure: &Failure) -> RpcError {
 /// The error of a failed call, for session clients: an upstream's own is verbatim (L25-25).
 pub fn session_failure_error(failure: &Failure) -> RpcError {
     match failure {
-        Failure::Upstream(error) => error.clone(),
+        Failure::Upstream(error) => about_own_request(error).unwrap_or_else(|| error.clone()),
         Failure::Gateway(fault) => gateway_error(fault),
+    }
+}
+
+/// Replaces a stateless server's error about the gateway's own request, which session clients do not know (GW-29).
+pub(super) fn about_own_request(error: &RpcError) -> Option<RpcError> {
+    let refused = |executed| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, executed));
+    match error.code {
+        rpc_error::HEADER_MISMATCH | rpc_error::UNSUPPORTED_VERSION => Some(refused(Executed::No)),
+        // A tool may have begun before its server found that it cannot ask the client.
+        rpc_error::MISSING_CLIENT_CAPABILITY => {
+            let required = error.required_capabilities().as_ref().and_then(Object::of);
+            let names: Vec<_> = required
+                .iter()
+                .flat_map(Object::keys)
+                .take(CAPABILITIES_NAMED_MAX)
+                .map(|name| one_line::name(&name))
+                .collect();
+            let named = if names.is_empty() { "it names none".to_owned() } else { names.join(", ") };
+            let message = format!("The server needs capabilities that the client did not declare: {named}");
+            Some(RpcError { message, ..refused(Executed::Unknown) })
+        }
+        _ => None,
     }
 }
 

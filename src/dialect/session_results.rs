@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::faults::gateway_error;
+use super::faults::about_own_request;
 use super::lifecycle::SessionServerDescription;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
@@ -82,19 +82,12 @@ fn session_tool(tool: &Payload) -> Payload {
 
 /// A stateless server's error for session clients. `uri` is the requested resource.
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
-    match error.code {
-        // These errors are about the gateway's own request, which its client does not know.
-        rpc_error::HEADER_MISMATCH | rpc_error::UNSUPPORTED_VERSION => {
-            gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No))
-        }
-        // A tool may have begun before its server found that it cannot ask the client.
-        rpc_error::MISSING_CLIENT_CAPABILITY => {
-            gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::Unknown))
-        }
-        rpc_error::INVALID_PARAMS if uri.is_some() && uri == named_uri(error).as_deref() => {
+    match about_own_request(error) {
+        Some(instead) => instead,
+        None if error.code == rpc_error::INVALID_PARAMS && uri.is_some() && uri == named_uri(error).as_deref() => {
             RpcError { code: rpc_error::RESOURCE_NOT_FOUND, ..error.clone() }
         }
-        _ => error.clone(),
+        None => error.clone(),
     }
 }
 

@@ -9,7 +9,7 @@ use super::negotiate::can_be_asked;
 use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
 
 /// A result in canonical form: without the envelope members of either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +141,27 @@ pub fn encode_answer(answer: Answer) -> Answer {
         }),
         Answer::Error(error) => Answer::Error(error),
     }
+}
+
+/// The answer for a server of this version: until 2025-06-18 a sampling result has one content, no array (GW-05).
+pub fn answer_in(version: Option<ProtocolVersion>, answer: Answer) -> Answer {
+    let is_older = version.is_some_and(|version| !version.traits().has_sampling_tools);
+    let Answer::Result(result) = &answer else { return answer };
+    let Some(object) = Object::of(result).filter(|one| is_older && contents_of(one).is_some()) else { return answer };
+    let why = "the client's answer has several contents or none; the server's version has one";
+    let refusal = || Answer::Error(RpcError::new(rpc_error::INTERNAL_ERROR, why));
+    with_single_content(&object).map_or_else(refusal, Answer::Result)
+}
+
+fn contents_of(message: &Object) -> Option<Payload> {
+    message.get("content").filter(|content| content.as_str().starts_with('['))
+}
+
+pub(super) fn with_single_content(message: &Object) -> Option<Payload> {
+    let contents = contents_of(message)?;
+    let mut contents = contents.items();
+    let (only, None) = (contents.next()?, contents.next()) else { return None };
+    Some(message.edit().set("content", only).finish())
 }
 
 /// The elicitations in a call's error (T-49), as by [`decode_question`]; none in other errors. Answers repeat the call.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::faults::about_own_request;
 use super::lifecycle::SessionServerDescription;
-use crate::task::{Executed, GatewayFault, Reason};
+use super::plain::with_single_content;
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
@@ -151,17 +151,10 @@ pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) 
     Some((name, params))
 }
 
-/// Older versions have one content in each message, not an array.
 fn with_single_contents(params: &Object) -> Payload {
     let Some(messages) = params.get("messages") else { return params.payload().clone() };
-    let single = |message: &Payload| {
-        let message = Object::of(message)?;
-        let contents = message.get("content")?;
-        let mut contents = contents.items();
-        let (only, None) = (contents.next()?, contents.next()) else { return None };
-        Some(message.edit().set("content", only).finish())
-    };
-    let edited: Vec<Option<Payload>> = messages.items().map(|message| single(&message)).collect();
+    let edited: Vec<Option<Payload>> =
+        messages.items().map(|message| with_single_content(&Object::of(&message)?)).collect();
     if edited.iter().all(Option::is_none) {
         return params.payload().clone();
     }

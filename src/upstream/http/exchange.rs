@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::drive::{AnswerWait, CallStart, HttpCall, SessionSource};
 use super::resume_token::{self, CallPosition, StreamPlaces};
+use crate::dialect::plain;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::latencies::ExchangeClass;
@@ -215,7 +216,7 @@ impl Exchange for HttpExchange {
             Some(task) => peer::related(answer, task),
             None => answer,
         };
-        let message = match answer {
+        let message = match plain::answer_in(self.http_call.session().credentials.version, answer) {
             Answer::Result(result) => envelope::result(&id, &result),
             Answer::Error(error) => envelope::error(Some(&id), &error),
         };

@@ -213,3 +213,27 @@ async fn upc_15_a_server_of_2026_07_28_gets_the_headers_that_repeat_a_message_of
         assert_eq!(headers, [Some(peers::VERSION), Some(method), name, region], "{params}");
     }
 }
+
+/// GW-05: until 2025-06-18 a sampling result has one content, no array.
+#[tokio::test]
+async fn a_server_of_2025_06_18_gets_the_only_content_of_a_sampling_result() {
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    for (contents, member, heard) in [
+        (json!([text("a")]), "/result/content", text("a")),
+        (json!([text("a"), text("b")]), "/error/code", json!(-32603)),
+    ] {
+        let gate = gate().await;
+        *gate.server.world.introduction.lock() = json!({ "protocolVersion": "2025-06-18" });
+        let mut stream = gate.stream(ADA).await;
+        let asking = r#""name":"ask","arguments":{"method":"sampling/createMessage","params":{}}"#;
+        let ask = |more: &str| peers::body_of("tools/call", r#"{"sampling":{}}"#, &format!("{asking}{more}"));
+        assert_eq!(stream.post(ask("")).await.0, 202);
+        let (asked, _) = stream.response().await;
+        let key = asked["result"]["inputRequests"].as_object().unwrap().keys().next().unwrap();
+        let said = json!({ key: { "role": "assistant", "model": "m", "content": contents } });
+        let state = &asked["result"]["requestState"];
+        assert_eq!(stream.post(ask(&format!(r#","inputResponses":{said},"requestState":{state}"#))).await.0, 202);
+        let told = gate.server.world.first(|seen| seen.body["id"] == "q").await;
+        assert_eq!(told.body.pointer(member), Some(&heard), "{}", told.body);
+    }
+}

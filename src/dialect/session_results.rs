@@ -131,24 +131,47 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
 }
 
 /// A question (`{method, params}`) for a client of this version: its method and params. Only 2025-11-25 uses `id`.
+/// `None` if the version has no such form (GW-05).
 pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
     let question = Object::of(question)?;
     let name = question.get_string("method")?;
-    let params = question.get_object("params").map(|params| {
-        if name == method::SAMPLE && !version.traits().has_sampling_tools {
-            return with_single_contents(&params);
+    let Some(params) = question.get_object("params") else { return Some((name, None)) };
+    let knows = version.traits();
+    let is_url = || params.get_str("mode").is_some_and(|mode| mode == "url");
+    let params = match &*name {
+        method::SAMPLE if !knows.has_sampling_tools => with_single_contents(&params),
+        method::ELICIT if knows.elicitation != ElicitationKinds::FormAndUrl => older_form(&params)?,
+        method::ELICIT if is_url() => params.edit().set("elicitationId", Payload::of(id)).finish(),
+        _ => params.payload().clone(),
+    };
+    Some((name, Some(params)))
+}
+
+/// A form of 2025-06-18: it has no mode and no lists, and names the titles of choices in `enumNames`.
+fn older_form(params: &Object) -> Option<Payload> {
+    let edit = params.edit().remove("mode");
+    let Some(schema) = params.get_object("requestedSchema") else { return Some(edit.finish()) };
+    let Some(fields) = schema.get_object("properties") else { return Some(edit.finish()) };
+    let (mut older, mut is_edited) = (ObjectWriter::new(), false);
+    for (name, field) in fields.entries() {
+        let read = Object::of(&field)?;
+        if read.get_str("type").is_some_and(|kind| kind == "array") {
+            return None;
         }
-        if name != method::ELICIT {
-            return params.payload().clone();
-        }
-        let is_url = params.get_str("mode").is_some_and(|mode| mode == "url");
-        match (is_url, version.traits().elicitation == ElicitationKinds::FormAndUrl) {
-            (true, true) => params.edit().set("elicitationId", Payload::of(id)).finish(),
-            (_, false) => params.edit().remove("mode").finish(),
-            (false, true) => params.payload().clone(),
-        }
-    });
-    Some((name, params))
+        let edited = older_choice(&read);
+        is_edited |= edited.is_some();
+        older = older.any_member(&name, &edited.unwrap_or(field));
+    }
+    let schema =
+        if is_edited { schema.edit().set("properties", older.finish()).finish() } else { schema.payload().clone() };
+    Some(edit.set("requestedSchema", schema).finish())
+}
+
+fn older_choice(field: &Object) -> Option<Payload> {
+    let choices = field.get("oneOf")?;
+    let each = |member| choices.items().filter_map(|one| Object::of(&one)?.get(member)).collect::<Vec<Payload>>();
+    let (values, titles) = (Payload::of(&each("const")), Payload::of(&each("title")));
+    Some(field.edit().remove("oneOf").set("enum", values).set("enumNames", titles).finish())
 }
 
 fn with_single_contents(params: &Object) -> Payload {

@@ -120,6 +120,38 @@ async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_
     }
 }
 
+/// GW-05, GW-23: 2025-06-18 names the titles of choices in another member, and has no lists.
+#[tokio::test]
+async fn a_form_is_put_as_2025_06_18_has_it_or_ends_its_call() {
+    let choice = json!({"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g", "title": "Green"}]});
+    let list = json!({"type": "array", "items": {"type": "string", "enum": ["a"]}});
+    let older = json!({"type": "string", "enum": ["r", "g"], "enumNames": ["Red", "Green"]});
+    for (field, shown) in
+        [(choice.clone(), Some(older)), (json!({"type": "boolean"}), Some(json!({"type": "boolean"}))), (list, None)]
+    {
+        let mut question = form("?");
+        question["params"]["requestedSchema"]["properties"] = json!({"n": field});
+        let server = asking(json!({"k": question})).await;
+        let gate = TestGateway::before(&server).await;
+        let client = open(&gate, "2025-06-18", &json!({"elicitation": {}})).await;
+        let Some(shown) = shown else {
+            let failed = client.post(request(1, "tools/call", &json!({"name": "t"}))).await.text().await;
+            assert!(failed.contains("isError") && failed.contains("does not know this kind of question"), "{failed}");
+            continue;
+        };
+        let mut stream = begin(&client).await;
+        let asked = stream.next().await.unwrap();
+        assert_eq!(asked["params"]["requestedSchema"]["properties"]["n"], shown);
+        respond(&client, &asked, &json!({"result": {"action": "accept", "content": {"n": "r"}}})).await;
+        assert_eq!(told(stream.next().await)["k"]["content"]["n"], "r");
+    }
+    let newest =
+        asking(json!({"k": {"method": ASKED, "params": {"requestedSchema": {"properties": {"n": choice}}}}})).await;
+    let gate = TestGateway::before(&newest).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let asked = begin(&client).await.next().await.unwrap();
+    assert_eq!(asked["params"]["requestedSchema"]["properties"]["n"], choice);
+}
 /// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
 #[tokio::test]
 async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {

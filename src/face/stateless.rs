@@ -496,9 +496,9 @@ impl StatelessFace {
                 life_signs: self.served.settings.life_signs,
                 logs: request.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
             },
+            metadata: request.metadata,
             promotable,
             dialect,
-            metadata: request.metadata,
             addressee: request.addressee,
         })
     }

@@ -299,7 +299,6 @@ impl WatchedTasks {
         }
     }
 
-    /// Reads a task again after a change or a pause.
     fn read_again(&self, mut one: WatchedTask) {
         one.again = Some(one.pauses.take());
         self.quiet.push(Box::pin(one.due()));

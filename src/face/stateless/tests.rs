@@ -4,7 +4,6 @@ use super::{CallDecision, MessageContext, Promotable, StatelessFace, StatelessRe
 use crate::engine::CallStream;
 use crate::wire::envelope::Request;
 
-/// The size of a function's return type.
 const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
     size_of::<R>()
 }

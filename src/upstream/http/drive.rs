@@ -405,7 +405,6 @@ impl HttpCall {
 mod tests {
     use super::*;
 
-    /// Bytes of a function's return type.
     const fn returned_bytes<A, B, R>(_: fn(A, B) -> R) -> usize {
         size_of::<R>()
     }

@@ -152,6 +152,31 @@ async fn a_form_is_put_as_2025_06_18_has_it_or_ends_its_call() {
     let asked = begin(&client).await.next().await.unwrap();
     assert_eq!(asked["params"]["requestedSchema"]["properties"]["n"], choice);
 }
+
+/// GW-29: the client learns which capability the tool needs, plainly and from its task.
+#[tokio::test]
+async fn gw_29_a_session_client_learns_what_a_tool_needs_and_no_code_of_2026_07_28() {
+    let server = stateless(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}))),
+        "tools/call" => {
+            let needs = json!({"requiredCapabilities": {"sampling": {}, "elicitation": {}}});
+            Some(refused(seen, 400, &json!({"code": -32021, "message": "m", "data": needs})))
+        }
+        _ => None,
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    let plain = ask(&client, "tools/call", &json!({"name": "t", "arguments": {}})).await;
+    let handle = ask(&client, "tools/call", &json!({"name": "t", "arguments": {}, "task": {}})).await;
+    let id = &handle["result"]["task"]["taskId"];
+    for failed in [plain, ask(&client, "tasks/result", &json!({"taskId": id})).await] {
+        let error = &failed["error"];
+        assert_eq!((&error["code"], &error["data"]["executed"]), (&json!(-32603), &json!("unknown")), "{failed}");
+        assert!(error["message"].as_str().unwrap().ends_with("did not declare: sampling, elicitation"), "{failed}");
+    }
+}
+
 /// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
 #[tokio::test]
 async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
@@ -184,31 +209,6 @@ async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
     let question = stream.next().await.unwrap();
     assert_eq!(question["params"]["elicitationId"].as_str().map(str::len), Some(32));
     respond(&client, &question, &json!({"result": {"action": "accept"}})).await;
-
-/// GW-29: the client learns which capability the tool needs, plainly and from its task.
-#[tokio::test]
-async fn gw_29_a_session_client_learns_what_a_tool_needs_and_no_code_of_2026_07_28() {
-    let server = stateless(|seen| match seen.rpc() {
-        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}))),
-        "tools/call" => {
-            let needs = json!({"requiredCapabilities": {"sampling": {}, "elicitation": {}}});
-            Some(refused(seen, 400, &json!({"code": -32021, "message": "m", "data": needs})))
-        }
-        _ => None,
-    })
-    .await;
-    let gate = TestGateway::before(&server).await;
-    let client = open(&gate, "2025-11-25", &json!({})).await;
-    let plain = ask(&client, "tools/call", &json!({"name": "t", "arguments": {}})).await;
-    let handle = ask(&client, "tools/call", &json!({"name": "t", "arguments": {}, "task": {}})).await;
-    let id = &handle["result"]["task"]["taskId"];
-    for failed in [plain, ask(&client, "tasks/result", &json!({"taskId": id})).await] {
-        let error = &failed["error"];
-        assert_eq!((&error["code"], &error["data"]["executed"]), (&json!(-32603), &json!("unknown")), "{failed}");
-        assert!(error["message"].as_str().unwrap().ends_with("did not declare: sampling, elicitation"), "{failed}");
-    }
-}
-
     assert_eq!(told(stream.next().await), json!({"k": {"action": "accept"}}));
 }
 

@@ -330,11 +330,7 @@ impl Refusal {
                 "a request is refused: too many DPoP proofs of its principal, or of all, are remembered",
             ),
             Self::CertificateRefused(_, why, _) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
-            Self::ScopesMissing(..) => (
-                "auth.scopes",
-                HeadPart::Nothing,
-                "an access token lacks a scope of this key, which every request needs",
-            ),
+            Self::ScopesMissing(..) => ("auth.scopes", HeadPart::Nothing, "an access token lacks a scope of this key"),
             Self::IssuerUnavailable(_) => (
                 "auth.issuers",
                 HeadPart::Nothing,

@@ -112,7 +112,7 @@ impl CheckArguments {
 }
 
 impl AccessQuestion {
-    /// The issuer of the caller's token: the one that `--issuer` names, the one in the caller's name, or the only issuer.
+    /// The issuer of the caller's token: the one that `--issuer` names, or the one in the caller's name.
     fn token_issuer<'c>(
         &self,
         caller: &Principal,
@@ -123,8 +123,7 @@ impl AccessQuestion {
             let issuer = find(&|issuer| issuer == named).map(|issuer| &**issuer);
             return issuer.map(Some).ok_or_else(|| format!("--issuer: no [[auth.issuers]] has the `issuer` {named:?}"));
         }
-        let only = if let [only] = tokens.issuers.as_slice() { Some(only) } else { None };
-        Ok(find(&|issuer| caller.is_of(issuer)).or(only).map(|issuer| &**issuer))
+        Ok(find(&|issuer| caller.is_of(issuer)).map(|issuer| &**issuer))
     }
 
     fn caller(&self, config: &Config) -> Result<Caller, String> {

@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(Timestamp::from_millis(millis).to_string(), expected);
         }
         for leap in ["2000-02-29", "2024-02-29", "2100-02-28", "2100-03-01", "2400-02-29", "2024-12-31"] {
-            let expected = format!("{leap}T23:59:59.999Z");
+            let expected = [leap, "23:59:59.999Z"].join("T");
             let at = humantime::parse_rfc3339(&expected).unwrap().duration_since(UNIX_EPOCH).unwrap();
             assert_eq!(Timestamp::from_millis(millis(at)).to_string(), expected);
         }

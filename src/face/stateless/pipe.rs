@@ -66,7 +66,7 @@ impl StatelessFace {
             Ok(state) => state,
             Err(complaint) => return request.addressee.complaint(&complaint),
         };
-        let mut call = None;
+        let (mut call, mut mirrored) = (None, Vec::new());
         if request.method == method::TOOLS_CALL {
             let decision = match self.decide_call(&request).await {
                 Ok(decision) => decision,
@@ -84,7 +84,9 @@ impl StatelessFace {
             if is_named {
                 return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
-            call = Some(ForwardedCall::of(decision));
+            let forwarded;
+            (forwarded, mirrored) = ForwardedCall::of(decision);
+            call = Some(forwarded);
         }
         let is_subscription = request.method == method::LISTEN;
         let wishes = match is_subscription.then(|| SubscriptionFilter::read(request.params)).transpose() {
@@ -116,7 +118,7 @@ impl StatelessFace {
             served: Arc::clone(&self.served),
             metrics: Arc::clone(&self.meter),
             message: message(&request, state),
-            headers: self.headers(&request, call.as_ref()),
+            headers: self.headers(&request, &mirrored),
             forwarded: request.forwarded.clone(),
             edits,
             is_subscription,
@@ -136,11 +138,11 @@ impl StatelessFace {
     fn headers(
         &self,
         request: &StatelessRequestContext<'_>,
-        call: Option<&ForwardedCall>,
+        mirrored: &[HeaderArgument],
     ) -> Vec<(HeaderName, HeaderValue)> {
         match request.carriage {
             MessageChannel::Stream if !self.served.channel.makes_streams() => {
-                headers::repeating(request.method, request.params, call.map_or(&[][..], |call| &call.mirrored))
+                headers::repeating(request.method, request.params, mirrored)
             }
             MessageChannel::Stream | MessageChannel::Request => repeated(request.headers),
         }
@@ -275,13 +277,13 @@ struct ForwardedCall {
     tool: Arc<str>,
     deadline: Duration,
     limits: CallLimits,
-    mirrored: Vec<HeaderArgument>,
 }
 
 impl ForwardedCall {
-    fn of(decision: CallDecision) -> Self {
+    /// And the arguments that its headers repeat.
+    fn of(decision: CallDecision) -> (Self, Vec<HeaderArgument>) {
         let CallDecision { tool, policy, mirrored, .. } = decision;
-        Self { tool, deadline: policy.deadline, limits: policy.limits, mirrored }
+        (Self { tool, deadline: policy.deadline, limits: policy.limits }, mirrored)
     }
 }
 
@@ -325,7 +327,7 @@ impl StatelessForward {
     async fn attempt(mut self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let settings = &self.served.settings;
         let (permit, timeouts, deadline_after) = match self.call.take() {
-            Some(ForwardedCall { tool, deadline, limits, mirrored: _ }) => {
+            Some(ForwardedCall { tool, deadline, limits }) => {
                 let asker = &self.edits.asker;
                 let arguments = || arguments_of(Some(&asker.params));
                 let permit = HeldCall::begin(&self.served, &asker.principal, tool, arguments).await?;

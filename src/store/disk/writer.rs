@@ -307,7 +307,7 @@ impl DiskWriter {
 
     /// Handles damage: retries each write alone, with new records, and again if it finds further damage.
     fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
-        self.conn = None;
+        self.close();
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
         for one in std::mem::take(waiting) {
@@ -315,10 +315,10 @@ impl DiskWriter {
             for _ in 0..DAMAGED_MAX {
                 let known = self.resident.stuck().lock().len();
                 match self.attempt(&mut single, 0, &mut || None) {
-                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.conn = None,
+                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.close(),
                     Err(_) => {
                         // Its transaction may still be open.
-                        self.conn = None;
+                        self.close();
                         break;
                     }
                     Ok(mut done) => {
@@ -359,7 +359,14 @@ impl DiskWriter {
 
     /// Drops a connection that found no room. It wrote nothing, so memory is not read again, a cost of all rows.
     fn drop_without_room(&mut self) {
-        self.is_memory_current |= self.conn.take().is_some();
+        self.is_memory_current |= self.conn.is_some();
+        self.close();
+    }
+
+    /// Closes the connection. Whether its log was removed must be known before: the last connection removes it, too.
+    pub(super) fn close(&mut self) {
+        self.is_log_lost |= self.conn.is_some() && !self.has_its_log();
+        self.conn = None;
     }
 
     pub(super) fn settle(&mut self) {
@@ -379,7 +386,7 @@ impl DiskWriter {
             tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         }
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
-        self.conn = None;
+        self.close();
         self.is_memory_current = false;
         if is_corrupt(error) {
             self.monitor.set_damaged();
@@ -399,8 +406,7 @@ impl DiskWriter {
     /// found no room. There is no connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
-        let is_log_lost = self.is_same_file() && (self.is_log_lost || !self.has_its_log());
-        let opened = if is_log_lost { self.open_alone() } else { self.open_again() };
+        let opened = if self.is_log_lost && self.is_same_file() { self.open_alone() } else { self.open_again() };
         self.check.go_on();
         opened
     }
@@ -436,8 +442,8 @@ impl DiskWriter {
             self.resident.reset(sums);
         }
         self.conn = Some(conn);
-        // The last connection that closes removes the log.
-        self.log = None;
+        // The last connection that closes removes the log, so this one may be new.
+        self.log = identity(&schema::log_path(&self.path));
         Ok(())
     }
 

@@ -26,7 +26,6 @@ mod task_write;
 #[cfg(test)]
 mod tests;
 mod transaction;
-mod transaction_end;
 mod upkeep;
 mod writer;
 

@@ -5,14 +5,56 @@
 //! ```
 //!
 //! The checksum is the SipHash-1-3 of version and body, with 128 bits and without a key: it finds damage. A forger could
-//! compute any checksum. Numbers are big-endian, texts have a length prefix, fields follow in the order of the functions below.
+//! compute any checksum. Numbers are big-endian, texts have a length prefix, fields follow in the order of the lists below.
+
+/// Stores a struct as these fields, in this order.
+macro_rules! stored_fields {
+    ($($type:ident { $($field:ident),+ })*) => {
+        $(impl RecordValue for $type {
+            fn put(&self, out: &mut RecordWriter) {
+                // Without `..`, so that a new field fails to compile until it is stored.
+                let Self { $($field),+ } = self;
+                $($field.put(out);)+
+            }
+
+            fn take(body: &mut RecordReader) -> Option<Self> {
+                Some(Self { $($field: RecordValue::take(body)?),+ })
+            }
+        })*
+    };
+}
+
+/// Stores an enum as the number of its variant, then these values. Numbers are never reused.
+macro_rules! stored_variants {
+    ($($type:ident { $($number:literal $([$($held:ident),+])? => ($($shape:tt)+),)+ })*) => {
+        $(impl RecordValue for $type {
+            fn put(&self, out: &mut RecordWriter) {
+                match self {
+                    $($($shape)+ => {
+                        out.byte($number);
+                        $($($held.put(out);)+)?
+                    })+
+                }
+            }
+
+            fn take(body: &mut RecordReader) -> Option<Self> {
+                Some(match body.byte()? {
+                    $($number => {
+                        $($(let $held = RecordValue::take(body)?;)+)?
+                        $($shape)+
+                    })+
+                    _ => return None,
+                })
+            }
+        })*
+    };
+}
 
 mod bytes;
 pub mod summary;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::hash::Hasher as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +62,12 @@ use std::time::Duration;
 use ::bytes::Bytes;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use self::bytes::{RecordReader, RecordWriter};
+use self::bytes::{RecordReader, RecordValue, RecordWriter};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    Outcome, PendingEffects, Phase, Principal, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task,
-    TaskId, TaskKey, TaskTimes, TaskVisibility, Timestamp, TreeLinks,
+    Answer, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase,
+    ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskKey, TaskTimes, TaskVisibility, Timestamp,
+    TreeLinks,
 };
 use crate::wire::RpcError;
 
@@ -53,7 +95,7 @@ pub enum RecordError {
 pub fn encode(task: &Task) -> Vec<u8> {
     // Large enough for a row's other fields too: a buffer that grows doubles.
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes() + ROW_BYTES_MIN);
-    put_task(&mut out, task);
+    task.put(&mut out);
     let mut record = out.into_bytes();
     record[..2].copy_from_slice(&VERSION.to_be_bytes());
     let sum = checksum(VERSION, &record[HEAD_LEN..]);
@@ -64,7 +106,7 @@ pub fn encode(task: &Task) -> Vec<u8> {
 /// As [`encode`], in pieces: payloads from `piece_min` bytes on are not copied.
 pub fn encode_in_pieces(task: &Task, piece_min: usize) -> Vec<Bytes> {
     let mut out = RecordWriter::in_pieces(piece_min);
-    put_task(&mut out, task);
+    task.put(&mut out);
     let body = out.into_pieces();
     let sum = checksum_of(VERSION, &body.iter().map(|piece| &piece[..]).collect::<Vec<_>>());
     let head = [&VERSION.to_be_bytes()[..], &sum].concat().into();
@@ -82,7 +124,7 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
         return Err(RecordError::OtherVersion(version));
     }
     let mut body = RecordReader::new(record.slice(HEAD_LEN..));
-    let task = take_task(&mut body).filter(|_| body.is_at_end());
+    let task = Task::take(&mut body).filter(|_| body.is_at_end());
     task.ok_or(RecordError::Unknown)
 }
 
@@ -100,273 +142,49 @@ fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     u128::from(hasher.finish128()).to_be_bytes()
 }
 
-fn put_task(out: &mut RecordWriter, task: &Task) {
-    // Without `..`, so that a new field fails to compile until it is encoded.
-    let Task {
-        key: TaskKey { owner, id },
-        visibility,
-        origin,
-        created_at,
-        updated_at,
-        ttl,
-        keep_result_min,
-        poll_interval,
-        attempt: Attempt(attempt),
-        phase,
-        next_key: InputKey(next_key),
-        status_message,
-        recovery,
-        idempotency,
-        chosen,
-        tree,
-    } = task;
-    out.text(owner.as_str());
-    out.fixed(&id.bits().to_be_bytes());
-    put_visibility(out, *visibility);
-    put_origin(out, origin);
-    out.time(*created_at);
-    out.time(*updated_at);
-    out.span(*ttl);
-    out.span(*keep_result_min);
-    out.span(*poll_interval);
-    out.number(*attempt);
-    put_phase(out, phase);
-    out.number(*next_key);
-    out.maybe(status_message.as_deref(), RecordWriter::text);
-    put_recovery(out, recovery);
-    out.maybe(idempotency.as_ref(), |out, Idempotency { key: Digest(key), call: Digest(call) }| {
-        out.fixed(key);
-        out.fixed(call);
-    });
-    put_chosen(out, chosen.as_ref());
-    put_tree(out, tree);
-}
-
-fn take_task(body: &mut RecordReader) -> Option<Task> {
-    Some(Task {
-        key: TaskKey {
-            owner: Principal::new(&body.text()?),
-            id: TaskId::from_bits(u128::from_be_bytes(body.fixed()?)),
-        },
-        visibility: take_visibility(body)?,
-        origin: take_origin(body)?,
-        created_at: body.time()?,
-        updated_at: body.time()?,
-        ttl: body.span()?,
-        keep_result_min: body.span()?,
-        poll_interval: body.span()?,
-        attempt: Attempt(body.number()?),
-        phase: take_phase(body)?,
-        next_key: InputKey(body.number()?),
-        status_message: body.maybe(RecordReader::text)?,
-        recovery: take_recovery(body)?,
-        idempotency: body.maybe(|body| {
-            let key = Digest(body.fixed()?);
-            Some(Idempotency { key, call: Digest(body.fixed()?) })
-        })?,
-        chosen: take_chosen(body)?,
-        tree: take_tree(body)?,
-    })
-}
-
-fn put_chosen(out: &mut RecordWriter, chosen: Option<&ChosenId>) {
-    out.maybe(chosen, |out, ChosenId { session: SessionScope(session), text }| {
-        out.fixed(&session.to_be_bytes());
-        out.text(text);
-    });
-}
-
-fn take_chosen(body: &mut RecordReader) -> Option<Option<ChosenId>> {
-    body.maybe(|body| {
-        let session = SessionScope(u128::from_be_bytes(body.fixed()?));
-        Some(ChosenId { session, text: body.text()? })
-    })
-}
-
-fn put_tree(out: &mut RecordWriter, TreeLinks { parent, children }: &TreeLinks) {
-    out.maybe(*parent, |out, parent| out.fixed(&parent.bits().to_be_bytes()));
-    out.count(children.len());
-    for child in &**children {
-        out.fixed(&child.bits().to_be_bytes());
+stored_fields! {
+    TaskKey { owner, id }
+    Task {
+        key, visibility, origin, created_at, updated_at, ttl, keep_result_min, poll_interval, attempt, phase, next_key,
+        status_message, recovery, idempotency, chosen, tree
     }
+    CallOrigin { upstream, tool, client }
+    Question { ask, request }
+    Recovery { call, resume, dispatched_at, crashes, undelivered, pending_effects }
+    StoredCall { params, capabilities, progress, log_level, is_repeatable, is_native }
+    Idempotency { key, call }
+    ChosenId { session, text }
+    TreeLinks { parent, children }
+    RpcError { code, message, data }
 }
 
-fn take_tree(body: &mut RecordReader) -> Option<TreeLinks> {
-    let id = |body: &mut RecordReader| body.fixed().map(|bits| TaskId::from_bits(u128::from_be_bytes(bits)));
-    let parent = body.maybe(id)?;
-    let count = body.count()?;
-    let children = (0..count).map(|_| id(body)).collect::<Option<_>>()?;
-    Some(TreeLinks { parent, children })
-}
-
-fn put_visibility(out: &mut RecordWriter, visibility: TaskVisibility) {
-    out.byte(match visibility {
-        TaskVisibility::Handle => 0,
-        TaskVisibility::Hidden => 1,
-        TaskVisibility::Part => 2,
-    });
-}
-
-fn take_visibility(body: &mut RecordReader) -> Option<TaskVisibility> {
-    match body.byte()? {
-        0 => Some(TaskVisibility::Handle),
-        1 => Some(TaskVisibility::Hidden),
-        2 => Some(TaskVisibility::Part),
-        _ => None,
+stored_variants! {
+    TaskVisibility {
+        0 => (TaskVisibility::Handle),
+        1 => (TaskVisibility::Hidden),
+        2 => (TaskVisibility::Part),
     }
-}
-
-fn put_origin(out: &mut RecordWriter, origin: &CallOrigin) {
-    let CallOrigin { upstream, tool, client } = origin;
-    out.text(upstream);
-    out.text(tool);
-    out.byte(match client {
-        ClientKind::Session => 0,
-        ClientKind::Stateless => 1,
-    });
-}
-
-fn take_origin(body: &mut RecordReader) -> Option<CallOrigin> {
-    let (upstream, tool) = (body.text()?, body.text()?);
-    let client = match body.byte()? {
-        0 => ClientKind::Session,
-        1 => ClientKind::Stateless,
-        _ => return None,
-    };
-    Some(CallOrigin { upstream, tool, client })
-}
-
-fn put_phase(out: &mut RecordWriter, phase: &Phase) {
-    match phase {
-        Phase::Queued => out.byte(0),
-        Phase::Working => out.byte(1),
-        Phase::AwaitingInput(open) => {
-            out.byte(2);
-            out.count(open.len());
-            for (InputKey(key), Question { ask, request }) in open {
-                out.number(*key);
-                out.payload(ask);
-                out.payload(request);
-            }
-        }
-        Phase::Settled(Outcome::Returned { result, is_error }) => {
-            out.byte(3);
-            out.flag(*is_error);
-            out.payload(result);
-        }
-        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => {
-            out.byte(4);
-            put_error(out, error);
-        }
-        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => {
-            out.byte(5);
-            put_fault(out, fault);
-        }
-        Phase::Settled(Outcome::Cancelled) => out.byte(6),
+    ClientKind {
+        0 => (ClientKind::Session),
+        1 => (ClientKind::Stateless),
     }
-}
-
-fn take_phase(body: &mut RecordReader) -> Option<Phase> {
-    Some(match body.byte()? {
-        0 => Phase::Queued,
-        1 => Phase::Working,
-        2 => {
-            let mut open = BTreeMap::new();
-            for _ in 0..body.count()? {
-                let key = InputKey(body.number()?);
-                open.insert(key, Question { ask: body.payload()?, request: body.payload()? });
-            }
-            Phase::AwaitingInput(open)
-        }
-        3 => {
-            let is_error = body.flag()?;
-            Phase::Settled(Outcome::Returned { result: body.payload()?, is_error })
-        }
-        4 => Phase::Settled(Outcome::Faulted(Failure::Upstream(take_error(body)?))),
-        5 => Phase::Settled(Outcome::Faulted(Failure::Gateway(take_fault(body)?))),
-        6 => Phase::Settled(Outcome::Cancelled),
-        _ => return None,
-    })
-}
-
-fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
-    let Recovery { call, resume, dispatched_at, crashes, undelivered, pending_effects } = recovery;
-    out.maybe(call.as_ref(), put_call);
-    out.maybe(resume.as_ref(), RecordWriter::payload);
-    out.maybe(*dispatched_at, RecordWriter::time);
-    out.byte(*crashes);
-    out.count(undelivered.len());
-    for (ask, answer) in undelivered {
-        out.payload(ask);
-        match answer {
-            Answer::Result(result) => {
-                out.byte(0);
-                out.payload(result);
-            }
-            Answer::Error(error) => {
-                out.byte(1);
-                put_error(out, error);
-            }
-        }
+    Phase {
+        0 => (Phase::Queued),
+        1 => (Phase::Working),
+        2 [open] => (Phase::AwaitingInput(open)),
+        3 [is_error, result] => (Phase::Settled(Outcome::Returned { result, is_error })),
+        4 [error] => (Phase::Settled(Outcome::Faulted(Failure::Upstream(error)))),
+        5 [fault] => (Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))),
+        6 => (Phase::Settled(Outcome::Cancelled)),
     }
-    out.byte(pending_effects.bits());
-}
-
-fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
-    Some(Recovery {
-        call: body.maybe(take_call)?,
-        resume: body.maybe(RecordReader::payload)?,
-        dispatched_at: body.maybe(RecordReader::time)?,
-        crashes: body.byte()?,
-        undelivered: {
-            let mut undelivered = Vec::new();
-            for _ in 0..body.count()? {
-                let ask = body.payload()?;
-                let answer = match body.byte()? {
-                    0 => Answer::Result(body.payload()?),
-                    1 => Answer::Error(take_error(body)?),
-                    _ => return None,
-                };
-                undelivered.push((ask, answer));
-            }
-            undelivered
-        },
-        pending_effects: PendingEffects::from_bits(body.byte()?)?,
-    })
-}
-
-fn put_call(out: &mut RecordWriter, call: &StoredCall) {
-    let StoredCall { params, capabilities, progress, log_level, is_repeatable, is_native } = call;
-    out.payload(params);
-    out.payload(capabilities);
-    out.flag(*progress);
-    out.maybe(log_level.as_deref(), RecordWriter::text);
-    out.flag(*is_repeatable);
-    out.flag(*is_native);
-}
-
-fn take_call(body: &mut RecordReader) -> Option<StoredCall> {
-    Some(StoredCall {
-        params: body.payload()?,
-        capabilities: body.payload()?,
-        progress: body.flag()?,
-        log_level: body.maybe(RecordReader::text)?,
-        is_repeatable: body.flag()?,
-        is_native: body.flag()?,
-    })
-}
-
-fn put_error(out: &mut RecordWriter, error: &RpcError) {
-    let RpcError { code, message, data } = error;
-    out.fixed(&code.to_be_bytes());
-    out.text(message);
-    out.maybe(data.as_ref(), RecordWriter::payload);
-}
-
-fn take_error(body: &mut RecordReader) -> Option<RpcError> {
-    let code = i64::from_be_bytes(body.fixed()?);
-    let message = Arc::<str>::as_ref(&body.text()?).to_owned();
-    Some(RpcError { code, message, data: body.maybe(RecordReader::payload)? })
+    Answer {
+        0 [result] => (Answer::Result(result)),
+        1 [error] => (Answer::Error(error)),
+    }
+    ProcessExit {
+        0 [code] => (ProcessExit::Code(code)),
+        1 [signal] => (ProcessExit::Signal(signal)),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -391,50 +209,35 @@ pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task 
     }
 }
 
-fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
-    let GatewayFault { reason, executed, http_status, retry_after, exit, process: _ } = fault;
-    out.byte(*reason as u8);
-    let executed = match executed {
-        Executed::No => 0,
-        Executed::Unknown => 1,
-        Executed::Yes => 2,
-    };
-    out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
-    out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
-    out.maybe(*retry_after, RecordWriter::span);
-    if let Some(exit) = exit {
-        let (kind, number) = match exit {
-            ProcessExit::Code(code) => (0, code),
-            ProcessExit::Signal(signal) => (1, signal),
+impl RecordValue for GatewayFault {
+    fn put(&self, out: &mut RecordWriter) {
+        let Self { reason, executed, http_status, retry_after, exit, process: _ } = self;
+        reason.put(out);
+        let executed = match executed {
+            Executed::No => 0,
+            Executed::Unknown => 1,
+            Executed::Yes => 2,
         };
-        out.byte(kind);
-        out.fixed(&number.to_be_bytes());
+        out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
+        http_status.put(out);
+        retry_after.put(out);
+        exit.iter().for_each(|exit| exit.put(out));
     }
-}
 
-fn take_fault(body: &mut RecordReader) -> Option<GatewayFault> {
-    let code = body.byte()?;
-    let executed = body.byte()?;
-    Some(GatewayFault {
-        reason: Reason::ALL.iter().copied().find(|reason| *reason as u8 == code)?,
-        executed: match executed & !EXIT_FOLLOWS {
-            0 => Executed::No,
-            1 => Executed::Unknown,
-            2 => Executed::Yes,
-            _ => return None,
-        },
-        http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
-        retry_after: body.maybe(RecordReader::span)?,
-        exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
-        process: None,
-    })
-}
-
-fn take_exit(body: &mut RecordReader) -> Option<ProcessExit> {
-    let (kind, number) = (body.byte()?, i32::from_be_bytes(body.fixed()?));
-    match kind {
-        0 => Some(ProcessExit::Code(number)),
-        1 => Some(ProcessExit::Signal(number)),
-        _ => None,
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        let (reason, executed) = (Reason::take(body)?, body.byte()?);
+        Some(Self {
+            reason,
+            executed: match executed & !EXIT_FOLLOWS {
+                0 => Executed::No,
+                1 => Executed::Unknown,
+                2 => Executed::Yes,
+                _ => return None,
+            },
+            http_status: RecordValue::take(body)?,
+            retry_after: RecordValue::take(body)?,
+            exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(ProcessExit::take(body)?) },
+            process: None,
+        })
     }
 }

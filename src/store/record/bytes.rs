@@ -1,12 +1,13 @@
 //! Writes and reads a record's primitive parts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::bytes::Bytes;
 
-use crate::task::Timestamp;
 use crate::task::time::millis;
+use crate::task::{Attempt, Digest, InputKey, PendingEffects, Principal, Reason, SessionScope, TaskId, Timestamp};
 use crate::wire::Payload;
 
 pub(super) struct RecordWriter {
@@ -43,29 +44,13 @@ impl RecordWriter {
         self.text.push(value);
     }
 
-    pub(super) fn flag(&mut self, value: bool) {
-        self.byte(u8::from(value));
-    }
-
     pub(super) fn fixed(&mut self, bytes: &[u8]) {
         self.text.extend_from_slice(bytes);
     }
 
-    pub(super) fn number(&mut self, value: u32) {
-        self.fixed(&value.to_be_bytes());
-    }
-
-    /// Writes a length. A length beyond the maximum, which no task reaches, would make the record unreadable.
+    /// Writes a length. One beyond the maximum, which no task reaches, would make the record unreadable.
     pub(super) fn count(&mut self, value: usize) {
-        self.number(u32::try_from(value).unwrap_or(u32::MAX));
-    }
-
-    pub(super) fn time(&mut self, value: Timestamp) {
-        self.fixed(&value.as_millis().to_be_bytes());
-    }
-
-    pub(super) fn span(&mut self, value: Duration) {
-        self.fixed(&millis(value).to_be_bytes());
+        self.fixed(&u32::try_from(value).unwrap_or(u32::MAX).to_be_bytes());
     }
 
     pub(super) fn text(&mut self, value: &str) {
@@ -80,13 +65,6 @@ impl RecordWriter {
         self.count(value.len());
         self.pieces.push(std::mem::take(&mut self.text).into());
         self.pieces.push(value.bytes().clone());
-    }
-
-    pub(super) fn maybe<T>(&mut self, value: Option<T>, put: impl FnOnce(&mut Self, T)) {
-        self.flag(value.is_some());
-        if let Some(value) = value {
-            put(self, value);
-        }
     }
 }
 
@@ -112,30 +90,10 @@ impl RecordReader {
         self.fixed().map(|[byte]| byte)
     }
 
-    pub(super) fn flag(&mut self) -> Option<bool> {
-        match self.byte()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
-    pub(super) fn number(&mut self) -> Option<u32> {
-        self.fixed().map(u32::from_be_bytes)
-    }
-
     /// Reads the length of a list with elements of at least one byte, so a wrong length causes no large allocation.
     pub(super) fn count(&mut self) -> Option<usize> {
-        let count = usize::try_from(self.number()?).ok()?;
+        let count = usize::try_from(u32::from_be_bytes(self.fixed()?)).ok()?;
         (count <= self.0.len()).then_some(count)
-    }
-
-    pub(super) fn time(&mut self) -> Option<Timestamp> {
-        self.fixed().map(u64::from_be_bytes).map(Timestamp::from_millis)
-    }
-
-    pub(super) fn span(&mut self) -> Option<Duration> {
-        self.fixed().map(u64::from_be_bytes).map(Duration::from_millis)
     }
 
     fn slice(&mut self) -> Option<Bytes> {
@@ -151,8 +109,110 @@ impl RecordReader {
     pub(super) fn payload(&mut self) -> Option<Payload> {
         Payload::restored(self.slice()?)
     }
+}
 
-    pub(super) fn maybe<T>(&mut self, take: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
-        Some(if self.flag()? { Some(take(self)?) } else { None })
+/// A value that a record has: the bytes that one function writes, the other reads.
+pub(super) trait RecordValue: Sized {
+    fn put(&self, out: &mut RecordWriter);
+    fn take(body: &mut RecordReader) -> Option<Self>;
+}
+
+macro_rules! stored_as {
+    ($($type:ty: |$value:ident, $out:ident| $put:expr, |$body:ident| $take:expr;)*) => {
+        $(impl RecordValue for $type {
+            fn put(&self, $out: &mut RecordWriter) {
+                let $value = self;
+                $put;
+            }
+
+            fn take($body: &mut RecordReader) -> Option<Self> {
+                $take
+            }
+        })*
+    };
+}
+
+stored_as! {
+    u8: |value, out| out.byte(*value), |body| body.byte();
+    bool: |value, out| out.byte(u8::from(*value)), |body| [false, true].get(usize::from(body.byte()?)).copied();
+    u16: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    u32: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    u64: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    u128: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    i32: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    i64: |value, out| out.fixed(&value.to_be_bytes()), |body| body.fixed().map(Self::from_be_bytes);
+    Arc<str>: |value, out| out.text(value), |body| body.text();
+    String: |value, out| out.text(value), |body| body.text().map(|text| (*text).to_owned());
+    Payload: |value, out| out.payload(value), |body| body.payload();
+    Timestamp: |value, out| value.as_millis().put(out), |body| u64::take(body).map(Self::from_millis);
+    Duration: |value, out| millis(*value).put(out), |body| u64::take(body).map(Self::from_millis);
+    Principal: |value, out| out.text(value.as_str()), |body| body.text().map(|name| Self::new(&name));
+    TaskId: |value, out| value.bits().put(out), |body| u128::take(body).map(Self::from_bits);
+    SessionScope: |value, out| value.0.put(out), |body| u128::take(body).map(Self);
+    Attempt: |value, out| value.0.put(out), |body| u32::take(body).map(Self);
+    InputKey: |value, out| value.0.put(out), |body| u32::take(body).map(Self);
+    Digest: |value, out| out.fixed(&value.0), |body| body.fixed().map(Self);
+    PendingEffects: |value, out| out.byte(value.bits()), |body| Self::from_bits(body.byte()?);
+    Reason: |value, out| out.byte(*value as u8), |body| {
+        let code = body.byte()?;
+        Self::ALL.iter().copied().find(|reason| *reason as u8 == code)
+    };
+}
+
+impl<T: RecordValue> RecordValue for Option<T> {
+    fn put(&self, out: &mut RecordWriter) {
+        self.is_some().put(out);
+        self.iter().for_each(|value| value.put(out));
+    }
+
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        Some(if bool::take(body)? { Some(T::take(body)?) } else { None })
+    }
+}
+
+impl<A: RecordValue, B: RecordValue> RecordValue for (A, B) {
+    fn put(&self, out: &mut RecordWriter) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        Some((A::take(body)?, B::take(body)?))
+    }
+}
+
+impl<T: RecordValue> RecordValue for Vec<T> {
+    fn put(&self, out: &mut RecordWriter) {
+        out.count(self.len());
+        self.iter().for_each(|value| value.put(out));
+    }
+
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        (0..body.count()?).map(|_| T::take(body)).collect()
+    }
+}
+
+impl<T: RecordValue> RecordValue for Arc<[T]> {
+    fn put(&self, out: &mut RecordWriter) {
+        out.count(self.len());
+        self.iter().for_each(|value| value.put(out));
+    }
+
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        Vec::<T>::take(body).map(Self::from)
+    }
+}
+
+impl<K: RecordValue + Ord, V: RecordValue> RecordValue for BTreeMap<K, V> {
+    fn put(&self, out: &mut RecordWriter) {
+        out.count(self.len());
+        for (key, value) in self {
+            key.put(out);
+            value.put(out);
+        }
+    }
+
+    fn take(body: &mut RecordReader) -> Option<Self> {
+        Vec::<(K, V)>::take(body).map(Self::from_iter)
     }
 }

@@ -2,28 +2,20 @@
 //! top; `tasks/result` returns the outcome. A tool's own failure is `failed` here (L25-44), with its text as the status
 //! message. [`super::related_task`] writes the messages between requests.
 
-pub mod hybrid;
 mod list_params;
-#[cfg(test)]
-mod tests;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, milliseconds, task_id};
-use super::faults::{
-    RequestError, already_settled, cancelled_words, not_in_flavour, not_settled, session_failure_error, was_cancelled,
-};
+use super::faults::{RequestError, already_settled, cancelled_words, not_in_flavour, session_failure_error};
 use super::related_task::RelatedTask;
-use super::session_results::without_odd_content;
+use super::session_results::outcome;
 use crate::task::time::millis;
-use crate::task::{
-    Draft, Drafts, Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreeLinks,
-};
-use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
+use crate::task::{Draft, Drafts, Failure, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreeLinks};
+use crate::wire::meta::{DRAFT_TASK, IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, envelope, method};
@@ -98,40 +90,22 @@ impl CoreTasks {
     }
 
     fn created(&self, task: &Task) -> Payload {
-        let writer = ObjectWriter::new().member("task", &self.fields(&Summary::of(task)));
-        match &self.immediate_response {
-            Some(text) => writer.member(META, &ObjectWriter::new().text(IMMEDIATE_RESPONSE, text).finish()),
-            None => writer,
-        }
-        .finish()
+        let immediate = self.immediate_response.as_deref();
+        let meta = immediate.map(|text| ObjectWriter::new().text(IMMEDIATE_RESPONSE, text).finish());
+        ObjectWriter::new().member("task", &self.fields(&Summary::of(task))).optional(META, meta.as_ref()).finish()
     }
 
     /// The Task object (L25-16 to L25-18).
     fn fields(&self, task: &Summary) -> Payload {
-        let writer =
-            ObjectWriter::new().plain_text("taskId", &task.key.id.text()).text("status", status(task.phase.kind()));
-        let writer = match status_message(task) {
-            Some(message) => writer.text("statusMessage", &message),
-            None => writer,
-        };
-        let writer = writer
+        let writer = ObjectWriter::new()
+            .plain_text("taskId", &task.key.id.text())
+            .text("status", status(task.phase.kind()))
+            .optional_text("statusMessage", status_message(task).as_deref())
             .plain_text("createdAt", &task.created_at.text())
             .plain_text("lastUpdatedAt", &task.updated_at.text())
             .number("ttl", millis(task.ttl))
             .number("pollInterval", millis(task.poll_interval));
         if self.names_tree { tree_fields(writer, &task.tree) } else { writer }.finish()
-    }
-
-    /// The call's own result or error (L25-22, L25-24 to L25-28).
-    fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
-        match &task.phase {
-            Phase::Settled(Outcome::Returned { result, .. }) => {
-                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on_shared(&without_odd_content(result)))
-            }
-            Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
-            Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
-            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
-        }
     }
 
     /// One page of a list (L25-33, L25-34).
@@ -180,7 +154,9 @@ impl FaceDialect for CoreTasks {
             TaskReply::Snapshot(task) => Ok(self.fields(&Summary::of(task)).into()),
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
             TaskReply::Cancelled { task, was_settled: false } => Ok(self.fields(&Summary::of(task)).into()),
-            TaskReply::Outcome(task) => self.outcome(task),
+            TaskReply::Outcome(task) => {
+                outcome(&task.phase, || RelatedTask::of(task.key.id, None).under(self.parent(task)))
+            }
             TaskReply::Listed { tasks, next } => Ok(self.page(tasks, next).into()),
             TaskReply::Answered | TaskReply::Fetched(_) | TaskReply::Deleted => Err(not_in_flavour()),
         }
@@ -225,19 +201,20 @@ pub enum RequestedTtl {
 impl RequestedTtl {
     /// Reads `params.task`. A value that is no object asks for nothing (GW-10). `ttl` is null or milliseconds.
     pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
-        params.get_object("task").map(|task| Self::of(&task)).transpose()
+        params.get_object("task").map(|task| Self::of_task(&task)).transpose()
     }
 
-    fn of(task: &Object) -> Result<Self, RequestError> {
-        match task.get("ttl") {
-            None => Ok(Self::Default),
-            Some(ttl) if ttl.as_str() == "null" => Ok(Self::Longest),
-            Some(ttl) => match milliseconds(&ttl) {
-                Some(span) => Ok(Self::For(span)),
-                None => {
-                    Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
-                }
-            },
+    fn of_task(task: &Object) -> Result<Self, RequestError> {
+        let wrong = RequestError::params("task.ttl must be a number of milliseconds, 0 or more");
+        Self::of(task.get("ttl")).ok_or(wrong)
+    }
+
+    /// Reads null or milliseconds; `None` for anything else.
+    pub(super) fn of(written: Option<Payload>) -> Option<Self> {
+        match written {
+            None => Some(Self::Default),
+            Some(span) if span.as_str() == "null" => Some(Self::Longest),
+            Some(span) => milliseconds(&span).map(Self::For),
         }
     }
 
@@ -271,3 +248,80 @@ impl CoreTasks {
         envelope::notification(method::TASK_STATUS, Some(&self.fields(task)))
     }
 }
+
+/// Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14. Such a client asks for a task
+/// as others do, in every version's sessions, or in `_meta` like SEP-1686 without an id. It reads the id in `_meta` of
+/// a result with `content`, others read `task`: one handle serves both.
+#[derive(Clone, Debug, Default)]
+pub struct HybridTasks {
+    core: CoreTasks,
+}
+
+impl HybridTasks {
+    pub const fn over(core: CoreTasks) -> Self {
+        Self { core }
+    }
+
+    /// Reads a call's wish in a session of `version`; fails as [`CoreTasks::wish`], about the tool in sessions with
+    /// tasks only. A wish in another form than 2025-11-25's, at a tool that takes no task, gets a plain response.
+    pub fn wish(
+        params: &Object,
+        mode: TaskMode,
+        version: ProtocolVersion,
+    ) -> Result<Option<RequestedTtl>, RequestError> {
+        let asked = match (mode, RequestedTtl::read(params)) {
+            (TaskMode::Never, _) => None,
+            (_, Ok(None)) => in_meta(params)?,
+            (_, asked) => asked?,
+        };
+        match asked {
+            None if CoreTasks::are_offered_in(version) => CoreTasks::wish(params, mode),
+            asked => Ok(asked),
+        }
+    }
+
+    fn created(&self, task: &Task) -> Result<Payload, RpcError> {
+        let handle = self.core.encode(TaskReply::Created(task))?;
+        let Some(handle) = Object::of(&handle) else { return Ok(handle) };
+        let task = Summary::of(task);
+        let named = ObjectWriter::new()
+            .text("taskId", &task.key.id.to_string())
+            .text("status", status(task.phase.kind()))
+            .finish();
+        let meta = match handle.get_object(META) {
+            Some(meta) => meta.edit().set(DRAFT_TASK, named).finish(),
+            None => ObjectWriter::new().member(DRAFT_TASK, &named).finish(),
+        };
+        Ok(handle.edit().set("content", Payload::of::<[Payload; 0]>(&[])).set(META, meta).finish())
+    }
+}
+
+/// The wish of a call with the draft's key, a `ttl` in it and no id (T-37).
+fn in_meta(params: &Object) -> Result<Option<RequestedTtl>, RequestError> {
+    match params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK)) {
+        Some(task) if task.contains("ttl") && !task.contains("taskId") => RequestedTtl::of_task(&task).map(Some),
+        Some(_) | None => Ok(None),
+    }
+}
+
+impl FaceDialect for HybridTasks {
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
+        self.core.decode(method, params)
+    }
+
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
+        match reply {
+            TaskReply::Created(task) => self.created(task).map(JsonPieces::from),
+            TaskReply::Snapshot(_)
+            | TaskReply::Answered
+            | TaskReply::Cancelled { .. }
+            | TaskReply::Outcome(_)
+            | TaskReply::Fetched(_)
+            | TaskReply::Deleted
+            | TaskReply::Listed { .. } => self.core.pieces(reply),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

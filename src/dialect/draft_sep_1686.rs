@@ -5,18 +5,16 @@
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, milliseconds};
-use super::faults::{
-    RequestError, already_settled, not_completed, not_in_flavour, not_settled, session_failure_error, was_cancelled,
-};
+use super::core_2025_11_25::RequestedTtl;
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page};
+use super::faults::{RequestError, already_settled, not_completed, not_in_flavour, session_failure_error};
 use super::related_task::RelatedTask;
-use super::session_results::without_odd_content;
+use super::session_results::outcome;
 use crate::task::time::millis;
 use crate::task::{ChosenId, Failure, GatewayFault, Outcome, Phase, Reason, SessionScope, Task, TaskId};
 use crate::wire::meta::{DRAFT_TASK, META};
@@ -79,31 +77,16 @@ impl DraftTasks {
 
     /// The members of a task (D86-13, D86-25).
     fn fields(&self, task: &Task) -> ObjectWriter {
-        let writer = ObjectWriter::new()
+        ObjectWriter::new()
             .text("taskId", &self.text(task))
             .text("status", status(&task.phase))
             .number("keepAlive", millis(task.keep_result_min))
-            .number("pollFrequency", millis(task.poll_interval));
-        match error(&task.phase) {
-            Some(error) => writer.text("error", &error),
-            None => writer,
-        }
+            .number("pollFrequency", millis(task.poll_interval))
+            .optional_text("error", error(&task.phase).as_deref())
     }
 
     fn snapshot(&self, task: &Task) -> Payload {
         self.fields(task).member(META, &self.related(task).meta()).finish()
-    }
-
-    /// The call's own response (D86-03).
-    fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
-        match &task.phase {
-            Phase::Settled(Outcome::Returned { result, .. }) => {
-                Ok(self.related(task).on_shared(&without_odd_content(result)))
-            }
-            Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
-            Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
-            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
-        }
     }
 }
 
@@ -124,10 +107,10 @@ impl FaceDialect for DraftTasks {
             TaskReply::Snapshot(task) => Ok(self.snapshot(task).into()),
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
             TaskReply::Cancelled { task, was_settled: false } => Ok(self.snapshot(task).into()),
-            TaskReply::Outcome(task) => self.outcome(task),
+            TaskReply::Outcome(task) => outcome(&task.phase, || self.related(task)),
             // D86-15: only a `completed` task has a result.
             TaskReply::Fetched(task) => match &task.phase {
-                Phase::Settled(Outcome::Returned { .. }) => self.outcome(task),
+                Phase::Settled(Outcome::Returned { .. }) => outcome(&task.phase, || self.related(task)),
                 phase @ (Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_)) => {
                     Err(not_completed(status(phase)))
                 }
@@ -173,15 +156,8 @@ const ID_CHARS_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedTask {
     pub text: Arc<str>,
-    keep_alive: KeepAlive,
-}
-
-/// How long a result is kept, counted from the end of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeepAlive {
-    Default,
-    For(Duration),
-    Longest,
+    /// How long the result is kept, counted from the end of the call.
+    keep_alive: RequestedTtl,
 }
 
 impl RequestedTask {
@@ -190,33 +166,22 @@ impl RequestedTask {
         let wish = params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK));
         let Some(wish) = wish.filter(|wish| wish.contains("taskId")) else { return Ok(None) };
         let text = chosen_text(&wish)?;
-        let keep_alive = match wish.get("keepAlive") {
-            None => KeepAlive::Default,
-            Some(span) if span.as_str() == "null" => KeepAlive::Longest,
-            Some(span) => KeepAlive::For(milliseconds(&span).ok_or_else(bad_keep_alive)?),
-        };
+        let keep_alive = RequestedTtl::of(wish.get("keepAlive"))
+            .ok_or_else(|| RequestError::params("keepAlive must be a number of milliseconds, 0 or more, or null"))?;
         Ok(Some(Self { text, keep_alive }))
     }
 
     /// How long the result is kept: the requested time, capped (D86-29).
     pub fn keep_alive(&self, default: Duration, max: Duration) -> Duration {
-        match self.keep_alive {
-            KeepAlive::Default => default,
-            KeepAlive::For(span) => span.min(max),
-            KeepAlive::Longest => max,
-        }
+        self.keep_alive.ttl(default, max)
     }
-}
-
-const fn bad_keep_alive() -> RequestError {
-    RequestError::Params(Cow::Borrowed("keepAlive must be a number of milliseconds, 0 or more, or null"))
 }
 
 /// The id in the params of a task method, or in a call's wish (D86-04).
 pub fn chosen_text(params: &Object) -> Result<Arc<str>, RequestError> {
     let usable = |text: &String| (1..=ID_CHARS_MAX).contains(&text.chars().count()) && !text.contains(char::is_control);
     let text = params.get_string("taskId").filter(usable);
-    text.map(Arc::from).ok_or(RequestError::Params(Cow::Borrowed(
-        "taskId must be a string of 1 to 256 characters without control characters",
-    )))
+    text.map(Arc::from).ok_or_else(|| {
+        RequestError::params("taskId must be a string of 1 to 256 characters without control characters")
+    })
 }

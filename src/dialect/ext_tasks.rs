@@ -115,12 +115,10 @@ impl FaceDialect for ExtTasks {
 
 /// The Task object (EXT-15). A handle carries these fields and no others (EXT-18).
 fn task_fields(writer: ObjectWriter, task: &Task) -> ObjectWriter {
-    let writer = writer.plain_text("taskId", &task.key.id.text()).text("status", status(&task.phase));
-    let writer = match status_message(task) {
-        Some(message) => writer.text("statusMessage", &message),
-        None => writer,
-    };
     writer
+        .plain_text("taskId", &task.key.id.text())
+        .text("status", status(&task.phase))
+        .optional_text("statusMessage", status_message(task).as_deref())
         .plain_text("createdAt", &task.created_at.text())
         .plain_text("lastUpdatedAt", &task.updated_at.text())
         .number("ttlMs", millis(task.ttl))
@@ -152,7 +150,7 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
 
 fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     if !params.contains("inputResponses") {
-        return Err(RequestError::Params(Cow::Borrowed("inputResponses must be an object")));
+        return Err(RequestError::params("inputResponses must be an object"));
     }
     inputs::responses(params)
 }

@@ -83,7 +83,7 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     let text = params
         .get_str("taskId")
         .filter(usable)
-        .ok_or(RequestError::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
+        .ok_or_else(|| RequestError::params("taskId must be a string of 1 to 128 characters"))?;
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)
 }
 
@@ -96,17 +96,12 @@ pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestErro
 
 /// The error for a cursor that is not ours (L25-36, D86-23).
 pub const fn bad_cursor() -> RequestError {
-    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
+    RequestError::params("cursor is not one that was given for this list")
 }
 
 /// One page of a list (L25-33, L25-34, D86-20, D86-21).
 pub(super) fn list_page(tasks: &[Payload], next: Option<&str>) -> Payload {
-    let writer = ObjectWriter::new().member("tasks", &Payload::of(tasks));
-    match next {
-        Some(next) => writer.text("nextCursor", next),
-        None => writer,
-    }
-    .finish()
+    ObjectWriter::new().member("tasks", &Payload::of(tasks)).optional_text("nextCursor", next).finish()
 }
 
 /// A number of milliseconds, rounded down.

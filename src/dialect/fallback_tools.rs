@@ -4,7 +4,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use serde_json::json;
@@ -278,7 +277,7 @@ impl FaceDialect for FallbackTools {
         let named = params.get_str("name").and_then(|name| FallbackTool::named(&name));
         let tool = named.ok_or_else(|| RequestError::unknown_tool(Some(params)))?.tool;
         let asked = FallbackToolArguments::read(tool, params.get_object("arguments").as_ref());
-        let id = asked.map_err(|why| RequestError::Params(Cow::Borrowed(why)))?.id.ok_or(RequestError::UnknownTask)?;
+        let id = asked.map_err(RequestError::params)?.id.ok_or(RequestError::UnknownTask)?;
         Ok(match tool {
             FallbackTool::Status => TaskCommand::Get(id),
             FallbackTool::Result => TaskCommand::Await(id),
@@ -303,12 +302,8 @@ fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
         .plain_text("taskId", &task.key.id.text())
         .text("tool", &task.origin.tool)
-        .text("status", status(&task.phase));
-    let writer = match &task.status_message {
-        Some(message) => writer.text("statusMessage", message),
-        None => writer,
-    };
-    let writer = writer
+        .text("status", status(&task.phase))
+        .optional_text("statusMessage", task.status_message.as_deref())
         .plain_text("createdAt", &task.created_at.text())
         .plain_text("lastUpdatedAt", &task.updated_at.text())
         .number("ttl", millis(task.ttl))

@@ -46,6 +46,18 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    pub const fn params(what: &'static str) -> Self {
+        Self::Params(Cow::Borrowed(what))
+    }
+
+    pub const fn not_a_request(what: &'static str) -> Self {
+        Self::NotARequest(Cow::Borrowed(what))
+    }
+
+    pub const fn header(what: &'static str) -> Self {
+        Self::Header(Cow::Borrowed(what))
+    }
+
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(
             params.and_then(|params| params.get_str("name")).map(|tool| one_line::name(&tool)).unwrap_or_default(),
@@ -353,73 +365,65 @@ const INSUFFICIENT_SCOPE: &str =
 const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and does not store clients' credentials; log in \
                                and call again";
 
-const fn sentence(reason: Reason) -> &'static str {
-    match reason {
-        Reason::UpstreamUnreachable => "The upstream server cannot be reached",
-        Reason::UpstreamTls => "The upstream server does not speak TLS, or its certificate was not accepted",
-        Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
-        Reason::UpstreamAuth => "The upstream server did not accept the credentials",
-        Reason::CredentialMissing => {
-            "The upstream server's credential is exchanged for an access token, and the request came without one: log in"
+macro_rules! sentences {
+    ($($reason:ident: $sentence:literal;)*) => {
+        const fn sentence(reason: Reason) -> &'static str {
+            match reason {
+                $(Reason::$reason => $sentence,)*
+            }
         }
-        Reason::CredentialBound => {
-            "The upstream server's credential is exchanged for an access token, and the request's token is bound to its \
-             client's key: log in without DPoP or a certificate"
-        }
-        Reason::CredentialRefused => "The authorization server refused a credential for the upstream server",
-        Reason::CredentialUnavailable => {
-            "The gateway cannot get a credential for the upstream server now: its issuer does not answer"
-        }
-        Reason::CredentialMalformed => {
-            "The gateway cannot get a credential for the upstream server: its issuer's answer cannot be used"
-        }
-        Reason::UpstreamRedirect => "The upstream server points to another address; configure that one",
-        Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
-        Reason::UpstreamClosed => "The upstream server ended the connection before it answered",
-        Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",
-        Reason::UpstreamTimeout => "The upstream server was silent for too long",
-        Reason::UpstreamRefused => "The upstream server refused the handshake",
-        Reason::UpstreamCircuitOpen => "The upstream server failed too often a moment ago",
-        Reason::DeadlineExceeded => "The call ran longer than its deadline (`deadline` of the tool or its server)",
-        Reason::ResultTooLarge => "The result is larger than the gateway keeps (`result_bytes_max`)",
-        Reason::IntroductionTooLarge => {
-            "The upstream server's answer to `initialize` is larger than 1 MiB: shorten its instructions"
-        }
-        Reason::TtlExpired => "The task's time to live ended before its call did",
-        Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
-        Reason::ReplicaLost => {
-            "The gateway that ran the tool was lost, and no other could resume the call; it may or may not have completed"
-        }
-        Reason::Poison => {
-            "The gateway ended several times in a row while the tool was running; the call is not resumed any more"
-        }
-        Reason::TooManyWaiters => "Too many requests wait for this task (64)",
-        Reason::TooMuchStored => {
-            "Your tasks and their results have reached their limit in bytes (`stored_bytes_per_principal_max`)"
-        }
-        Reason::TooMuchUnread => {
-            "Your unread responses have reached their limit in bytes (`answer_bytes_per_principal_max`)"
-        }
-        Reason::AnswersFull => "Unread responses have reached their limit in bytes (`answer_bytes_max`)",
-        Reason::RateLimited => "There are too many requests; wait before the next one",
-        Reason::TooManyTasks => {
-            "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
-        }
-        Reason::TooManyListeners => "There are too many open streams of notifications (`streams_per_principal_max`)",
-        Reason::StoreFull => "The task store is full (`stored_bytes_max`, or its disk)",
-        Reason::StoreFailed => "The task store failed",
-        Reason::StoreCorrupt => "The task's stored record is damaged",
-        Reason::QueueFull => {
-            "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
-             `permits_percent_max` of either)"
-        }
-        Reason::QueueDeadline => "The call waited too long for a permit at the upstream server (`queue_deadline`)",
-        Reason::Draining => "The gateway is shutting down",
-        Reason::StoreLost => "The task store lost acknowledged writes; the tool may or may not have completed",
-        Reason::AuditUnavailable => "The gateway cannot record the request in its audit file, which is required",
-        Reason::ReplicaUnavailable => "The gateway that has this session or call did not answer",
-        Reason::Internal => "The gateway failed; its log has the cause",
-    }
+    };
+}
+
+sentences! {
+    UpstreamUnreachable: "The upstream server cannot be reached";
+    UpstreamTls: "The upstream server does not speak TLS, or its certificate was not accepted";
+    UpstreamHttpStatus: "The upstream server answered with an HTTP error";
+    UpstreamAuth: "The upstream server did not accept the credentials";
+    CredentialMissing:
+        "The upstream server's credential is exchanged for an access token, and the request came without one: log in";
+    CredentialBound:
+        "The upstream server's credential is exchanged for an access token, and the request's token is bound to its \
+        client's key: log in without DPoP or a certificate";
+    CredentialRefused: "The authorization server refused a credential for the upstream server";
+    CredentialUnavailable:
+        "The gateway cannot get a credential for the upstream server now: its issuer does not answer";
+    CredentialMalformed:
+        "The gateway cannot get a credential for the upstream server: its issuer's answer cannot be used";
+    UpstreamRedirect: "The upstream server points to another address; configure that one";
+    UpstreamMalformed: "The upstream server's answer is not valid MCP";
+    UpstreamClosed: "The upstream server ended the connection before it answered";
+    UpstreamSessionLost: "The upstream server ended the session before it answered";
+    UpstreamTimeout: "The upstream server was silent for too long";
+    UpstreamRefused: "The upstream server refused the handshake";
+    UpstreamCircuitOpen: "The upstream server failed too often a moment ago";
+    DeadlineExceeded: "The call ran longer than its deadline (`deadline` of the tool or its server)";
+    ResultTooLarge: "The result is larger than the gateway keeps (`result_bytes_max`)";
+    IntroductionTooLarge: "The upstream server's answer to `initialize` is larger than 1 MiB: shorten its instructions";
+    TtlExpired: "The task's time to live ended before its call did";
+    GatewayRestart: "The gateway restarted while the tool was running; it may or may not have completed";
+    ReplicaLost:
+        "The gateway that ran the tool was lost, and no other could resume the call; it may or may not have completed";
+    Poison: "The gateway ended several times in a row while the tool was running; the call is not resumed any more";
+    TooManyWaiters: "Too many requests wait for this task (64)";
+    TooMuchStored: "Your tasks and their results have reached their limit in bytes (`stored_bytes_per_principal_max`)";
+    TooMuchUnread: "Your unread responses have reached their limit in bytes (`answer_bytes_per_principal_max`)";
+    AnswersFull: "Unread responses have reached their limit in bytes (`answer_bytes_max`)";
+    RateLimited: "There are too many requests; wait before the next one";
+    TooManyTasks: "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)";
+    TooManyListeners: "There are too many open streams of notifications (`streams_per_principal_max`)";
+    StoreFull: "The task store is full (`stored_bytes_max`, or its disk)";
+    StoreFailed: "The task store failed";
+    StoreCorrupt: "The task's stored record is damaged";
+    QueueFull:
+        "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
+        `permits_percent_max` of either)";
+    QueueDeadline: "The call waited too long for a permit at the upstream server (`queue_deadline`)";
+    Draining: "The gateway is shutting down";
+    StoreLost: "The task store lost acknowledged writes; the tool may or may not have completed";
+    AuditUnavailable: "The gateway cannot record the request in its audit file, which is required";
+    ReplicaUnavailable: "The gateway that has this session or call did not answer";
+    Internal: "The gateway failed; its log has the cause";
 }
 
 #[cfg(test)]

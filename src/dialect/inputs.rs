@@ -1,7 +1,6 @@
 //! Encodes questions and answers of 2026-07-28 (MOD-27, EXT-22). The maps `inputRequests` and `inputResponses` are the
 //! same in a task and between two rounds of a plain call.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::faults::RequestError;
@@ -104,7 +103,7 @@ fn check_one(question: &Question, answer: &Payload) -> Result<(), RequestError> 
 }
 
 const fn wrong(what: &'static str) -> RequestError {
-    RequestError::Params(Cow::Borrowed(what))
+    RequestError::params(what)
 }
 
 fn key_text(key: InputKey) -> String {

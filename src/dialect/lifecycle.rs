@@ -15,16 +15,16 @@ pub struct SessionServerDescription<'a> {
 
 pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
     let versions = ProtocolVersion::advertised_stateless();
-    let writer = ObjectWriter::new()
+    ObjectWriter::new()
         .text("resultType", "complete")
         .member("supportedVersions", &Payload::of(&versions))
-        .member("capabilities", &stateless_capabilities(server.capabilities));
-    let writer = match server.instructions {
-        Some(instructions) => writer.member("instructions", instructions),
-        None => writer,
-    };
-    // Instructions and capabilities may depend on the client, so the response is private.
-    writer.number("ttlMs", 0).text("cacheScope", "private").member(META, &server_meta(server.server_info)).finish()
+        .member("capabilities", &stateless_capabilities(server.capabilities))
+        .optional("instructions", server.instructions)
+        // Instructions and capabilities may depend on the client, so the response is private.
+        .number("ttlMs", 0)
+        .text("cacheScope", "private")
+        .member(META, &server_meta(server.server_info))
+        .finish()
 }
 
 /// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), with the extension as

@@ -67,16 +67,14 @@ impl StatelessRequest {
         let progress_token = match meta.get(PROGRESS_TOKEN) {
             Some(token) if RequestId::from_payload(&token).is_some() => Some(token.detached()),
             Some(_) => {
-                return Err(RequestError::Params(Cow::Borrowed(
-                    "_meta.progressToken must be a string or a whole number",
-                )));
+                return Err(RequestError::params("_meta.progressToken must be a string or a whole number"));
             }
             None => None,
         };
         let log_level = match meta.get(LOG_LEVEL) {
-            Some(_) => Some(meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or(
-                RequestError::Params(Cow::Borrowed("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")),
-            )?),
+            Some(_) => Some(meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or_else(|| {
+                RequestError::params("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")
+            })?),
             None => None,
         };
         let extensions = capabilities.get_object("extensions");

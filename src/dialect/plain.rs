@@ -63,14 +63,9 @@ pub fn decode_result(result: Payload) -> Result<CanonicalResult, Reason> {
         return Err(Reason::UpstreamMalformed);
     };
     let is_error = object.get("isError").is_some_and(|value| value.as_str() == "true");
-    let mut edit = object.edit().remove("resultType");
+    let edit = object.edit().remove("resultType");
     let hops = [RELATED_TASK, DRAFT_RELATED_TASK, SERVER_INFO];
-    if let Some(meta) = object.get_object(META).filter(|meta| hops.iter().any(|key| meta.contains(key))) {
-        let kept = hops.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
-        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-        edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
-    }
-    Ok(CanonicalResult { result: edit.finish(), is_error })
+    Ok(CanonicalResult { result: edit.remove_within(META, &hops).finish(), is_error })
 }
 
 /// The error of a call that is to be repeated once its user has visited an address (2025-11-25).
@@ -106,10 +101,8 @@ pub fn decode_question(question: &str, params: Option<&Payload>) -> Result<Paylo
 fn stripped(params: &Object) -> Payload {
     let mut edit = params.edit().remove("task");
     if let Some(meta) = params.get_object(META) {
-        let kept =
-            HOP_BY_HOP.into_iter().fold(meta.edit().remove(PROGRESS_TOKEN), |edit, key| edit.remove(key)).finish();
-        let is_empty = Object::of(&kept).is_none_or(|left| left.keys().next().is_none());
-        edit = if is_empty { edit.remove(META) } else { edit.set(META, kept) };
+        let kept = HOP_BY_HOP.into_iter().fold(meta.edit().remove(PROGRESS_TOKEN), |edit, key| edit.remove(key));
+        edit = edit.set_unless_empty(META, kept.finish());
     }
     edit.finish().detached()
 }

@@ -110,12 +110,6 @@ impl RelatedTask {
     }
 
     fn taken_from(&self, result: &Object) -> Payload {
-        let Some(meta) = result.get_object(META).filter(|meta| meta.contains(self.member)) else {
-            return result.payload().detached();
-        };
-        let kept = meta.edit().remove(self.member).finish();
-        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-        let edit = if any_left { result.edit().set(META, kept) } else { result.edit().remove(META) };
-        edit.finish().detached()
+        result.edit().remove_within(META, &[self.member]).finish().detached()
     }
 }

@@ -247,13 +247,7 @@ pub fn related(answer: Answer, task: &str) -> Answer {
 
 /// Removes the upstream's task id from a message's params: it belongs to this hop (T-67).
 pub fn unrelated(params: &Object) -> Payload {
-    let Some(meta) = params.get_object(META).filter(|meta| meta.contains(RELATED_TASK)) else {
-        return params.payload().clone();
-    };
-    let kept = meta.edit().remove(RELATED_TASK).finish();
-    let is_empty = Object::of(&kept).is_none_or(|kept| kept.keys().next().is_none());
-    let edit = params.edit();
-    if is_empty { edit.remove(META) } else { edit.set(META, kept) }.finish()
+    params.edit().remove_within(META, &[RELATED_TASK]).finish()
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
-use super::faults::about_own_request;
+use super::faults::{about_own_request, not_settled, session_failure_error, was_cancelled};
 use super::lifecycle::SessionServerDescription;
 use super::plain::with_single_content;
+use super::related_task::RelatedTask;
+use crate::task::{Outcome, Phase};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
@@ -13,14 +15,12 @@ pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
 /// The result of `initialize`, for a server that has no handshake.
 pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
-    let writer = ObjectWriter::new()
+    ObjectWriter::new()
         .text("protocolVersion", version.as_str())
         .member("capabilities", &session_capabilities(server.capabilities))
-        .member("serverInfo", server.server_info);
-    match server.instructions {
-        Some(instructions) => writer.member("instructions", instructions).finish(),
-        None => writer.finish(),
-    }
+        .member("serverInfo", server.server_info)
+        .optional("instructions", server.instructions)
+        .finish()
 }
 
 /// Without the tasks extension (EXT-64). `listChanged` and `subscribe` stay, as the gateway subscribes for the session.
@@ -29,8 +29,7 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
     let mut edit = object.edit().remove("tasks");
     if let Some(extensions) = object.get_object("extensions") {
         let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
-        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-        edit = if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") };
+        edit = edit.set_unless_empty("extensions", kept);
     }
     edit.finish()
 }
@@ -38,12 +37,8 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
 /// A stateless server's result for session clients: no newer members (LEG-17), structured content an object (T-77).
 pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
     let Some(object) = Object::of(result) else { return result.clone().into() };
-    let mut edit = object.edit().remove("resultType").remove("ttlMs").remove("cacheScope");
-    if let Some(meta) = object.get_object(META).filter(|meta| meta.contains(SERVER_INFO)) {
-        let kept = meta.edit().remove(SERVER_INFO).finish();
-        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-        edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
-    }
+    let edit = object.edit().remove("resultType").remove("ttlMs").remove("cacheScope");
+    let mut edit = edit.remove_within(META, &[SERVER_INFO]);
     if method == method::TOOLS_CALL && has_odd_content(&object) {
         edit = edit.remove(STRUCTURED_CONTENT);
     }
@@ -88,6 +83,16 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
             RpcError { code: rpc_error::RESOURCE_NOT_FOUND, ..error.clone() }
         }
         None => error.clone(),
+    }
+}
+
+/// The call's own result or error (L25-22, L25-24 to L25-28, D86-03).
+pub(super) fn outcome(phase: &Phase, related: impl FnOnce() -> RelatedTask) -> Result<JsonPieces, RpcError> {
+    match phase {
+        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related().on_shared(&without_odd_content(result))),
+        Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
+        Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
     }
 }
 

@@ -220,14 +220,13 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
 /// The params of an upstream's notification without the gateway's own subscription id, and that id.
 pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
     let Some(params) = params else { return (None, None) };
-    let meta = params.get_object(META).filter(|meta| meta.contains(SUBSCRIPTION_ID));
-    let Some(meta) = meta else { return (Some(params.payload().clone()), None) };
-    let rest = meta.edit().remove(SUBSCRIPTION_ID).finish();
-    let is_empty = Object::of(&rest).is_none_or(|rest| rest.keys().next().is_none());
-    let edit = if is_empty { params.edit().remove(META) } else { params.edit().set(META, rest) };
-    let params = edit.finish();
+    let id = params.get_object(META).and_then(|meta| meta.get(SUBSCRIPTION_ID));
+    if id.is_none() {
+        return (Some(params.payload().clone()), None);
+    }
+    let params = params.edit().remove_within(META, &[SUBSCRIPTION_ID]).finish();
     let any_left = Object::of(&params).is_some_and(|params| params.keys().next().is_some());
-    (any_left.then_some(params), meta.get(SUBSCRIPTION_ID))
+    (any_left.then_some(params), id)
 }
 
 /// A notification for a session client, without a subscription id.
@@ -237,7 +236,7 @@ pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
 }
 
 const fn invalid(what: &'static str) -> RequestError {
-    RequestError::Params(Cow::Borrowed(what))
+    RequestError::params(what)
 }
 
 fn complaint(member: &str, what: &str) -> RequestError {

@@ -1,7 +1,5 @@
 //! Admits a request of a path: reads its message, counts it, and refuses it if it cannot be served now.
 
-use std::borrow::Cow;
-
 use http::{HeaderMap, Method, StatusCode};
 
 use super::answer::{Addressee, UnknownTaskMarker, addressee, only_post, stateless_addressee, too_often, unreadable};
@@ -139,7 +137,7 @@ fn refusal_of_batch(served: &Served, inbound: &Inbound, batch: &ArrayItems) -> O
         return Some(addressee.fault_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max)));
     }
     if messages().any(|message| era_of(message, &inbound.headers) == Face::Stateless) {
-        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests cannot be in a batch"));
+        let complaint = RequestError::not_a_request("stateless requests cannot be in a batch");
         return Some(refuse(&addressee, &complaint));
     }
     let has_key = inbound.headers.contains_key(idempotency_key::HEADER);

@@ -1,6 +1,5 @@
 //! Builds responses for clients: bytes and HTTP status (T-19).
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,7 +254,7 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
             (id, complaint)
         }
         EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
-        EnvelopeError::Batch => (None, RequestError::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
+        EnvelopeError::Batch => (None, RequestError::not_a_request("a batch is not accepted here")),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Fetches, rewrites and caches the tool lists of one upstream. Tools are listed often, and for each call (T-72). Lists
 //! are cached by principal and capabilities (MOD-15, UPC-23).
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -421,7 +420,31 @@ impl CatalogError {
 
 /// A list always has one page, so the gateway issues no cursors.
 pub const fn no_such_cursor() -> crate::dialect::RequestError {
-    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is unknown: this list has one page"))
+    crate::dialect::RequestError::params("cursor is unknown: this list has one page")
+}
+
+/// Warns once about a server with circular list cursors.
+#[derive(Debug, Default)]
+pub(crate) struct CircularLists(AtomicU8);
+
+impl CircularLists {
+    /// Records how a list ended. Logs one line when it starts to be circular.
+    pub(crate) fn note(&self, upstream: &str, list: PagedList, end: Option<ListEnd>) {
+        let bit = 1 << list as u8;
+        let before = match end {
+            Some(ListEnd::Circular) => self.0.fetch_or(bit, Ordering::Relaxed),
+            Some(ListEnd::Complete | ListEnd::TooManyPages) => self.0.fetch_and(!bit, Ordering::Relaxed),
+            None => return,
+        };
+        if end == Some(ListEnd::Circular) && before & bit == 0 {
+            let list = list.method();
+            tracing::warn!(
+                upstream,
+                list,
+                "the server's list cursors are circular; the list ends at the first page without new items"
+            );
+        }
+    }
 }
 
 #[cfg(test)]

@@ -72,12 +72,12 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: &Me
         Message::Request(request) => request,
         // Notifications of stateless clients have no effect; they cancel by disconnecting (EXT-46).
         Message::Notification(notification) if is_request(&notification.method) => {
-            let complaint = RequestError::NotARequest(Cow::Borrowed("this method is a request; send it with an id"));
+            let complaint = RequestError::not_a_request("this method is a request; send it with an id");
             return stateless_addressee(inbound, None).complaint(&complaint);
         }
         Message::Notification(_) => return accepted(),
         Message::Response(_) => {
-            let complaint = RequestError::NotARequest(Cow::Borrowed("clients send no responses"));
+            let complaint = RequestError::not_a_request("clients send no responses");
             return stateless_addressee(inbound, None).complaint(&complaint);
         }
     };

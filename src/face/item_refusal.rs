@@ -1,6 +1,5 @@
 //! Refuses requests about tools, prompts and resources that their caller may not use.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::answer::Addressee;
@@ -177,13 +176,13 @@ impl<'a> AskedAccess<'a> {
 
 /// The `ref` of a completion is no object.
 pub(super) fn no_reference() -> RequestError {
-    RequestError::Params(Cow::Borrowed("ref must be an object"))
+    RequestError::params("ref must be an object")
 }
 
 pub(super) fn no_prompt() -> RequestError {
-    RequestError::Params(Cow::Borrowed("no prompt has this name"))
+    RequestError::params("no prompt has this name")
 }
 
 fn no_resource() -> RequestError {
-    RequestError::Params(Cow::Borrowed("no resource has this URI"))
+    RequestError::params("no resource has this URI")
 }

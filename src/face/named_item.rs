@@ -53,7 +53,7 @@ impl NamedItem {
 
 /// The name of the called tool; an error if it is missing or ambiguous (B81, B98).
 pub(super) fn tool_name(params: Option<&Object>) -> Result<Cow<'_, str>, RequestError> {
-    let invalid = |fault| RequestError::Params(Cow::Borrowed(fault));
+    let invalid = RequestError::params;
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
     if params.contains("arguments") && !params.has_object("arguments") {
         return Err(invalid("arguments must be an object"));

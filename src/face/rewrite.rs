@@ -82,16 +82,7 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
 }
 
 fn without_tasks(capabilities: &Object) -> Payload {
-    let edit = capabilities.edit().remove("tasks");
-    match capabilities.get_object("extensions") {
-        Some(extensions) if extensions.contains(TASKS_EXTENSION) => {
-            let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
-            let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-            if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") }
-        }
-        Some(_) | None => edit,
-    }
-    .finish()
+    capabilities.edit().remove("tasks").remove_within("extensions", &[TASKS_EXTENSION]).finish()
 }
 
 /// Sets each tool's task support; without `support` there is none (GW-13). `None` if nothing changes.

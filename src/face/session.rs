@@ -358,7 +358,7 @@ impl SessionLookupError {
         let (status, complaint) = match self {
             Self::Missing => (
                 StatusCode::BAD_REQUEST,
-                RequestError::NotARequest(Cow::Borrowed(
+                RequestError::not_a_request(
                     "Mcp-Session-Id is missing: send it, or an Mcp-Protocol-Version without sessions (2026-07-28)",
                 )),
             ),
@@ -382,7 +382,7 @@ fn in_session(complaint: RequestError) -> SessionLookupError {
 fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     match headers::single(all, &headers::PROTOCOL_VERSION)? {
         Some(text) if ProtocolVersion::parse(text).is_none() => {
-            Err(RequestError::Header(Cow::Borrowed("mcp-protocol-version names an unknown version")))
+            Err(RequestError::header("mcp-protocol-version names an unknown version"))
         }
         Some(_) | None => Ok(()),
     }
@@ -530,11 +530,11 @@ pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
-            Err(RequestError::NotARequest(Cow::Borrowed("this method is a request; send it with an id")))
+            Err(RequestError::not_a_request("this method is a request; send it with an id"))
         }
         Message::Notification(_) => Ok(()),
         Message::Response(response) if response.id.is_none() => {
-            Err(RequestError::NotARequest(Cow::Borrowed("a response needs the id of its request")))
+            Err(RequestError::not_a_request("a response needs the id of its request"))
         }
         Message::Response(_) => Ok(()),
     }
@@ -542,9 +542,7 @@ pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
 
 fn vet_request(request: &Request) -> Result<(), RequestError> {
     if is_own(&request.id) {
-        return Err(RequestError::NotARequest(Cow::Borrowed(
-            "this id is reserved for the gateway's requests; choose another",
-        )));
+        return Err(RequestError::not_a_request("this id is reserved for the gateway's requests; choose another"));
     }
     let params = request.params.object();
     match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {

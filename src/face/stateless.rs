@@ -211,7 +211,7 @@ impl StatelessFace {
             return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
         if name.is_some_and(|name| name.contains('\0')) {
-            return Err(RequestError::Params(Cow::Borrowed("the name contains a null character; remove it")));
+            return Err(RequestError::params("the name contains a null character; remove it"));
         }
         Ok(Box::new(StatelessRequestContext {
             addressee: addressee.clone(),

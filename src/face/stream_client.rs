@@ -6,7 +6,6 @@
 mod answer_relay;
 mod client_link;
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -313,7 +312,7 @@ impl StreamClientLoop {
                 let id = request.id.clone();
                 if self.link.is_open() {
                     let what = "the session is open already; a stream has only one";
-                    return self.refuse(Some(id), &RequestError::NotARequest(Cow::Borrowed(what)));
+                    return self.refuse(Some(id), &RequestError::not_a_request(what));
                 }
                 self.shake_hands(id, parsed);
             }
@@ -323,7 +322,7 @@ impl StreamClientLoop {
             }
             Some(Message::Request(request)) if !self.link.is_open() => {
                 let what = "the session is not open; send initialize first, or name the protocol version in _meta";
-                self.refuse(Some(request.id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
+                self.refuse(Some(request.id.clone()), &RequestError::not_a_request(what));
             }
             Some(Message::Request(request)) => {
                 let id = request.id.clone();
@@ -331,7 +330,7 @@ impl StreamClientLoop {
             }
             None if !self.link.is_open() => {
                 let what = "the session is not open; send initialize first, not in an array";
-                self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
+                self.refuse(None, &RequestError::not_a_request(what));
             }
             None => self.ask_all(parsed),
             // Without a session these have no effect.
@@ -426,7 +425,7 @@ impl StreamClientLoop {
         }
         if self.unanswered.iter().any(|request| request.ids.contains(id)) {
             let what = "a request with this id has no answer yet";
-            self.refuse(Some(id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
+            self.refuse(Some(id.clone()), &RequestError::not_a_request(what));
             return None;
         }
         Some(self.entered(smallvec![id.clone()], kind, face))

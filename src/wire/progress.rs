@@ -14,15 +14,11 @@ pub struct ProgressView<'a> {
 
 /// Writes the notification with a request's progress token; `related` is its `_meta`.
 pub fn notification(token: &Payload, step: ProgressView<'_>, related: Option<&Payload>) -> Bytes {
-    let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, token).member("progress", step.progress);
-    if let Some(total) = step.total {
-        params = params.member("total", total);
-    }
-    if let Some(message) = step.message {
-        params = params.text("message", message);
-    }
-    if let Some(related) = related {
-        params = params.member(meta::META, related);
-    }
+    let params = ObjectWriter::new()
+        .member(meta::PROGRESS_TOKEN, token)
+        .member("progress", step.progress)
+        .optional("total", step.total)
+        .optional_text("message", step.message)
+        .optional(meta::META, related);
     envelope::notification(method::PROGRESS, Some(&params.finish()))
 }

@@ -47,7 +47,7 @@ pub fn list_filter(params: &Object) -> Result<Option<ListFilter>, RequestError> 
 }
 
 const fn wrong(what: &'static str) -> RequestError {
-    RequestError::Params(Cow::Borrowed(what))
+    RequestError::params(what)
 }
 
 struct Criteria<'a> {

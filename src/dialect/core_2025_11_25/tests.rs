@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::hybrid::HybridTasks;
 use super::*;
 use crate::dialect::face_dialect::bad_cursor;
 use crate::store::contract::task;

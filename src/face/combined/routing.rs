@@ -1,6 +1,5 @@
 //! Selects the upstream for a client's request.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::CombinedUpstreams;
@@ -60,7 +59,7 @@ impl CombinedUpstreams {
             }
             method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
                 let uri = params.and_then(|params| params.get_string("uri"));
-                let uri = uri.ok_or(RequestError::Params(Cow::Borrowed("uri must be a string")))?;
+                let uri = uri.ok_or_else(|| RequestError::params("uri must be a string"))?;
                 Ok(self.at_address(client, &uri).await)
             }
             method::COMPLETE => self.completion(client, params).await,

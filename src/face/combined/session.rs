@@ -2,7 +2,6 @@
 //! the upstreams are opened on demand, with the client's introduction; their ids are lost with the process or under a
 //! flood of sessions, then new ones are opened.
 
-use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -286,10 +285,10 @@ impl CombinedUpstreams {
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
         let Some(params) = request.params.object() else {
-            return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("params must be an object"))));
+            return Ok(refuse(addressee, &RequestError::params("params must be an object")));
         };
         let Some(level) = params.get_str("level").as_deref().and_then(LogLevel::parse) else {
-            return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("level must be a log level"))));
+            return Ok(refuse(addressee, &RequestError::params("level must be a log level")));
         };
         let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
         session.set_level(level);
@@ -351,7 +350,7 @@ impl CombinedUpstreams {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         let Some(introduction) = ClientInitialize::read(request) else {
             let what = "initialize needs protocolVersion, capabilities and clientInfo";
-            return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+            return refuse(&addressee, &RequestError::params(what));
         };
         let token = SessionToken {
             upstream: self.settings.path.to_string(),
@@ -370,7 +369,7 @@ impl CombinedUpstreams {
         let sealed = self.common().sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
         let Some(sealed) = sealed else {
             let what = "the capabilities are too large for a session id";
-            return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+            return refuse(&addressee, &RequestError::params(what));
         };
         let (nonce, session) = (token.nonce, self.known_session(token.nonce, inbound));
         let client = EndpointClient::in_session(self, Box::new(inbound.clone()), &Arc::new(token), &session);

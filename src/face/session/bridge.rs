@@ -5,7 +5,6 @@
 
 mod bridge_stream;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +92,7 @@ fn own_answer(
                     shared.own.remember(&session.own, PreferenceChange::Level(params.payload().clone()));
                     Ok(Payload::empty_object())
                 }
-                _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
+                _ => Err(RequestError::params("level must be a log level")),
             })
         }
         method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),

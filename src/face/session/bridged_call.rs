@@ -112,7 +112,7 @@ pub(super) fn begin_on(
     let params = match &request.params {
         Params::Absent => None,
         Params::Object(params) => Some(params),
-        Params::Other(_) => return Err(complain(&RequestError::Params(Cow::Borrowed("params must be an object")))),
+        Params::Other(_) => return Err(complain(&RequestError::params("params must be an object"))),
     };
     let idempotency = checked(shared, session, &caller, tool.as_deref().zip(params));
     let idempotency = idempotency.map_err(|complaint| complain(&complaint))?;

@@ -1,7 +1,6 @@
 //! Answers `initialize` and ends sessions. Opens the client's session at the server, or a bridged one, and seals the
 //! session id.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,7 +37,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
-        return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+        return refuse(&addressee, &RequestError::params(what));
     };
     let opened = match open_either(shared, inbound, request, &introduction).await {
         Ok(opened) => opened,
@@ -64,7 +63,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
             shared.own.let_go(opened.binding, &inbound.forwarded.credential());
         }
         let what = "the capabilities are too large for a session id";
-        return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+        return refuse(&addressee, &RequestError::params(what));
     };
     let counted_as = SessionAsker::of(inbound).counted_as();
     if inbound.endpoint_session.is_some() {

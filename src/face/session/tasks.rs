@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
+use crate::dialect::core_2025_11_25::HybridTasks;
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, list_filter};
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
 use crate::dialect::face_dialect::bad_cursor;

@@ -41,6 +41,26 @@ impl<'a> ObjectEdit<'a> {
         self.change(key, None)
     }
 
+    /// Sets a member to an object, or removes it if that object is empty.
+    #[must_use]
+    pub fn set_unless_empty(self, key: &'a str, object: Payload) -> Self {
+        let is_empty = Object::of(&object).is_none_or(|object| object.keys().next().is_none());
+        if is_empty { self.remove(key) } else { self.set(key, object) }
+    }
+
+    /// Removes members of the object in a member, and that member if it has no others.
+    #[must_use]
+    pub fn remove_within(self, key: &'a str, names: &[&str]) -> Self {
+        let object = self.object.get_object(key);
+        match object.filter(|object| names.iter().any(|name| object.contains(name))) {
+            Some(object) => {
+                let kept = names.iter().fold(object.edit(), |edit, name| edit.remove(name)).finish();
+                self.set_unless_empty(key, kept)
+            }
+            None => self,
+        }
+    }
+
     fn change(mut self, key: &'a str, value: Option<Payload>) -> Self {
         match self.changes.iter_mut().find(|change| change.key == key) {
             Some(change) => change.value = value,

@@ -100,6 +100,15 @@ impl ObjectWriter {
         self
     }
 
+    /// Appends a member if there is a value.
+    pub fn optional(self, key: &'static str, value: Option<&Payload>) -> Self {
+        if let Some(value) = value { self.member(key, value) } else { self }
+    }
+
+    pub fn optional_text(self, key: &'static str, value: Option<&str>) -> Self {
+        if let Some(value) = value { self.text(key, value) } else { self }
+    }
+
     /// Appends a text that needs no escapes, such as an id or a time.
     pub fn plain_text(mut self, key: &'static str, value: &[u8]) -> Self {
         debug_assert!(value.is_ascii() && needs_no_escape(value), "a plain text needs escapes");

@@ -2,7 +2,6 @@
 //! Notifications are read when the client reads: nothing runs in the background; resource subscriptions are kept for
 //! the next stream. Only the newest of several streams receives them (LEG-08).
 
-use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -204,7 +203,7 @@ pub(super) fn subscription(
         if offered.resources.is_none() {
             return Err(complain(RequestError::UnknownMethod(name)));
         }
-        let uri = uri.ok_or_else(|| complain(RequestError::Params(Cow::Borrowed("uri must be a string"))))?;
+        let uri = uri.ok_or_else(|| complain(RequestError::params("uri must be a string")))?;
         if is_new {
             subscribe(&shared, &session, &bridged, uri).await?;
         } else {
@@ -224,7 +223,7 @@ async fn subscribe(
     bridged: &BridgedUpstream,
     uri: String,
 ) -> Result<(), RpcError> {
-    let complain = |what| RequestError::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
+    let complain = |what| RequestError::params(what).to_error(session.token.client_version);
     let wishes = SubscriptionFilter { resources: Some([uri.clone()].into()), ..SubscriptionFilter::default() };
     let agreed = match shared.open.streams.is_open(session.token.nonce) {
         true => Some(bridged.upstream.listen(&bridged.context, &wishes).await.map_err(refused)?),

@@ -1,7 +1,6 @@
 //! Serves tasks of SEP-1686 if enabled: calls with client-chosen ids, and their methods. A call is answered as usual,
 //! and its client may poll the task meanwhile.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::result::{OutcomeRequest, WaitingCall};
@@ -32,11 +31,11 @@ pub(super) struct DraftCall {
 
 /// Another task has the chosen id (D86-06).
 pub(super) const fn id_taken() -> RequestError {
-    RequestError::Params(Cow::Borrowed("taskId names an existing task"))
+    RequestError::params("taskId names an existing task")
 }
 
 pub(super) const fn named_twice() -> RequestError {
-    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: the taskId serves as one"))
+    RequestError::params("a call with a taskId takes no idempotency key: the taskId serves as one")
 }
 
 impl SessionFaceState {

@@ -1,103 +1,260 @@
-//! Names every metric once, so that dashboards and the code agree. Any module may record them through the `metrics`
-//! facade. `telemetry::families` describes each, with its labels.
+//! Declares every metric once: its name, its description and its first series, so that dashboards and the code agree, and
+//! alerts find the series early. Any module may record metrics through the `metrics` facade.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use metrics::Gauge;
+use metrics::{Gauge, Label, Unit, describe_counter, describe_gauge, describe_histogram};
 
-pub const BUILD_INFO: &str = "taskgate_build_info";
-pub const READY: &str = "taskgate_ready";
+use self::FirstSeries::{Database, Elsewhere, Process, Upstream};
 
-pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
-pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
-pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
-pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
-pub const CONNECTIONS: &str = "taskgate_connections";
-pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
-pub const CERTIFICATE_END: &str = "taskgate_certificate_end_seconds";
+#[derive(Clone, Copy)]
+enum MetricKind {
+    Counter,
+    Gauge,
+    Histogram,
+}
 
-/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a
-/// notification), `error` (a JSON-RPC error, unless in a stream or forwarded), `refused` (an HTTP status from 400 on).
-pub const REQUESTS: &str = "taskgate_requests_total";
-pub const ANSWER_BYTES: &str = "taskgate_answer_bytes";
-pub const ANSWERS_REFUSED: &str = "taskgate_answers_refused_total";
-pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
-/// Unsettled tasks, by `upstream`. Replicas on one database settle each other's tasks: only their sum is a count.
-pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
-pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
-/// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
-pub const TASK_AGE: &str = "taskgate_task_age_seconds";
-/// Outcomes of the grace period, by `upstream` and `result` (`plain` or `task`).
-pub const GRACE: &str = "taskgate_grace_total";
-/// Questions of upstreams during calls, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
-pub const QUESTIONS: &str = "taskgate_questions_total";
-/// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
-/// `settled`, `notified`).
-pub const RECOVERED: &str = "taskgate_recovered_total";
-pub const TASK_POLLS: &str = "taskgate_task_polls_total";
-pub const TASK_MISSES: &str = "taskgate_task_misses_total";
-/// Duration of an upstream request in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
-pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
-pub const UPSTREAM_IN_FLIGHT: &str = "taskgate_upstream_in_flight";
-pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
-pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
-pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
-pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
-pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
-/// Failures of an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
-/// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
-pub const UPSTREAM_FAILURES: &str = "taskgate_upstream_failures_total";
-pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
-pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
-pub const UPSTREAM_LISTENS: &str = "taskgate_upstream_listens";
-pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
-/// Forwarded messages of session clients, by `upstream` and `kind` (`call`, `request`, `notification`, `response`, `stream`).
-pub const PIPED: &str = "taskgate_piped_messages_total";
-/// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
-pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
-pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
-pub const AUDIT_RECORDS: &str = "taskgate_audit_records_total";
-pub const AUDIT_LOST: &str = "taskgate_audit_lost_total";
-pub const LOG_LINES_LOST: &str = "taskgate_log_lines_lost_total";
-pub const LISTENERS: &str = "taskgate_listen_streams";
-pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
-pub const SSE_STREAMS: &str = "taskgate_sse_streams";
-pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
-/// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
-/// and `outcome` (`answered`, `unreachable`, `lost`).
-pub const FORWARDED: &str = "taskgate_forwarded_total";
-/// Reloads of the configuration, by `outcome` (`applied`, `unchanged`, `rejected`).
-pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
-/// Requests refused because of their principal's rate, by `limit` (`requests`, `unknown_tasks`).
-pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
-/// Calls and tasks refused because there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
-pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
-/// Bytes of stored tasks: with a shared store the sum of all replicas, the same at each.
-pub const STORE_BYTES: &str = "taskgate_store_bytes";
-/// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
-pub const STORE_BYTES_ABOVE: &str = "taskgate_store_bytes_above_max";
-pub const STORE_ROWS: &str = "taskgate_store_rows";
-pub const STORE_COMMITS: &str = "taskgate_store_commits_total";
-pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
-pub const STORE_BATCH: &str = "taskgate_store_batch_writes";
-pub const STORE_FAILURES: &str = "taskgate_store_failures_total";
-pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
-pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
-pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
+/// Labels with their values: there is a series for each combination, or one without labels.
+type FirstLabels = &'static [(&'static str, &'static [&'static str])];
 
-// Metrics of a shared database.
+#[derive(Clone, Copy)]
+enum FirstSeries {
+    /// Created with the process.
+    Process(FirstLabels),
+    /// Created with each upstream; its name is their first label.
+    Upstream(FirstLabels),
+    /// Created with a store in a database, without labels.
+    Database,
+    /// Created by the module that counts.
+    Elsewhere,
+}
 
-/// Writes of tasks with an unknown commit.
-pub const DATABASE_UNRESOLVED_WRITES: &str = "taskgate_database_unresolved_writes_total";
-pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
-pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
-pub const DATABASE_DEAD_ROWS: &str = "taskgate_database_dead_rows";
-pub const REPLICA_HEARTBEATS: &str = "taskgate_replica_heartbeats_total";
-pub const REPLICA_HEARTBEAT_AGE: &str = "taskgate_replica_heartbeat_age_seconds";
-pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
-pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
-pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
+struct MetricFamily {
+    kind: MetricKind,
+    name: &'static str,
+    unit: Unit,
+    text: &'static str,
+    first: FirstSeries,
+}
+
+macro_rules! families {
+    ($($(#[$doc:meta])* $constant:ident = $name:literal: $kind:ident $unit:ident $first:expr, $text:literal;)*) => {
+        $($(#[$doc])* pub const $constant: &str = $name;)*
+
+        const FAMILIES: &[MetricFamily] = &[$(
+            MetricFamily { kind: MetricKind::$kind, name: $name, unit: Unit::$unit, text: $text, first: $first },
+        )*];
+    };
+}
+
+families! {
+    BUILD_INFO = "taskgate_build_info": Gauge Count Elsewhere, "Always 1, by version of the program";
+    READY = "taskgate_ready": Gauge Count Process(&[]), "Whether /readyz says ready";
+
+    HTTP_REQUESTS = "taskgate_http_requests_total": Counter Count Elsewhere, "Responses sent, by listener and status";
+    HTTP_REFUSED = "taskgate_http_refused_total": Counter Count
+        Process(&[("reason", &["host_foreign", "unauthorized"])]),
+        "Refused requests and connections, by reason";
+    HTTP_PANICS = "taskgate_http_panics_total": Counter Count Process(&[]), "Requests with a panic in their handler";
+    HTTP_IN_FLIGHT = "taskgate_http_in_flight": Gauge Count Elsewhere, "Requests in progress, by listener";
+    CONNECTIONS = "taskgate_connections": Gauge Count Elsewhere, "Open connections, by listener";
+    ACCEPT_PAUSES = "taskgate_accept_pauses_total": Counter Count Elsewhere,
+        "Failed accepts that made a listener pause";
+    CERTIFICATE_END = "taskgate_certificate_end_seconds": Gauge Seconds Process(&[("use", &["clients", "replicas"])]),
+        "Unix time of the end of a certificate, by use; 0 without one";
+
+    /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a
+    /// notification), `error` (a JSON-RPC error, unless in a stream or forwarded), `refused` (an HTTP status from 400 on).
+    REQUESTS = "taskgate_requests_total": Counter Count Elsewhere, "Requests of clients, by upstream and outcome";
+    ANSWER_BYTES = "taskgate_answer_bytes": Gauge Bytes Process(&[]), "Bytes held by responses in progress";
+    ANSWERS_REFUSED = "taskgate_answers_refused_total": Counter Count
+        Process(&[("reason", &["too_much_unread", "answers_full"])]),
+        "Responses and requests refused because responses in progress hold all bytes, by reason";
+    TASKS_CREATED = "taskgate_tasks_created_total": Counter Count Upstream(&[]), "Handles created, by upstream";
+    /// Unsettled tasks, by `upstream`. Replicas on one database settle each other's tasks: only their sum is a count.
+    TASKS_IN_FLIGHT = "taskgate_tasks_in_flight": Gauge Count Upstream(&[]),
+        "Unsettled tasks, by upstream; of gateways with one database their sum";
+    TASKS_SETTLED = "taskgate_tasks_settled_total": Counter Count
+        Upstream(&[("outcome", &["returned", "tool_error", "upstream_error", "cancelled"])]),
+        "Settled tasks, by upstream and outcome";
+    /// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
+    TASK_AGE = "taskgate_task_age_seconds": Histogram Seconds Upstream(&[]), "Age of a task when it settled";
+    /// Outcomes of the grace period, by `upstream` and `result` (`plain` or `task`).
+    GRACE = "taskgate_grace_total": Counter Count Upstream(&[("result", &["plain", "task"])]),
+        "Outcomes of the grace period, by upstream and result";
+    /// Questions of upstreams during calls, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
+    QUESTIONS = "taskgate_questions_total": Counter Count Upstream(&[("result", &["put", "refused"])]),
+        "Questions of upstreams in mid-call, by upstream and result";
+    /// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
+    /// `settled`, `notified`).
+    RECOVERED = "taskgate_recovered_total": Counter Count Process(&[("outcome", &["resumed", "rerun", "failed"])]),
+        "Tasks of earlier incarnations, by the outcome of their recovery";
+    TASK_POLLS = "taskgate_task_polls_total": Counter Count Process(&[]), "Polls of tasks";
+    TASK_MISSES = "taskgate_task_misses_total": Counter Count Process(&[]), "Look-ups of tasks that found none";
+    /// Duration of an upstream request in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
+    UPSTREAM_REQUEST = "taskgate_upstream_request_seconds": Histogram Seconds Elsewhere,
+        "Duration of an upstream request";
+    UPSTREAM_IN_FLIGHT = "taskgate_upstream_in_flight": Gauge Count Upstream(&[]),
+        "Tool calls that hold a permit of an upstream";
+    UPSTREAM_QUEUED = "taskgate_upstream_queued": Gauge Count Upstream(&[]), "Tool calls that wait for a permit";
+    UPSTREAM_SHED = "taskgate_upstream_shed_total": Counter Count Upstream(&[]),
+        "Calls refused because the queue was full or too slow";
+    BREAKER_OPEN = "taskgate_upstream_breaker_open": Gauge Count Upstream(&[]),
+        "Whether new requests are refused because the upstream is failing";
+    BREAKER_OPENED = "taskgate_upstream_breaker_opened_total": Counter Count Upstream(&[]),
+        "How often an upstream was found to be failing";
+    TOOLS_CUT_OFF = "taskgate_upstream_tools_cut_off": Gauge Count Upstream(&[]),
+        "Above 0 while an upstream's tool list is larger than accepted";
+    /// Failures of an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
+    /// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
+    UPSTREAM_FAILURES = "taskgate_upstream_failures_total": Counter Count
+        Upstream(&[("reason", &[
+            "upstream_unreachable", "upstream_timeout", "upstream_closed", "upstream_http_status", "upstream_malformed",
+        ])]),
+        "Failures of an upstream, by upstream and reason";
+    UPSTREAM_RESENT = "taskgate_upstream_resent_total": Counter Count Upstream(&[]),
+        "Requests resent because no byte had been sent";
+    UPSTREAM_SESSIONS = "taskgate_upstream_sessions": Gauge Count Upstream(&[]), "Open sessions at an upstream";
+    UPSTREAM_LISTENS = "taskgate_upstream_listens": Gauge Count Upstream(&[]),
+        "Open subscriptions/listen streams at an upstream";
+    UPSTREAM_DROPPED = "taskgate_upstream_dropped_total": Counter Count Upstream(&[("reason", &["client_gone"])]),
+        "Unusable upstream messages, by reason";
+    /// Forwarded messages of session clients, by `upstream` and `kind` (`call`, `request`, `notification`, `response`, `stream`).
+    PIPED = "taskgate_piped_messages_total": Counter Count Elsewhere,
+        "Messages of session clients forwarded, by upstream and kind";
+    /// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
+    SESSION_RENEWALS = "taskgate_session_renewals_total": Counter Count
+        Upstream(&[("outcome", &["renewed", "failed"])]),
+        "Upstream sessions reopened, by upstream and outcome";
+    ENDPOINT_ABSENCES = "taskgate_endpoint_absences_total": Counter Count Upstream(&[]),
+        "Responses of a combined endpoint that lacked an upstream";
+    AUDIT_RECORDS = "taskgate_audit_records_total": Counter Count Process(&[]), "Lines written to the audit file";
+    AUDIT_LOST = "taskgate_audit_lost_total": Counter Count Process(&[]),
+        "Audit records dropped because the file did not take them";
+    LOG_LINES_LOST = "taskgate_log_lines_lost_total": Counter Count Process(&[]),
+        "Log lines dropped because standard error was not read";
+    LISTENERS = "taskgate_listen_streams": Gauge Count Upstream(&[]), "Open subscriptions/listen streams, by upstream";
+    LISTENERS_REFUSED = "taskgate_listen_refused_total": Counter Count Upstream(&[]),
+        "subscriptions/listen refused because too many are open";
+    SSE_STREAMS = "taskgate_sse_streams": Gauge Count Upstream(&[]),
+        "Open streams of HTTP+SSE towards clients, by upstream";
+    SSE_STREAMS_REFUSED = "taskgate_sse_refused_total": Counter Count Upstream(&[]),
+        "Streams of HTTP+SSE refused because too many are open";
+    /// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
+    /// and `outcome` (`answered`, `unreachable`, `lost`).
+    FORWARDED = "taskgate_forwarded_total": Counter Count
+        Process(&[("reason", &["session", "stream", "held_call"]), ("outcome", &["answered", "unreachable", "lost"])]),
+        "Requests forwarded to the replica that owns their session, stream or held call, by reason and outcome";
+    /// Reloads of the configuration, by `outcome` (`applied`, `unchanged`, `rejected`).
+    CONFIG_RELOADS = "taskgate_config_reloads_total": Counter Count Process(&[("outcome", &["applied", "rejected"])]),
+        "Reloads of the configuration, by outcome";
+    /// Requests refused because of their principal's rate, by `limit` (`requests`, `unknown_tasks`).
+    RATE_LIMITED = "taskgate_rate_limited_total": Counter Count Elsewhere,
+        "Requests refused because their principal exceeded a rate";
+    /// Calls and tasks refused because there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
+    QUOTA_REFUSED = "taskgate_quota_refused_total": Counter Count
+        Process(&[("limit", &["principal", "all", "principal_bytes"])]),
+        "Calls and tasks refused because there are too many, by limit";
+    /// Bytes of stored tasks: with a shared store the sum of all replicas, the same at each.
+    STORE_BYTES = "taskgate_store_bytes": Gauge Bytes Process(&[]),
+        "Bytes of stored tasks, of all gateways that share a store";
+    /// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
+    STORE_BYTES_ABOVE = "taskgate_store_bytes_above_max": Gauge Bytes Process(&[]),
+        "Stored bytes above stored_bytes_max: new tasks are refused meanwhile";
+    STORE_ROWS = "taskgate_store_rows": Gauge Count Process(&[]), "Stored tasks, of all gateways that share a store";
+    STORE_COMMITS = "taskgate_store_commits_total": Counter Count Process(&[]),
+        "Transactions of a store on disk or in a database";
+    STORE_COMMIT_TIME = "taskgate_store_commit_seconds": Histogram Seconds Process(&[]),
+        "Duration of one transaction until it was durable";
+    STORE_BATCH = "taskgate_store_batch_writes": Histogram Count Process(&[]), "Writes per transaction";
+    STORE_FAILURES = "taskgate_store_failures_total": Counter Count Process(&[("reason", &["io", "full"])]),
+        "Transactions that failed, by reason";
+    STORE_DAMAGED = "taskgate_store_damaged_total": Counter Count Process(&[]), "Rows with a damaged record";
+    STORE_FREE_BYTES = "taskgate_store_free_bytes": Gauge Bytes Process(&[]), "Free bytes of the store's disk";
+    STORE_FILE_BYTES = "taskgate_store_file_bytes": Gauge Bytes Process(&[]),
+        "Bytes of the disk store's file and its log";
+
+    // Metrics of a shared database.
+
+    /// Writes of tasks with an unknown commit.
+    DATABASE_UNRESOLVED_WRITES = "taskgate_database_unresolved_writes_total": Counter Count Database,
+        "Task writes with an unknown commit";
+    DATABASE_BARRIERS = "taskgate_database_barriers_total": Counter Count Database,
+        "Transactions that confirmed earlier reads";
+    DATABASE_OLDEST_TRANSACTION = "taskgate_database_oldest_transaction_seconds": Gauge Seconds Database,
+        "Age of the oldest foreign transaction in the database";
+    DATABASE_DEAD_ROWS = "taskgate_database_dead_rows": Gauge Count Database,
+        "Dead row versions of tasks that are not freed yet";
+    REPLICA_HEARTBEATS = "taskgate_replica_heartbeats_total": Counter Count Database,
+        "Acknowledged heartbeats of this replica";
+    REPLICA_HEARTBEAT_AGE = "taskgate_replica_heartbeat_age_seconds": Gauge Seconds Database,
+        "Age of the last acknowledged heartbeat";
+    REPLICAS_LIVING = "taskgate_replicas_living": Gauge Count Database, "Live replicas, this one included";
+    REPLICA_CLAIMED = "taskgate_replica_claimed_tasks_total": Counter Count Database,
+        "Tasks taken over from replicas that ended";
+    REPLICA_FENCED = "taskgate_replica_fenced_writes_total": Counter Count Database,
+        "Writes refused because another replica had taken the task over";
+}
+
+/// Describes all families and creates the series of the process. The recorder must be installed before.
+pub(crate) fn begin() {
+    for family in FAMILIES {
+        family.describe();
+        if let Process(labels) = family.first {
+            family.begin(vec![], labels);
+        }
+    }
+}
+
+/// Creates the series of an upstream.
+pub fn begin_upstream(upstream: &Arc<str>) {
+    let of_upstream = vec![Label::new("upstream", Arc::clone(upstream))];
+    for family in FAMILIES {
+        if let Upstream(labels) = family.first {
+            family.begin(of_upstream.clone(), labels);
+        }
+    }
+}
+
+/// Creates the series of a shared database, which exist only with such a store.
+pub fn begin_database() {
+    for family in FAMILIES {
+        if let Database = family.first {
+            family.register(vec![]);
+        }
+    }
+}
+
+impl MetricFamily {
+    fn describe(&self) {
+        match self.kind {
+            MetricKind::Counter => describe_counter!(self.name, self.unit, self.text),
+            MetricKind::Gauge => describe_gauge!(self.name, self.unit, self.text),
+            MetricKind::Histogram => describe_histogram!(self.name, self.unit, self.text),
+        }
+    }
+
+    fn begin(&self, of: Vec<Label>, labels: FirstLabels) {
+        let mut series = vec![of];
+        for &(label, values) in labels {
+            let with = |known: Vec<Label>| {
+                values.iter().map(move |value| [&known[..], &[Label::from_static_parts(label, value)]].concat())
+            };
+            series = series.into_iter().flat_map(with).collect();
+        }
+        series.into_iter().for_each(|labels| self.register(labels));
+    }
+
+    /// Getting a handle creates an empty series.
+    fn register(&self, labels: Vec<Label>) {
+        match self.kind {
+            MetricKind::Counter => drop(metrics::counter!(self.name, labels)),
+            MetricKind::Gauge => drop(metrics::gauge!(self.name, labels)),
+            MetricKind::Histogram => drop(metrics::histogram!(self.name, labels)),
+        }
+    }
+}
 
 pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
@@ -142,7 +299,18 @@ impl Drop for GaugeShare {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeSet;
+
     use metrics_exporter_prometheus::PrometheusRecorder;
+
+    use super::*;
+
+    #[test]
+    fn every_metric_has_a_name_of_its_own() {
+        let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
+        assert_eq!(names.len(), FAMILIES.len());
+        assert!(names.iter().all(|name| name.starts_with("taskgate")));
+    }
 
     /// The value of a series, named with its labels; 0 if it is absent.
     pub(crate) fn shown(recorder: &PrometheusRecorder, series: &str) -> f64 {

@@ -21,9 +21,9 @@ use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
+use crate::metric;
 use crate::server::api_keys::KeySource;
 use crate::system;
-use crate::telemetry;
 use crate::tls::{IdentityFiles, show_end};
 use crate::upstream::Upstream;
 use crate::upstream::http::certificate_use;
@@ -61,7 +61,7 @@ pub(super) struct ServedUpstream {
 impl ServedUpstream {
     /// Opens an upstream. Sends nothing to it yet.
     pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
-        telemetry::begin_upstream(&config.name);
+        metric::begin_upstream(&config.name);
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
         own.scope.stop = parts.scope.stop.child_token();

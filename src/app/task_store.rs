@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::config::{Config, StoreSettings};
+use crate::metric;
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
 use crate::replica::membership::LOOK_EVERY;
@@ -18,7 +19,6 @@ use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorIncarnation}
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::system::since_boot;
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
-use crate::telemetry;
 use crate::upstream::TaskScope;
 
 /// The exit code for a store that is unreadable, damaged, out of disk space, or has lost acknowledged writes (`EX_IOERR`).
@@ -150,7 +150,7 @@ pub(super) async fn open(
             (disk, clock)
         }
         StoreSettings::Postgres(database) => {
-            telemetry::begin_database();
+            metric::begin_database();
             let opening = SharedStoreOpening::new(config, database, prints, readiness)?;
             return Ok(StoreOpening::Waiting(Box::new(opening)));
         }

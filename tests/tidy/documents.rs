@@ -187,7 +187,7 @@ fn every_suite_has_a_line_in_the_index_of_tests() {
 fn operators_are_told_what_each_metric_counts() {
     let page = read("docs/operating.md");
     let names = read("src/metric.rs");
-    let names: Vec<_> = names.lines().filter_map(|line| line.split('"').nth(1)).collect();
+    let names: Vec<_> = metrics_in(&names).into_iter().collect();
     assert!(names.len() >= 40, "only {} metrics were seen", names.len());
     for name in names {
         assert!(page.contains(&format!("`{name}`")), "docs/operating.md does not name {name}");
@@ -213,7 +213,7 @@ fn the_alerts_of_the_page_are_rules_for_prometheus() {
     // A rule may compare a metric of the table with another one.
     assert!(used.is_superset(&named), "alerts.yml lacks {:?}", named.difference(&used));
     let names = read("src/metric.rs");
-    let known: BTreeSet<&str> = names.lines().filter_map(|line| line.split('"').nth(1)).collect();
+    let known = metrics_in(&names);
     assert!(used.is_subset(&known), "no metrics: {:?}", used.difference(&known));
     for part in ["expr: ", "summary: "] {
         assert_eq!(rules.matches(part).count(), rules.matches("- alert: ").count(), "{part}once for each alert");

@@ -26,10 +26,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState, ReadWatch};
+use super::connection_state::{ConnectionState, ListenerMetrics, OpenRequest, OpenRequestBody, PeerState, ReadWatch};
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
-use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionOrigin, Layers};
 use super::{ListenerLimits, frames};

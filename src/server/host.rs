@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderValue, Request, Version};
 
-use super::certificate::ListenerCertificate;
+use super::handshake::ListenerCertificate;
 use super::refusal::Refusal;
 
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

@@ -12,13 +12,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::certificate::ListenerCertificate;
 use super::connection::{ListenerState, Phases, serve};
+use super::connection_state::ListenerMetrics;
 use super::dispatch::{Dispatch, Routes};
 use super::forwarded::{TrustedProxies, network};
+use super::handshake::ListenerCertificate;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::listener_metrics::ListenerMetrics;
 use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::{ConnectionOrigin, Layers};

@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::ListenerCertificate;
 use super::client_certificates::PeerCertificate;
 use super::connection::ListenerState;
+use super::handshake::ListenerCertificate;
 use super::handshake::{Admission, HandshakeSettings, PeerVerifier};
 use super::io::{ResettableStream, linger};
 use crate::task::{Clock as _, SystemClock};

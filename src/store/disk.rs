@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use self::batch::{RowWrite, WriteResult};
+use self::batch::RowWrite;
 use self::check::FileCheck;
 use self::columns::RowOutline;
 use self::folder::FolderLock;
@@ -48,7 +48,7 @@ use super::clock_trust::ClockTrust;
 use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    WriteOutcome, WriteRole,
 };
 use crate::metric;
 use crate::replica::Incarnation;
@@ -188,15 +188,15 @@ impl DiskStore {
         now.max(Timestamp::from_millis(before))
     }
 
-    async fn write(&self, write: RowWrite) -> Result<WriteResult, StoreError> {
+    async fn write(&self, write: RowWrite) -> Result<WriteOutcome, StoreError> {
         let (reply, outcome) = oneshot::channel();
         let is_lost = !matches!(write, RowWrite::Sweep { .. } | RowWrite::Barrier);
-        self.queue.send(WriterRequest::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
+        self.queue.send(WriterRequest::Write(write, Instant::now(), reply)).await.map_err(|_| StoreError::closed())?;
         match outcome.await {
             Ok(outcome) => outcome,
             // The writer ended during this write.
             Err(_) if is_lost => Err(StoreError::UnknownCommit(io::Error::other("the store's writer ended"))),
-            Err(_) => Err(closed()),
+            Err(_) => Err(StoreError::closed()),
         }
     }
 
@@ -219,12 +219,7 @@ impl DiskStore {
     }
 
     async fn put(&self, write: RowWrite) -> Result<Revision, StoreError> {
-        match self.write(write).await? {
-            WriteResult::At(revision) => Ok(revision),
-            WriteResult::Removed | WriteResult::Freed(_) | WriteResult::Passed => {
-                Err(StoreError::Io(io::Error::other("another write's outcome")))
-            }
-        }
+        self.write(write).await?.revision()
     }
 }
 
@@ -237,10 +232,6 @@ impl Drop for DiskStore {
 
 fn failed(error: rusqlite::Error) -> StoreError {
     StoreError::Io(io::Error::other(error))
-}
-
-fn closed() -> StoreError {
-    StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
 }
 
 #[async_trait]
@@ -301,10 +292,7 @@ impl TaskStore for DiskStore {
         if self.clock.is_distrusted() {
             return Ok(0);
         }
-        match self.write(RowWrite::Sweep { now: self.raise(now), limit }).await? {
-            WriteResult::Freed(freed) => Ok(freed),
-            WriteResult::At(_) | WriteResult::Removed | WriteResult::Passed => Ok(0),
-        }
+        self.write(RowWrite::Sweep { now: self.raise(now), limit }).await?.count()
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {

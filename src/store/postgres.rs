@@ -38,7 +38,6 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::batch::WriteOutcome;
 use self::columns::{DamagedRow, EncodedRow, FetchedRow, SummaryRow};
 use self::control::{HeartbeatContent, ReplicaControl};
 use self::opening::{Beginning, begin};
@@ -53,7 +52,7 @@ use super::clock_trust::ClockTrust;
 use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    WriteOutcome, WriteRole,
 };
 use crate::cause::CauseChain;
 use crate::metric;
@@ -228,15 +227,12 @@ impl PostgresStore {
 
     async fn write(&self, write: TaskWrite) -> Result<WriteOutcome, StoreError> {
         let (reply, outcome) = oneshot::channel();
-        self.queue.send((write, reply)).await.map_err(|_| closed())?;
+        self.queue.send((write, reply)).await.map_err(|_| StoreError::closed())?;
         outcome.await.unwrap_or_else(|_| Err(StoreError::UnknownCommit(io::Error::other("the store's writer ended"))))
     }
 
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
-        let WriteOutcome::At(revision) = self.write(write).await? else {
-            return Err(unreachable_outcome());
-        };
-        Ok(revision)
+        self.write(write).await?.revision()
     }
 }
 
@@ -245,15 +241,6 @@ impl Drop for PostgresStore {
         self.end.cancel();
         self.tracker.close();
     }
-}
-
-fn closed() -> StoreError {
-    StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
-}
-
-/// The error for a [`WriteOutcome`] of another kind, which the writer never returns.
-fn unreachable_outcome() -> StoreError {
-    StoreError::Io(io::Error::other("another write's outcome"))
 }
 
 #[async_trait]
@@ -286,8 +273,8 @@ impl TaskStore for PostgresStore {
         }
         let ticket = self.state.settled.ticket(key);
         let (reply, found) = oneshot::channel();
-        self.rows.send((key.clone(), reply)).await.map_err(|_| closed())?;
-        let Some((read, source)) = found.await.unwrap_or_else(|_| Err(closed()))? else { return Ok(None) };
+        self.rows.send((key.clone(), reply)).await.map_err(|_| StoreError::closed())?;
+        let Some((read, source)) = found.await.unwrap_or_else(|_| Err(StoreError::closed()))? else { return Ok(None) };
         if let FetchedRow::Whole(row) = &read {
             self.state.settled.keep(ticket, row, source, now);
         }
@@ -347,8 +334,7 @@ impl TaskStore for PostgresStore {
         if self.trust.is_distrusted() {
             return Ok(0);
         }
-        let swept = self.write(TaskWrite::Sweep { now, limit }).await?;
-        if let WriteOutcome::Freed(freed) = swept { Ok(freed) } else { Err(unreachable_outcome()) }
+        self.write(TaskWrite::Sweep { now, limit }).await?.count()
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
@@ -408,8 +394,7 @@ impl TaskStore for PostgresStore {
         if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }
-        let claimed = self.write(TaskWrite::Claim { limit, rows }).await?;
-        if let WriteOutcome::Claimed(keys) = claimed { Ok(keys) } else { Err(unreachable_outcome()) }
+        self.write(TaskWrite::Claim { limit, rows }).await?.claimed()
     }
 
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {

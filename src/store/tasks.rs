@@ -1,5 +1,6 @@
 //! Defines the contract of every store.
 
+use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -135,11 +136,11 @@ pub enum StoreError {
     OwnerFull,
     /// Nothing was read or written, and the write will not happen later.
     #[error("the store failed")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     /// Only for a write with an unknown commit, which [`TaskStore::resolve_write`] resolves. The row of such an insert
     /// may exist: this replica hides it, and the store removes it soon, unless another replica has written it.
     #[error("the store failed, and the result of the commit is unknown")]
-    UnknownCommit(#[source] std::io::Error),
+    UnknownCommit(#[source] io::Error),
 }
 
 impl StoreError {
@@ -147,6 +148,39 @@ impl StoreError {
     #[must_use]
     pub fn as_failed(self) -> Self {
         if let Self::UnknownCommit(cause) = self { Self::Io(cause) } else { self }
+    }
+
+    pub(super) fn closed() -> Self {
+        Self::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
+    }
+}
+
+/// The effect of one request to a store's writer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WriteOutcome {
+    At(Revision),
+    /// The number of rows that were freed, or of sums that were folded.
+    Count(usize),
+    Claimed(Vec<TaskKey>),
+    Done,
+}
+
+impl WriteOutcome {
+    pub(super) fn revision(self) -> Result<Revision, StoreError> {
+        if let Self::At(revision) = self { Ok(revision) } else { Err(Self::of_another_write()) }
+    }
+
+    pub(super) fn count(self) -> Result<usize, StoreError> {
+        if let Self::Count(count) = self { Ok(count) } else { Err(Self::of_another_write()) }
+    }
+
+    pub(super) fn claimed(self) -> Result<Vec<TaskKey>, StoreError> {
+        if let Self::Claimed(keys) = self { Ok(keys) } else { Err(Self::of_another_write()) }
+    }
+
+    /// No writer returns it.
+    fn of_another_write() -> StoreError {
+        StoreError::Io(io::Error::other("another write's outcome"))
     }
 }
 

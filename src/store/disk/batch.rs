@@ -10,7 +10,7 @@ use super::resident::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
-use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteRole};
+use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteOutcome, WriteRole};
 use crate::task::{Task, TaskKey, Timestamp};
 
 /// Below SQLite's limit of a billion bytes for a value.
@@ -50,14 +50,6 @@ impl RowWrite {
             Self::Remove(_) | Self::SweepOne { .. } | Self::Sweep { .. } | Self::Barrier => 0,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteResult {
-    At(Revision),
-    Removed,
-    Freed(usize),
-    Passed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +96,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     /// A refused write changes nothing. The outer error ends the whole transaction; the inner one is its caller's.
-    pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),
             RowWrite::Replace { expected, role, task } => self.put(*expected, *role, task, self.is_careful),
@@ -114,7 +106,7 @@ impl<'a> WriteBatch<'a> {
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
             RowWrite::Barrier => {
                 self.has_barrier = true;
-                rows::probe(self.conn).map(|()| Ok(WriteResult::Passed))
+                rows::probe(self.conn).map(|()| Ok(WriteOutcome::Done))
             }
         }
     }
@@ -123,7 +115,7 @@ impl<'a> WriteBatch<'a> {
         self.bytes.checked_add(more).is_some_and(|sum| sum <= self.bytes_max)
     }
 
-    fn insert(&mut self, task: &Arc<Task>) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    fn insert(&mut self, task: &Arc<Task>) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         if let Some(why) = self.no_new {
             return Ok(Err(why.error()));
         }
@@ -150,7 +142,7 @@ impl<'a> WriteBatch<'a> {
         role: WriteRole,
         task: &Arc<Task>,
         anew: bool,
-    ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    ) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         // The revision of a row with damaged columns is unknown: the next write repairs it.
         let is_next = |found: &FoundRow| found.columns.revision == expected || !found.is_sound;
         let Some(found) = rows::find(self.conn, &task.key)?.filter(is_next) else {
@@ -178,10 +170,10 @@ impl<'a> WriteBatch<'a> {
         Ok(Ok(self.note(task, revision, Some(before))))
     }
 
-    fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<RowOutline>) -> WriteResult {
+    fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<RowOutline>) -> WriteOutcome {
         let after = StoredTask::held_by(OWN, Arc::clone(task), revision);
         self.changes.push(RowChange { key: task.key.clone(), before, after: Some(after) });
-        WriteResult::At(revision)
+        WriteOutcome::At(revision)
     }
 
     /// With `gone_at`, removes only a row that has expired by then.
@@ -189,7 +181,7 @@ impl<'a> WriteBatch<'a> {
         &mut self,
         key: &TaskKey,
         gone_at: Option<Timestamp>,
-    ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    ) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         let is_there = |row: &RowOutline| gone_at.is_some_and(|now| !row.is_settled || row.expires_at > now);
         match rows::find(self.conn, key)? {
             Some(found) if is_there(&found.columns.outline) => (),
@@ -202,10 +194,10 @@ impl<'a> WriteBatch<'a> {
             // A missing row must not be served from memory.
             None => self.changes.push(RowChange { key: key.clone(), before: None, after: None }),
         }
-        Ok(Ok(WriteResult::Removed))
+        Ok(Ok(WriteOutcome::Done))
     }
 
-    fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         // Rows that cannot be freed are the oldest, so they come first.
         let stuck = self.stuck.lock().rows.len();
         let (mut freed, bytes) = (0, self.bytes);
@@ -231,7 +223,7 @@ impl<'a> WriteBatch<'a> {
             // If the clock is set back later, a freed row must still count as expired.
             rows::note_seen(self.conn, now)?;
         }
-        Ok(Ok(WriteResult::Freed(freed)))
+        Ok(Ok(WriteOutcome::Count(freed)))
     }
 
     fn delete(&mut self, found: FoundRow) -> rusqlite::Result<()> {

@@ -99,7 +99,7 @@ impl ReaderPool {
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| super::closed())?;
+        let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| StoreError::closed())?;
         let readers = Arc::clone(self);
         // The permit belongs to the reader: a cancelled caller does not make room for another.
         let reading = tokio::task::spawn_blocking(move || {

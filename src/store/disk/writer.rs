@@ -12,7 +12,7 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
+use super::batch::{InsertRefusal, RowWrite, WriteBatch};
 use super::check::FileCheck;
 use super::columns::is_corrupt;
 use super::folder::{Ballast, DiskSpace};
@@ -23,7 +23,7 @@ use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
-use crate::store::tasks::StoreError;
+use crate::store::tasks::{StoreError, WriteOutcome};
 use crate::system;
 use crate::task::Timestamp;
 
@@ -40,7 +40,7 @@ const DAMAGED_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(super) enum WriterRequest {
-    Write(RowWrite, Instant, oneshot::Sender<Result<WriteResult, StoreError>>),
+    Write(RowWrite, Instant, oneshot::Sender<Result<WriteOutcome, StoreError>>),
     /// Answered once everything is closed.
     Close(oneshot::Sender<()>),
 }
@@ -98,8 +98,8 @@ impl CommitMetrics {
     }
 }
 
-type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
-type WriteResults = Vec<Result<WriteResult, StoreError>>;
+type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteOutcome, StoreError>>);
+type WriteOutcomes = Vec<Result<WriteOutcome, StoreError>>;
 
 impl DiskWriter {
     /// Runs until a request to close or its queue's end. Returns the request's channel, once everything is closed.
@@ -133,7 +133,7 @@ impl DiskWriter {
         queue.close();
         while let Ok(request) = queue.try_recv() {
             if let WriterRequest::Write(_, _, reply) = request {
-                let _ = reply.send(Err(super::closed()));
+                let _ = reply.send(Err(StoreError::closed()));
             }
         }
         self.close();
@@ -216,7 +216,7 @@ impl DiskWriter {
         waiting: &mut Vec<PendingWrite>,
         queued_count: usize,
         more: &mut dyn FnMut() -> Option<PendingWrite>,
-    ) -> rusqlite::Result<WriteResults> {
+    ) -> rusqlite::Result<WriteOutcomes> {
         self.failed_at_commit = false;
         // After repeated failures only probes reopen the file.
         if self.conn.is_none() && self.monitor.now() != StoreHealth::Failing {
@@ -276,7 +276,7 @@ impl DiskWriter {
     }
 
     /// Handles a full disk: removes the ballast, refuses new tasks, and retries the rest once.
-    fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
+    fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteOutcomes> {
         // Regardless of the reported free space, this store has none.
         let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
         self.monitor.set_space(DiskSpace { free: 0, all });
@@ -306,7 +306,7 @@ impl DiskWriter {
     }
 
     /// Handles damage: retries each write alone, with new records, and again if it finds further damage.
-    fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
+    fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteOutcomes {
         self.close();
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
@@ -336,9 +336,9 @@ impl DiskWriter {
         outcomes
     }
 
-    fn alone(&mut self, single: &mut Vec<PendingWrite>) -> Result<WriteResult, StoreError> {
+    fn alone(&mut self, single: &mut Vec<PendingWrite>) -> Result<WriteOutcome, StoreError> {
         match self.attempt(single, 0, &mut || None) {
-            Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(super::closed())),
+            Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(StoreError::closed())),
             Err(error) => {
                 let is_full = is_full(&error);
                 if is_full {

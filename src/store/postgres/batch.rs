@@ -12,7 +12,7 @@ use super::task_write::{ClaimableRows, ROW_BYTES_MAX, TaskWrite};
 use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
 use crate::replica::membership::DEAD_ROWS_KEPT;
 use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, UnknownCommitCause, WriteVerdict};
-use crate::store::tasks::{Revision, StoreError, WriteRole};
+use crate::store::tasks::{Revision, StoreError, WriteOutcome, WriteRole};
 use crate::task::{Principal, TaskKey};
 
 const BATCH_WRITES_MAX: usize = 512;
@@ -21,16 +21,6 @@ const BATCH_BYTES_MAX: usize = 8 << 20;
 /// Limits of one transaction that removes remains of dead incarnations.
 const RETIRED_INCARNATIONS_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WriteOutcome {
-    At(Revision),
-    Removed,
-    Freed(usize),
-    Claimed(Vec<TaskKey>),
-    Folded(usize),
-    Passed,
-}
 
 /// Selects the writes of a batch: distinct rows and names, and enough room for all.
 #[derive(Debug, Default)]
@@ -137,7 +127,7 @@ impl GroupedWrites<'_> {
             [TaskWrite::Sweep { now, limit }] => {
                 let (now, limit) = (columns::at(*now), number(*limit));
                 let values: Parameters<'_> = vec![&me.0, &me.1, &now, &limit];
-                self.take((&self.statements.sweep, values), true, |freed| WriteOutcome::Freed(freed.len())).await
+                self.take((&self.statements.sweep, values), true, |freed| WriteOutcome::Count(freed.len())).await
             }
             [TaskWrite::Claim { limit, rows: ClaimableRows { upstreams, abandoned } }] => {
                 let limit = number(*limit);
@@ -178,7 +168,7 @@ impl GroupedWrites<'_> {
         let made = self.commit(&statements).await?;
         let sums = made.rows.iter().skip(1).flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let folded = sums.map(|row| SumChange::of(row, 2, 5)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        let one = BatchOutcome::of_one(WriteOutcome::Folded(folded.len()), made.sent);
+        let one = BatchOutcome::of_one(WriteOutcome::Count(folded.len()), made.sent);
         Ok(BatchOutcome { folded, ..one })
     }
 
@@ -189,7 +179,7 @@ impl GroupedWrites<'_> {
         let sums = made.rows.iter().flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let merged = sums.map(|row| SumChange::of(row, 1, 2)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
         let folded = merged.iter().map(SumChange::negated).collect();
-        Ok(BatchOutcome { folded, ..BatchOutcome::of_one(WriteOutcome::Folded(merged.len()), made.sent) })
+        Ok(BatchOutcome { folded, ..BatchOutcome::of_one(WriteOutcome::Count(merged.len()), made.sent) })
     }
 
     async fn commit(&self, statements: &[(&Statement, Parameters<'_>)]) -> Result<MadeTransaction, CommitFailure> {
@@ -255,12 +245,14 @@ impl GroupedWrites<'_> {
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,
                 (None, None) => Err(StoreError::Conflict),
             },
-            TaskWrite::Remove(_) | TaskWrite::Withdraw(_) | TaskWrite::SweepOne { .. } => Ok(WriteOutcome::Removed),
-            TaskWrite::Sweep { .. }
+            TaskWrite::Remove(_)
+            | TaskWrite::Withdraw(_)
+            | TaskWrite::SweepOne { .. }
+            | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
             | TaskWrite::Retire { .. }
             | TaskWrite::Merge { .. }
-            | TaskWrite::Barrier => Ok(WriteOutcome::Passed),
+            | TaskWrite::Barrier => Ok(WriteOutcome::Done),
         }
     }
 }
@@ -317,29 +309,53 @@ impl<'a> ReleasedNames<'a> {
     }
 }
 
-/// The writes of a batch as arrays, in every replica's order of row locks.
-#[derive(Debug, Default)]
-pub(super) struct RowArrays<'a> {
-    ids: Vec<&'a [u8]>,
-    owners: Vec<&'a [u8]>,
-    expected: Vec<Option<i64>>,
-    by_holder: Vec<bool>,
-    needs_holder: Vec<bool>,
-    settled: Vec<bool>,
-    updated: Vec<i64>,
-    expires: Vec<i64>,
-    size: Vec<i64>,
-    summary: Vec<&'a [u8]>,
-    record: Vec<&'a [u8]>,
-    names: Vec<Option<&'a [u8]>>,
-    parent: Vec<Option<&'a [u8]>>,
-    created: Vec<i64>,
-    references: Vec<&'a [u8]>,
-    upstreams: Vec<&'a [u8]>,
-    removed_ids: Vec<Vec<u8>>,
-    removed_owners: Vec<&'a [u8]>,
-    withdrawn: Vec<bool>,
-    gone_at: Vec<Option<i64>>,
+/// Declares the arrays of a batch's rows: each column with its type, and its value of a row.
+macro_rules! row_arrays {
+    (|$row:ident, $expected:ident, $by_holder:ident| $($column:ident: $type:ty = $value:expr;)*) => {
+        /// The writes of a batch as arrays, in every replica's order of row locks.
+        #[derive(Debug, Default)]
+        pub(super) struct RowArrays<'a> {
+            $($column: Vec<$type>,)*
+            removed_ids: Vec<Vec<u8>>,
+            removed_owners: Vec<&'a [u8]>,
+            withdrawn: Vec<bool>,
+            gone_at: Vec<Option<i64>>,
+        }
+
+        impl<'a> RowArrays<'a> {
+            fn add(&mut self, $row: &'a EncodedRow, $expected: Option<i64>, $by_holder: bool) {
+                $(self.$column.push($value);)*
+            }
+
+            /// The parameters of [`super::statements::batch`], in order.
+            pub(super) fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
+                vec![
+                    &me.0, &me.1, $(&self.$column,)*
+                    &self.removed_ids, &self.removed_owners, &self.withdrawn, &self.gone_at,
+                ]
+            }
+        }
+    };
+}
+
+row_arrays! {
+    |row, expected, by_holder|
+    ids: &'a [u8] = &row.id;
+    owners: &'a [u8] = row.owner();
+    expected: Option<i64> = expected;
+    by_holder: bool = by_holder;
+    needs_holder: bool = row.needs_holder;
+    settled: bool = row.is_settled;
+    updated: i64 = row.updated;
+    expires: i64 = row.expires;
+    size: i64 = row.size;
+    summary: &'a [u8] = &row.summary;
+    record: &'a [u8] = &row.record;
+    names: Option<&'a [u8]> = row.name.as_deref();
+    parent: Option<&'a [u8]> = row.parent.as_deref();
+    created: i64 = row.created;
+    references: &'a [u8] = &row.reference;
+    upstreams: &'a [u8] = &row.upstream;
 }
 
 impl<'a> RowArrays<'a> {
@@ -378,53 +394,6 @@ impl<'a> RowArrays<'a> {
             arrays.gone_at.push(gone_at);
         }
         arrays
-    }
-
-    fn add(&mut self, row: &'a EncodedRow, expected: Option<i64>, by_holder: bool) {
-        self.ids.push(&row.id);
-        self.owners.push(row.owner());
-        self.expected.push(expected);
-        self.by_holder.push(by_holder);
-        self.needs_holder.push(row.needs_holder);
-        self.settled.push(row.is_settled);
-        self.updated.push(row.updated);
-        self.expires.push(row.expires);
-        self.size.push(row.size);
-        self.summary.push(&row.summary);
-        self.record.push(&row.record);
-        self.names.push(row.name.as_deref());
-        self.parent.push(row.parent.as_deref());
-        self.created.push(row.created);
-        self.references.push(&row.reference);
-        self.upstreams.push(&row.upstream);
-    }
-
-    /// The parameters of [`super::statements::batch`], in order.
-    pub(super) fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
-        vec![
-            &me.0,
-            &me.1,
-            &self.ids,
-            &self.owners,
-            &self.expected,
-            &self.by_holder,
-            &self.needs_holder,
-            &self.settled,
-            &self.updated,
-            &self.expires,
-            &self.size,
-            &self.summary,
-            &self.record,
-            &self.names,
-            &self.parent,
-            &self.created,
-            &self.references,
-            &self.upstreams,
-            &self.removed_ids,
-            &self.removed_owners,
-            &self.withdrawn,
-            &self.gone_at,
-        ]
     }
 }
 

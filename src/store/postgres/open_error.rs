@@ -90,50 +90,37 @@ impl PostgresOpenError {
         Self::Unavailable(PostgresHealth::Behind(why.to_owned()))
     }
 
-    pub const fn key(&self) -> &'static str {
+    /// The configuration key that decides, and whose callers try again.
+    const fn remedy(&self) -> (&'static str, Retry) {
         match self {
-            Self::SchemaName { .. } | Self::Newer { .. } | Self::Older { .. } | Self::Foreign { .. } => "store.schema",
-            Self::Ca(_) | Self::Tls(_) => "store.ca",
-            Self::NoStandby => "store.durability",
-            Self::NameTaken { .. } => "replica.name",
-            Self::SealKeys { .. } => "store.path",
-            Self::Lost { .. } => "store.accept_loss",
+            Self::Unavailable(_) => ("store.url", Retry::Always),
+            Self::NameTaken { .. } => ("replica.name", Retry::Always),
             Self::Url
             | Self::NoHost
             | Self::NoTls { .. }
             | Self::MixedHosts { .. }
             | Self::Secret { .. }
-            | Self::Unavailable(_)
-            | Self::OldServer { .. }
             | Self::Unsafe { .. }
             | Self::Pooled
-            | Self::Refused(_) => "store.url",
+            | Self::Refused(_) => ("store.url", Retry::OnceListening),
+            Self::Ca(_) | Self::Tls(_) => ("store.ca", Retry::OnceListening),
+            Self::NoStandby => ("store.durability", Retry::OnceListening),
+            // A gateway with another key may have started while the others were cut off, and that one must be stopped.
+            Self::SealKeys { .. } => ("store.path", Retry::OnceListening),
+            Self::OldServer { .. } => ("store.url", Retry::Never),
+            Self::SchemaName { .. } | Self::Newer { .. } | Self::Older { .. } | Self::Foreign { .. } => {
+                ("store.schema", Retry::Never)
+            }
+            Self::Lost { .. } => ("store.accept_loss", Retry::Never),
         }
     }
 
+    pub const fn key(&self) -> &'static str {
+        self.remedy().0
+    }
+
     pub const fn retry(&self) -> Retry {
-        match self {
-            Self::Unavailable(_) | Self::NameTaken { .. } => Retry::Always,
-            Self::Url
-            | Self::NoHost
-            | Self::NoTls { .. }
-            | Self::MixedHosts { .. }
-            | Self::Secret { .. }
-            | Self::Ca(_)
-            | Self::Tls(_)
-            | Self::Unsafe { .. }
-            | Self::NoStandby
-            | Self::Pooled
-            // A gateway with another key may have started while the others were cut off, and that one must be stopped.
-            | Self::SealKeys { .. }
-            | Self::Refused(_) => Retry::OnceListening,
-            Self::SchemaName { .. }
-            | Self::OldServer { .. }
-            | Self::Newer { .. }
-            | Self::Older { .. }
-            | Self::Foreign { .. }
-            | Self::Lost { .. } => Retry::Never,
-        }
+        self.remedy().1
     }
 
     pub fn health(&self) -> PostgresHealth {

@@ -153,7 +153,7 @@ impl ReaderConnection {
         proof: ReadProof,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<(T, ReadSource), StoreError> {
-        let link = slot.link.as_mut().ok_or_else(super::closed)?;
+        let link = slot.link.as_mut().ok_or_else(StoreError::closed)?;
         let reading = async {
             let found = read(&mut *link).await.map_err(|error| PostgresHealth::of(&error))?;
             let received = boot_time();
@@ -217,7 +217,7 @@ impl ReaderConnection {
             }
             self.state.reader_is(&self.duty, PostgresHealth::Good);
         }
-        slot.link.as_mut().ok_or_else(super::closed)
+        slot.link.as_mut().ok_or_else(StoreError::closed)
     }
 
     async fn connect(&self) -> Result<ReaderLink, PostgresHealth> {
@@ -333,6 +333,6 @@ impl ListReaders {
         let (before, from) = self.readers.split_at(next.checked_rem(self.readers.len()).unwrap_or(0));
         let mut in_turn = from.iter().chain(before).map(|reader| &**reader);
         let is_idle = |reader: &&ReaderConnection| reader.slot.try_lock().is_ok();
-        in_turn.clone().find(is_idle).or_else(|| in_turn.next()).ok_or_else(super::closed)
+        in_turn.clone().find(is_idle).or_else(|| in_turn.next()).ok_or_else(StoreError::closed)
     }
 }

@@ -47,11 +47,6 @@ impl CommitFailure {
         if let Self::NotMade(error) = self { error.code().map(|code| code.code()) } else { None }
     }
 
-    /// Whether it was committed, but with settings that do not wait for a standby.
-    const fn is_unreplicated(&self) -> bool {
-        matches!(self, Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. })
-    }
-
     pub(super) const fn wrote_nothing(&self) -> bool {
         matches!(self, Self::Unknown { cause: UnknownCommitCause::WroteNothing, .. })
     }
@@ -70,10 +65,10 @@ impl CommitFailure {
     }
 
     pub(super) fn open_error(&self) -> PostgresOpenError {
-        if self.is_unreplicated() {
-            PostgresOpenError::NoStandby
-        } else {
-            PostgresOpenError::Unavailable(self.health())
+        match self {
+            // It was committed, but with settings that do not wait for a standby.
+            Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. } => PostgresOpenError::NoStandby,
+            Self::Unknown { .. } | Self::NotMade(_) => PostgresOpenError::Unavailable(self.health()),
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio_postgres::Error;
 use tokio_util::sync::CancellationToken;
 
 use super::PostgresStore;
-use super::batch::{RETIRED_SUMS_MAX, WriteOutcome};
+use super::batch::RETIRED_SUMS_MAX;
 use super::columns::{count, holder_column};
 use super::readers::ReaderLink;
 use super::replica_rows::{LOOK, StoredReplica, declare_dead};
@@ -86,9 +86,8 @@ pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) 
 /// Returns the number of affected sums.
 async fn write(queue: &mpsc::Sender<PendingWrite>, write: TaskWrite) -> Result<usize, StoreError> {
     let (reply, outcome) = oneshot::channel();
-    queue.send((write, reply)).await.map_err(|_| super::closed())?;
-    let outcome = outcome.await.map_err(|_| super::closed())??;
-    if let WriteOutcome::Folded(folded) = outcome { Ok(folded) } else { Err(super::unreachable_outcome()) }
+    queue.send((write, reply)).await.map_err(|_| StoreError::closed())?;
+    outcome.await.map_err(|_| StoreError::closed())??.count()
 }
 
 const HELD: &str = "SELECT count(*) FROM tg_task WHERE holder = ANY ($1)";

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterIdentity};
+use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriterIdentity};
 use super::columns::{self, holder_column};
 use super::health::{PostgresHealth, in_words, is_full};
 use super::hints;
@@ -25,7 +25,7 @@ use super::sums::SumChange;
 use super::task_write::TaskWrite;
 use super::transaction::{CommitFailure, count_barrier, transact};
 use crate::metric;
-use crate::store::tasks::StoreError;
+use crate::store::tasks::{StoreError, WriteOutcome};
 use crate::task::TaskKey;
 
 /// Tries of a batch that conflicts with another transaction.
@@ -107,7 +107,8 @@ impl PostgresWriter {
         match opened {
             Ok(link) => {
                 *failures = 0;
-                link.hint_missed(&self.state);
+                // The other replicas may have missed hints: the last connection's may be lost with it.
+                link.notify(&self.state, vec![hints::keyless(self.state.holder)]);
                 let is_full = self.full_since.is_some();
                 self.state.writer_is(if is_full { PostgresHealth::Full } else { PostgresHealth::Good });
                 Some(link)
@@ -358,11 +359,6 @@ impl WriterLink {
             return;
         }
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
-    }
-
-    /// Tells the other replicas that they may have missed hints: the last connection's may be lost with it.
-    fn hint_missed(&self, state: &StoreState) {
-        self.notify(state, vec![hints::keyless(state.holder)]);
     }
 
     fn notify(&self, state: &StoreState, texts: Vec<String>) {

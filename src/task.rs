@@ -1,7 +1,6 @@
 //! The canonical task and its pure transition: no clock, no I/O, no new id. Begin with [`model`], [`mod@transition`].
 
 pub mod access_rules;
-pub mod admitted_callers;
 pub mod caller;
 pub mod digest;
 pub mod drafts;
@@ -23,8 +22,8 @@ pub use access_rules::{
     AccessItem, AccessRule, AccessRules, AccessVerdict, DecisionArguments, GroupMembers, RuleArgument, RuleItems,
     RuleWho,
 };
-pub use admitted_callers::{AdmittedCallers, CredentialHolders};
-pub use caller::{Caller, Claims};
+
+pub use caller::{AdmittedCallers, Caller, Claims, CredentialHolders};
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};

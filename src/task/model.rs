@@ -494,57 +494,56 @@ impl Task {
     /// Copies payloads out of shared buffers: a kibibyte of payload must not keep a read buffer of 256 alive.
     #[must_use]
     pub fn exact(mut self) -> Self {
-        match &mut self.phase {
-            Phase::Queued | Phase::Working => (),
-            Phase::AwaitingInput(open) => {
-                for question in open.values_mut() {
-                    own(&mut question.ask);
-                    own(&mut question.request);
-                }
-            }
-            Phase::Settled(outcome) => own_outcome(outcome),
-        }
-        if let Some(call) = &mut self.recovery.call {
-            own(&mut call.params);
-            own(&mut call.capabilities);
-        }
-        if let Some(resume) = &mut self.recovery.resume {
-            own(resume);
-        }
-        for (ask, answer) in &mut self.recovery.undelivered {
-            own(ask);
-            match answer {
-                Answer::Result(result) => own(result),
-                Answer::Error(error) => own_error(error),
-            }
-        }
+        self.each_payload(&mut own);
         self
     }
 
     /// Whether the task holds only the memory that it counts (see [`Task::stored_bytes`]), which stores require.
     pub fn is_exact(&self) -> bool {
-        let in_phase = match &self.phase {
-            Phase::Queued | Phase::Working => true,
-            Phase::AwaitingInput(open) => open.values().all(|one| one.ask.is_exact() && one.request.is_exact()),
-            Phase::Settled(outcome) => outcome.is_exact(),
-        };
-        let in_call =
-            self.recovery.call.as_ref().is_none_or(|one| one.params.is_exact() && one.capabilities.is_exact());
-        let is_answered_exactly = |answer: &Answer| match answer {
-            Answer::Result(result) => result.is_exact(),
-            Answer::Error(error) => is_error_exact(error),
-        };
-        let in_answers =
-            self.recovery.undelivered.iter().all(|(ask, answer)| ask.is_exact() && is_answered_exactly(answer));
-        in_phase && in_call && in_answers && self.recovery.resume.as_ref().is_none_or(Payload::is_exact)
+        let mut is_exact = true;
+        self.clone().each_payload(&mut |payload: &mut Payload| is_exact &= payload.is_exact());
+        is_exact
+    }
+
+    fn each_payload(&mut self, visit: &mut dyn FnMut(&mut Payload)) {
+        match &mut self.phase {
+            Phase::Queued | Phase::Working => (),
+            Phase::AwaitingInput(open) => {
+                for Question { ask, request } in open.values_mut() {
+                    visit(ask);
+                    visit(request);
+                }
+            }
+            Phase::Settled(outcome) => outcome.each_payload(visit),
+        }
+        if let Some(StoredCall { params, capabilities, .. }) = &mut self.recovery.call {
+            visit(params);
+            visit(capabilities);
+        }
+        self.recovery.resume.iter_mut().for_each(&mut *visit);
+        for (ask, answer) in &mut self.recovery.undelivered {
+            visit(ask);
+            match answer {
+                Answer::Result(result) => visit(result),
+                Answer::Error(error) => error.data.iter_mut().for_each(&mut *visit),
+            }
+        }
     }
 }
 
 impl Outcome {
     #[must_use]
     pub fn exact(mut self) -> Self {
-        own_outcome(&mut self);
+        self.each_payload(&mut own);
         self
+    }
+
+    fn each_payload(&mut self, visit: &mut dyn FnMut(&mut Payload)) {
+        match self {
+            Self::Returned { result, .. } => visit(result),
+            Self::Faulted(Failure::Upstream(error)) => error.data.iter_mut().for_each(visit),
+            Self::Faulted(Failure::Gateway(_)) | Self::Cancelled => (),
+        }
     }
 
     /// The size of a server's texts in it.
@@ -561,27 +560,9 @@ impl Outcome {
     pub fn is_exact(&self) -> bool {
         match self {
             Self::Returned { result, .. } => result.is_exact(),
-            Self::Faulted(Failure::Upstream(error)) => is_error_exact(error),
+            Self::Faulted(Failure::Upstream(error)) => error.data.as_ref().is_none_or(Payload::is_exact),
             Self::Faulted(Failure::Gateway(_)) | Self::Cancelled => true,
         }
-    }
-}
-
-fn is_error_exact(error: &RpcError) -> bool {
-    error.data.as_ref().is_none_or(Payload::is_exact)
-}
-
-fn own_outcome(outcome: &mut Outcome) {
-    match outcome {
-        Outcome::Returned { result, .. } => own(result),
-        Outcome::Faulted(Failure::Upstream(error)) => own_error(error),
-        Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled => (),
-    }
-}
-
-fn own_error(error: &mut RpcError) {
-    if let Some(data) = &mut error.data {
-        own(data);
     }
 }
 

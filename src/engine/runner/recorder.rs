@@ -67,7 +67,7 @@ impl Recorder {
         panic_target: SharedBugRecipient,
     ) -> Self {
         let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, panic_target) };
-        recorder.checkpoint.record_position(task.recovery.resume.clone());
+        recorder.checkpoint.written = task.recovery.resume.clone();
         recorder.checkpoint.check_soon();
         recorder.row = Some(RunnerRow::new(task.key.clone(), task.visibility, true, commands));
         recorder
@@ -185,20 +185,21 @@ impl Recorder {
         !std::mem::replace(&mut self.is_fenced, true)
     }
 
+    /// A position of the exchange, if it differs from the row's.
     pub(super) fn new_position(&self, position: Payload) -> Option<Payload> {
-        self.checkpoint.new_position(position)
+        (self.checkpoint.written.as_ref() != Some(&position)).then(|| position.detached())
     }
 
     pub(super) const fn has_position(&self) -> bool {
-        self.checkpoint.has_position()
+        self.checkpoint.written.is_some()
     }
 
     pub(super) fn position_written(&mut self, position: Option<Payload>) {
-        self.checkpoint.record_position(position);
+        self.checkpoint.written = position;
     }
 
     pub(super) const fn check_due(&self) -> Option<Instant> {
-        self.checkpoint.due()
+        self.checkpoint.due
     }
 
     pub(super) fn check_soon(&mut self) {
@@ -215,7 +216,7 @@ impl Recorder {
     }
 
     pub(super) fn waits_for(&self, step: UnstoredStep) -> bool {
-        self.unstored.as_ref().is_some_and(|wait| wait.has(step))
+        self.unstored.as_ref().is_some_and(|wait| wait.steps.contains(&step))
     }
 
     pub(super) const fn waits_for_store(&self) -> bool {
@@ -223,7 +224,7 @@ impl Recorder {
     }
 
     pub(super) fn store_due(&self) -> Option<Instant> {
-        self.unstored.as_ref().map(|wait| wait.due())
+        self.unstored.as_ref().map(|wait| wait.due)
     }
 
     pub(super) fn begin_try(&mut self) -> Vec<UnstoredStep> {
@@ -236,7 +237,7 @@ impl Recorder {
 
     /// Schedules the next try if a step waits.
     pub(super) fn rest_from_store(&mut self) {
-        match self.unstored.as_mut().filter(|wait| !wait.is_empty()) {
+        match self.unstored.as_mut().filter(|wait| !wait.steps.is_empty()) {
             Some(wait) => wait.rest(),
             None => self.unstored = None,
         }
@@ -253,7 +254,7 @@ impl Recorder {
     }
 
     pub(super) fn is_resuming(&self) -> bool {
-        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_resumed)
+        self.unconfirmed.as_ref().is_some_and(|call| call.kind == ResumeKind::Resumed)
     }
 
     /// The `executed` of a call that is not sent now: unknown if an earlier attempt may have been executed.
@@ -263,7 +264,7 @@ impl Recorder {
 
     const fn send_attempt(&self) -> SendAttempt {
         match &self.unconfirmed {
-            Some(unconfirmed) => SendAttempt::Again { is_counted: unconfirmed.is_counted() },
+            Some(unconfirmed) => SendAttempt::Again { is_counted: unconfirmed.is_counted },
             None => SendAttempt::First,
         }
     }
@@ -283,7 +284,7 @@ impl Recorder {
         let unconfirmed = self.unconfirmed.as_mut()?;
         *unconfirmed = UnconfirmedCall::new(ResumeKind::SentAgain, true);
         self.attempt = next;
-        self.checkpoint.record_position(None);
+        self.checkpoint.written = None;
         Some(next)
     }
 
@@ -294,11 +295,11 @@ impl Recorder {
 
     /// Whether an unconfirmed call has run long enough.
     pub(super) fn is_steady(&self) -> bool {
-        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_steady)
+        self.unconfirmed.as_ref().is_some_and(|call| call.since.elapsed() >= STEADY_AFTER)
     }
 
     pub(super) fn is_resumption_counted(&self) -> bool {
-        self.unconfirmed.as_ref().is_some_and(UnconfirmedCall::is_counted)
+        self.unconfirmed.as_ref().is_some_and(|call| call.is_counted)
     }
 }
 
@@ -322,32 +323,15 @@ impl Checkpoint {
         Self { written: None, due: None, pause: SOON }
     }
 
-    const fn due(&self) -> Option<Instant> {
-        self.due
-    }
-
     fn check_soon(&mut self) {
         self.pause = SOON;
         let soon = Instant::now() + SOON;
         self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
     }
 
-    fn record_position(&mut self, position: Option<Payload>) {
-        self.written = position;
-    }
-
     fn rest(&mut self) {
         self.due = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(RARELY);
-    }
-
-    /// A position of the exchange, if it differs from the row's.
-    fn new_position(&self, position: Payload) -> Option<Payload> {
-        (self.written.as_ref() != Some(&position)).then(|| position.detached())
-    }
-
-    const fn has_position(&self) -> bool {
-        self.written.is_some()
     }
 }
 
@@ -368,18 +352,6 @@ enum ResumeKind {
 impl UnconfirmedCall {
     fn new(kind: ResumeKind, is_counted: bool) -> Self {
         Self { kind, since: Instant::now(), is_counted }
-    }
-
-    fn is_resumed(&self) -> bool {
-        self.kind == ResumeKind::Resumed
-    }
-
-    const fn is_counted(&self) -> bool {
-        self.is_counted
-    }
-
-    fn is_steady(&self) -> bool {
-        self.since.elapsed() >= STEADY_AFTER
     }
 }
 
@@ -418,18 +390,6 @@ impl UnstoredSteps {
         }
         self.steps.push(step);
         !self.tried.contains(&step)
-    }
-
-    fn has(&self, step: UnstoredStep) -> bool {
-        self.steps.contains(&step)
-    }
-
-    const fn is_empty(&self) -> bool {
-        self.steps.is_empty()
-    }
-
-    const fn due(&self) -> Instant {
-        self.due
     }
 
     /// The steps to try now; those that fail again are added again.

@@ -14,7 +14,6 @@ pub mod header_annotations;
 pub mod http;
 pub mod issued_credential;
 mod issued_token;
-pub(crate) mod latencies;
 pub mod limits;
 pub(crate) mod outgoing;
 pub(crate) mod own_ids;

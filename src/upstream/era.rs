@@ -3,11 +3,9 @@
 //! An upstream of both eras is used in the client's era. Session clients send `initialize` without a probe: every
 //! server with sessions answers it, and some hang on `server/discover`. For stateless clients the first one sends
 //! `server/discover`, once for all, within a time limit. The verdict is kept until the upstream contradicts it
-//! (UPC-22). Stateless clients that can be asked are served in sessions, if there are any ([`question_era`]).
+//! (UPC-22). Stateless clients that can be asked are served in sessions, if there are any ([`QuestionEra`]).
 //!
 //! [`EraUpstream`] owns both halves and chooses for stateless clients; session clients use the session half itself.
-
-pub mod question_era;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +16,13 @@ use tokio::sync::{SetOnce, broadcast};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::question_era::{QuestionEra, QuestionRoute};
 use super::{
     BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
     ServerFacts, ServerNotification, Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::rpc_error::{
     HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
 };
@@ -34,6 +32,7 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 pub(super) const PROBE_MAX: Duration = Duration::from_secs(3);
 /// For a server that must be started first. Servers with sessions need not answer before `initialize`: silence is a verdict.
 const START_MAX: Duration = Duration::from_secs(10);
+/// How soon a probe or a handshake without a verdict is repeated.
 const PROBE_AGAIN: Duration = Duration::from_secs(30);
 
 /// Probes a server's era; with a client's credential if the server authenticates clients itself.
@@ -172,7 +171,8 @@ impl EraCache {
         let mut known = self.known.lock();
         if matches!(*known, EraKnowledge::Verdict(_)) {
             *known = EraKnowledge::Nothing;
-            self.questions.lock().forget_sessions();
+            // Another server may be at the address.
+            self.questions.lock().sessions = SessionOffer::Unknown;
         }
     }
 
@@ -386,11 +386,98 @@ impl Upstream for EraUpstream {
     }
 }
 
+/// How a server of 2026-07-28 can ask a call's client: chooses the era for clients that can be asked, at a server of
+/// both eras. Tools of today's SDKs ask during a call (`elicitation/create`), which works in sessions only. So clients
+/// that can be asked are served in sessions, unless the server is known to ask at 2026-07-28: it declares the tasks
+/// extension, or has answered an `InputRequiredResult`. Only a handshake shows whether there are sessions (UPC-28).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QuestionEra {
+    declares_tasks: bool,
+    has_asked: bool,
+    sessions: SessionOffer,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SessionOffer {
+    #[default]
+    Unknown,
+    NoVerdict(Instant),
+    Yes,
+    No,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuestionRoute {
+    /// In sessions: only there may a call ask.
+    Sessions,
+    Stateless(StatelessReason),
+    Handshake,
+}
+
+named_variants! {
+    pub enum StatelessReason, text {
+        DeclaresTasks = "the server declares the tasks extension there",
+        HasAsked = "the server has asked by an InputRequiredResult there",
+        NoSessions = "the server offers no sessions",
+        /// Unknown whether the server has sessions.
+        NoVerdict = "the server gave no verdict on sessions",
+    }
+}
+
+impl QuestionEra {
+    pub fn discovered(&mut self, capabilities: &Payload) {
+        let extensions = Object::of(capabilities).and_then(|all| all.get_object("extensions"));
+        self.declares_tasks = extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION));
+    }
+
+    /// Records that the server answered a request with an `InputRequiredResult`.
+    const fn asked(&mut self) {
+        self.has_asked = true;
+    }
+
+    /// A server that offered sessions before may be failing: its refusal is no verdict until the next one repeats it.
+    pub fn handshake(&mut self, outcome: Result<&ServerFacts, &BeginError>, now: Instant) {
+        self.sessions = match (outcome, self.sessions) {
+            (Ok(facts), _) if facts.has_session => SessionOffer::Yes,
+            // The answer to a question of such a server could not be routed.
+            (Ok(_), _) => SessionOffer::No,
+            (Err(error), SessionOffer::Yes) if is_for_good(error) => SessionOffer::Unknown,
+            (Err(_), SessionOffer::Yes) => SessionOffer::Yes,
+            (Err(error), _) if is_for_good(error) => SessionOffer::No,
+            (Err(_), _) => SessionOffer::NoVerdict(now),
+        };
+    }
+
+    pub fn route(&self, now: Instant) -> QuestionRoute {
+        match self.sessions {
+            _ if self.declares_tasks => QuestionRoute::Stateless(StatelessReason::DeclaresTasks),
+            _ if self.has_asked => QuestionRoute::Stateless(StatelessReason::HasAsked),
+            SessionOffer::Yes => QuestionRoute::Sessions,
+            SessionOffer::No => QuestionRoute::Stateless(StatelessReason::NoSessions),
+            SessionOffer::NoVerdict(at) if now.duration_since(at) < PROBE_AGAIN => {
+                QuestionRoute::Stateless(StatelessReason::NoVerdict)
+            }
+            SessionOffer::Unknown | SessionOffer::NoVerdict(_) => QuestionRoute::Handshake,
+        }
+    }
+}
+
+/// Whether an error means that the server has no sessions, rather than a temporary state.
+fn is_for_good(error: &BeginError) -> bool {
+    match error {
+        BeginError::Refused(_) => true,
+        BeginError::Gateway(GatewayFault { reason: Reason::UpstreamMalformed | Reason::UpstreamRefused, .. }) => true,
+        BeginError::Gateway(fault) => fault.http_status.is_some() && contradicts(fault.http_status, None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::task::Executed;
+    use crate::wire::{ProtocolVersion, RpcError};
 
     /// Responds after a delay, and counts the probes.
     struct ScriptedDiscovery {
@@ -498,5 +585,62 @@ mod tests {
         ] {
             assert_eq!(era_of_refusal(&error), era, "{error:?}");
         }
+    }
+
+    fn facts(has_session: bool) -> ServerFacts {
+        let (version, capabilities) = (ProtocolVersion::V2025_11_25, Payload::empty_object());
+        ServerFacts { version, capabilities, server_info: None, instructions: None, has_session }
+    }
+
+    fn fault(reason: Reason, http_status: Option<u16>) -> BeginError {
+        BeginError::Gateway(GatewayFault { http_status, ..GatewayFault::new(reason, Executed::No) })
+    }
+
+    /// UPC-28.
+    #[tokio::test(start_paused = true)]
+    async fn upc28_sessions_are_for_servers_that_do_not_ask_at_2026_07_28() {
+        use QuestionRoute::{Handshake, Sessions, Stateless};
+        let now = Instant::now();
+        let refused = BeginError::Refused(RpcError::new(-32601, "m"));
+        let (gone, status) = (Reason::UpstreamUnreachable, Reason::UpstreamHttpStatus);
+        for (what, outcome, expected) in [
+            ("nothing is known", None, Handshake),
+            ("a session", Some(Ok(facts(true))), Sessions),
+            ("a handshake without a session", Some(Ok(facts(false))), Stateless(StatelessReason::NoSessions)),
+            ("a refusal", Some(Err(refused.clone())), Stateless(StatelessReason::NoSessions)),
+            ("404", Some(Err(fault(status, Some(404)))), Stateless(StatelessReason::NoSessions)),
+            ("no MCP", Some(Err(fault(Reason::UpstreamMalformed, None))), Stateless(StatelessReason::NoSessions)),
+            ("503", Some(Err(fault(status, Some(503)))), Stateless(StatelessReason::NoVerdict)),
+            ("no connection", Some(Err(fault(gone, None))), Stateless(StatelessReason::NoVerdict)),
+        ] {
+            let mut era = QuestionEra::default();
+            if let Some(outcome) = &outcome {
+                era.handshake(outcome.as_ref(), now);
+            }
+            assert_eq!(era.route(now), expected, "{what}");
+            let later = if expected == Stateless(StatelessReason::NoVerdict) { Handshake } else { expected };
+            assert_eq!(era.route(now + PROBE_AGAIN), later, "{what}, later");
+
+            let mut asks = era;
+            asks.asked();
+            assert_eq!(asks.route(now), Stateless(StatelessReason::HasAsked), "{what}");
+
+            era.discovered(&Payload::of(&serde_json::json!({ "extensions": { TASKS_EXTENSION: {} } })));
+            assert_eq!(era.route(now), Stateless(StatelessReason::DeclaresTasks), "{what}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_takes_no_sessions_from_a_server_that_offered_them() {
+        let now = Instant::now();
+        let refused = BeginError::Refused(RpcError::new(-32601, "m"));
+        let mut era = QuestionEra::default();
+        era.handshake(Ok(&facts(true)), now);
+        era.handshake(Err(&fault(Reason::UpstreamUnreachable, None)), now);
+        assert_eq!(era.route(now), QuestionRoute::Sessions);
+        era.handshake(Err(&refused), now);
+        assert_eq!(era.route(now), QuestionRoute::Handshake, "another handshake decides");
+        era.handshake(Err(&refused), now);
+        assert_eq!(era.route(now), QuestionRoute::Stateless(StatelessReason::NoSessions));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use metrics::Histogram;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +17,7 @@ use super::outgoing::HandedOver;
 use crate::answer_budget::AnswerShare;
 use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::metric;
 pub use crate::task::Answer;
 use crate::task::{CallLimits, Executed, GatewayFault, Principal, Reason};
 use crate::wire::one_line::status_text;
@@ -407,5 +409,37 @@ pub enum Era {
 impl Era {
     pub(super) fn of(version: ProtocolVersion) -> Self {
         if version.is_stateless() { Self::Stateless } else { Self::Session }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExchangeClass {
+    Call,
+    Other,
+    Resumed,
+}
+
+/// By class. The histograms are looked up once.
+#[derive(Debug)]
+pub(crate) struct ExchangeLatencies {
+    call: Histogram,
+    other: Histogram,
+    resumed: Histogram,
+}
+
+impl ExchangeLatencies {
+    /// The metrics recorder must be installed before.
+    pub(crate) fn of(upstream: &Arc<str>) -> Self {
+        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
+        Self { call: histogram("call"), other: histogram("other"), resumed: histogram("resumed") }
+    }
+
+    pub(crate) fn record(&self, class: ExchangeClass, took: Duration) {
+        let histogram = match class {
+            ExchangeClass::Call => &self.call,
+            ExchangeClass::Other => &self.other,
+            ExchangeClass::Resumed => &self.resumed,
+        };
+        histogram.record(took);
     }
 }

@@ -17,8 +17,8 @@ use http::{HeaderName, HeaderValue};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::era::{EraCache, EraUpstream};
+use super::exchange::ExchangeLatencies;
 use super::issued_credential::{IssuedCredentialSettings, IssuedCredentials};
-use super::latencies::ExchangeLatencies;
 use super::limits::{CallPermits, CallPermitsByName};
 use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};

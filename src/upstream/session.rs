@@ -25,7 +25,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tracing::Instrument as _;
 
 use super::answer_body::AnswerBody;
-use super::latencies::{ExchangeClass, ExchangeLatencies};
+use super::exchange::{ExchangeClass, ExchangeLatencies};
 use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use super::transport::Transport;

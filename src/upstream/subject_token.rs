@@ -17,21 +17,12 @@ const ENTRY_BYTES: usize = 256;
 /// A token is forgotten after this time without a request that uses it. A running call keeps its own token.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// The type of clients' tokens for the authorization server that exchanges them (RFC 8693, 3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SubjectTokenType {
-    AccessToken,
-    IdToken,
-    Jwt,
-}
-
-impl SubjectTokenType {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::AccessToken => "urn:ietf:params:oauth:token-type:access_token",
-            Self::IdToken => "urn:ietf:params:oauth:token-type:id_token",
-            Self::Jwt => "urn:ietf:params:oauth:token-type:jwt",
-        }
+named_variants! {
+    /// The type of clients' tokens for the authorization server that exchanges them (RFC 8693, 3).
+    pub enum SubjectTokenType, name {
+        AccessToken = "urn:ietf:params:oauth:token-type:access_token",
+        IdToken = "urn:ietf:params:oauth:token-type:id_token",
+        Jwt = "urn:ietf:params:oauth:token-type:jwt",
     }
 }
 

@@ -18,7 +18,7 @@ use super::report::{
 };
 use crate::config::ServerTarget;
 use crate::task::{Answer, Principal, Reason};
-use crate::upstream::era::question_era::{QuestionEra, QuestionRoute};
+use crate::upstream::era::{QuestionEra, QuestionRoute};
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};

@@ -10,7 +10,7 @@ use super::super::server_address;
 use super::ProbeCommand;
 use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
 use crate::upstream::ServerFacts;
-use crate::upstream::era::question_era::QuestionRoute;
+use crate::upstream::era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 const SHOWN_MAX: usize = 200;

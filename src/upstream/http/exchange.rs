@@ -15,7 +15,7 @@ use super::resume_token::{self, CallPosition, StreamPlaces};
 use crate::dialect::plain;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::latencies::ExchangeClass;
+use crate::upstream::exchange::ExchangeClass;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders};
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};

@@ -24,7 +24,7 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraAnswer, EraCache, EraDiscovery, era_of_refusal, is_served};
 use crate::upstream::exchange::Era;
-use crate::upstream::latencies::ExchangeClass;
+use crate::upstream::exchange::ExchangeClass;
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
     Answer, AnsweredBy, BeginError, CallContext, ClientCredential, Exchange, ExchangeError, ExchangeEvent,

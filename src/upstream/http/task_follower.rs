@@ -166,7 +166,7 @@ impl TaskFollower<'_> {
     /// Dropped if the held stream ends first: then the hint that caused the poll counts for the next one.
     async fn next_poll(&self) -> TaskPollResult {
         let hinted = async {
-            sleep_until(self.pace.soonest()).await;
+            sleep_until(self.pace.last + HINT_INTERVAL).await;
             if !self.is_hinted.load(Ordering::Relaxed) {
                 self.http_call.call.hint.notified().await;
                 self.is_hinted.store(true, Ordering::Relaxed);
@@ -400,11 +400,6 @@ impl PollSchedule {
             }
         };
         self.ends.next(self.last, base + base / 10 * u32::from(dice) / u32::from(u8::MAX))
-    }
-
-    /// The earliest poll after a hint.
-    fn soonest(&self) -> Instant {
-        self.last + HINT_INTERVAL
     }
 }
 

@@ -2,20 +2,24 @@
 //! never pooled. Requests carry all that renews it ([`OwnSession`]); the state here is bounded, and may be lost. Read
 //! `lease` (calls that outlive the client's session) and `stream` (its GET).
 
-mod lease;
 mod memory;
 mod stream;
 
 use std::cell::LazyCell;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt as _, TryStreamExt as _, stream as streams};
 use http::StatusCode;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
+use self::memory::SessionMemory;
 use crate::dialect::lifecycle::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
@@ -23,16 +27,16 @@ use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
+use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
 use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
+use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ClientCredential, ForwardedHeaders, TaskScope, Upstream, own_ids};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
-pub use lease::SessionLease;
-use lease::SessionLeases;
 pub(crate) use memory::PreferenceChange;
 use memory::{SessionMemories, SessionPreferences};
 use stream::SessionStreamReaders;
@@ -380,5 +384,151 @@ impl OwnSessions {
         let answer = reply::read_whole(response.body, &limits);
         let _ = tokio::time::timeout(END_MAX, answer).await;
         Ok(())
+    }
+}
+
+#[derive(Debug, Default)]
+struct SessionLeases(Mutex<HashMap<u128, LeasedSession>>);
+
+#[derive(Debug, Default)]
+struct LeasedSession {
+    calls: usize,
+    /// The upstream session to end, once the client has ended its own.
+    ended: Option<SessionBinding>,
+    /// A call that may be resumed later was released in it: it is not ended from here.
+    has_orphan: bool,
+    /// The sessions of its calls that may be the server's own tasks.
+    listening: Vec<Weak<UpstreamSession>>,
+    /// Cancelled with the last lease.
+    over: CancellationToken,
+}
+
+impl SessionLeases {
+    /// Postpones the end of a session until its calls have ended; false if there are none.
+    fn put_off(&self, nonce: u128, binding: &SessionBinding) -> bool {
+        match self.0.lock().get_mut(&nonce) {
+            Some(leased) => {
+                leased.ended = Some(binding.clone());
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn enter(&self, nonce: u128) {
+        self.0.lock().entry(nonce).or_default().calls += 1;
+    }
+
+    /// Drops one lease; returns the upstream session to end now, if any.
+    fn leave(&self, nonce: u128) -> Option<SessionBinding> {
+        let mut all = self.0.lock();
+        let Entry::Occupied(mut leased) = all.entry(nonce) else { return None };
+        leased.get_mut().calls -= 1;
+        if leased.get().calls > 0 {
+            return None;
+        }
+        let leased = leased.remove();
+        leased.over.cancel();
+        leased.ended.filter(|_| !leased.has_orphan)
+    }
+
+    fn keep(&self, nonce: u128) {
+        if let Some(leased) = self.0.lock().get_mut(&nonce) {
+            leased.has_orphan = true;
+        }
+    }
+
+    fn listen(&self, nonce: u128, session: &Arc<UpstreamSession>) {
+        if let Some(leased) = self.0.lock().get_mut(&nonce) {
+            leased.listening.retain(|session| session.strong_count() > 0);
+            leased.listening.push(Arc::downgrade(session));
+        }
+    }
+
+    /// The calls' sessions that receive messages of the session's own stream.
+    fn listening(&self, nonce: u128) -> Vec<Arc<UpstreamSession>> {
+        let all = self.0.lock();
+        all.get(&nonce).map(|leased| leased.listening.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
+    }
+
+    /// Cancelled once no call runs in the session; `None` if none runs now.
+    fn over(&self, nonce: u128) -> Option<CancellationToken> {
+        self.0.lock().get(&nonce).map(|leased| leased.over.clone())
+    }
+
+    fn ended(&self, nonce: u128) -> Option<SessionBinding> {
+        self.0.lock().get(&nonce).and_then(|leased| leased.ended.clone())
+    }
+}
+
+#[derive(Debug)]
+#[must_use]
+pub struct SessionLease {
+    sessions: Arc<OwnSessions>,
+    session: OwnSession,
+    /// In use while it is held, so that it makes no room for another session's.
+    memory: Arc<SessionMemory>,
+}
+
+impl SessionLease {
+    fn new(sessions: &Arc<OwnSessions>, session: &OwnSession) -> Self {
+        sessions.leases.enter(session.opened.nonce);
+        Self { sessions: Arc::clone(sessions), session: session.clone(), memory: sessions.remembered(session) }
+    }
+
+    pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {
+        let ended = self.sessions.leases.ended(self.session.opened.nonce);
+        let binding = ended.unwrap_or_else(|| self.sessions.binding(&self.session));
+        self.listened_to(self.adopt(link, binding)).await
+    }
+
+    /// A call that may be the server's task receives messages of the session's own stream.
+    pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
+        let SessionBinding { session, version, tasks } = binding;
+        let client = self.session.forwarded.credential();
+        let refusals = &self.memory.refusals;
+        let adopted = UpstreamSession::lent(link, SessionHeaders { session, version, client }, tasks, refusals);
+        if tasks.calls {
+            self.sessions.leases.listen(self.session.opened.nonce, &adopted);
+            self.sessions.read_for_calls(&self.session);
+        }
+        adopted
+    }
+
+    /// Leaves the session open at the server after its client and its last call here have ended.
+    pub(crate) fn keep_for_later(&self) {
+        self.sessions.leases.keep(self.session.opened.nonce);
+    }
+
+    /// The session that replaces one that the server has lost, for one call. After an error nothing was sent in it.
+    pub(crate) async fn renew(&self, lost: &UpstreamSession) -> Result<Arc<UpstreamSession>, GatewayFault> {
+        let SessionHeaders { session, version, .. } = lost.credentials.clone();
+        let lost_binding = SessionBinding { session, version, tasks: lost.tasks };
+        let renewed = self.sessions.renew(&self.session, &lost_binding).await?;
+        let (leases, nonce) = (&self.sessions.leases, self.session.opened.nonce);
+        if leases.ended(nonce).is_some() {
+            leases.put_off(nonce, &renewed);
+        }
+        Ok(self.listened_to(self.adopt(&lost.link, renewed)).await)
+    }
+
+    /// Waits until the session's own stream is read, if the server may send messages of its tasks there.
+    async fn listened_to(&self, session: Arc<UpstreamSession>) -> Arc<UpstreamSession> {
+        if session.tasks.calls {
+            self.sessions.stream_settled(&self.session).await;
+        }
+        session
+    }
+}
+
+impl Drop for SessionLease {
+    fn drop(&mut self) {
+        if let Some(binding) = self.sessions.leases.leave(self.session.opened.nonce)
+            && binding.session.is_some()
+            // Without a runtime nothing can be sent to the server.
+            && tokio::runtime::Handle::try_current().is_ok()
+        {
+            self.sessions.let_go(binding, &self.session.forwarded.credential());
+        }
     }
 }

@@ -1,7 +1,6 @@
 //! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures. Knows no JSON. Follows no
 //! redirect, accepts no encoding, adds no header by itself.
 
-mod address_reach;
 mod connector;
 mod interim;
 mod pool;
@@ -32,8 +31,7 @@ use crate::upstream::breaker::{AnswerHealth, Breaker};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, SESSION_ID, common_headers};
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
-pub(crate) use address_reach::{AddressReach, is_public};
-pub(crate) use connector::ClientTls;
+pub(crate) use connector::{AddressReach, ClientTls, is_public};
 use connector::{Connector, Proxy};
 pub use connector::{ProxyError, ProxySettings};
 pub(crate) use pool::PooledBody;

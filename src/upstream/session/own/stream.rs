@@ -77,10 +77,6 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.clients -= 1);
     }
 
-    fn yield_stream(&self, nonce: u128) {
-        self.change(nonce, |readers| readers.gateway = None);
-    }
-
     fn release(&self, session: &OwnSession) {
         self.released.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
@@ -246,7 +242,7 @@ impl OwnSessions {
                 sessions.readers.release(&session);
             }
             settled.cancel();
-            sessions.readers.yield_stream(nonce);
+            sessions.readers.change(nonce, |readers| readers.gateway = None);
             // The client may have left the stream before this one ended.
             if stop.is_cancelled() {
                 sessions.read_for_calls(&session);

@@ -10,7 +10,7 @@ use crate::metric::tests::shown;
 use crate::shared_limits::SharedLimits;
 use crate::task::Principal;
 use crate::upstream::ClientCredential;
-use crate::upstream::latencies::ExchangeLatencies;
+use crate::upstream::exchange::ExchangeLatencies;
 use crate::upstream::session::POLLS_MAX;
 use crate::upstream::transport::Transport;
 use crate::upstream::transport::http_client::{ClientTls, HttpClient, ProxySettings};

@@ -4,7 +4,6 @@
 mod admitted_request;
 mod affinity;
 pub mod answer;
-mod argument_limits;
 mod array_answer;
 pub mod arrival;
 pub mod call_stream;
@@ -27,7 +26,11 @@ mod named_item;
 mod notification_subscriber;
 pub mod operators;
 pub mod own_metadata;
-mod pipe;
+/// Forwards response bodies to clients of either era: unchanged, or with single events edited.
+mod pipe {
+    pub(super) mod body;
+    pub(super) mod forward;
+}
 pub mod rates;
 mod reachable_tools;
 mod replica_array;

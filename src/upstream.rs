@@ -4,7 +4,6 @@
 pub mod answer_body;
 pub(crate) mod body;
 pub(crate) mod breaker;
-pub(crate) mod circular_lists;
 pub mod client_credential;
 pub mod document;
 pub mod era;

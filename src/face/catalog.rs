@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
@@ -18,7 +19,6 @@ use crate::dialect::plain::{self, QuestionRefusal, RefusalAnswer};
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
     Answer, BeginError, CallContext, ClientCredential, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest,

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::arrival::Arrival;
 use crate::task::{Caller, Principal, WithheldBy};
+use crate::upstream::body::PartlyReadBody;
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::{ForwardedHeaders, spare_headers};
 use crate::wire::framing::BodyPart;
@@ -37,17 +38,17 @@ pub fn empty_body() -> ResponseBody {
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
     match part.into() {
         BodyPart::Bytes(bytes) => ResponseBody::whole(bytes),
-        event @ BodyPart::Event(_) => PartsBody(VecDeque::from([event])).into(),
+        event @ BodyPart::Event(_) => parts_body(VecDeque::from([event])),
     }
 }
 
 pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
-    PartsBody(messages.into_iter().map(BodyPart::message).collect()).into()
+    parts_body(messages.into_iter().map(BodyPart::message).collect())
 }
 
 /// Avoids a copy of a large text together with short ones.
 pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
-    PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).into()
+    parts_body(pieces.into_iter().map(BodyPart::Bytes).collect())
 }
 
 #[must_use]
@@ -59,29 +60,8 @@ pub fn typed_response(body: ResponseBody, kind: &'static str) -> FaceResponse {
     response
 }
 
-struct PartsBody(VecDeque<BodyPart>);
-
-impl From<PartsBody> for ResponseBody {
-    fn from(parts: PartsBody) -> Self {
-        Self::new(parts)
-    }
-}
-
-impl Body for PartsBody {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
-        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
-    }
+fn parts_body(parts: VecDeque<BodyPart>) -> ResponseBody {
+    ResponseBody::new(PartlyReadBody { parts, rest: empty_body() })
 }
 
 /// A request past the HTTP guards: valid path, host and origin. A POST's body is complete, unencoded `application/json`

@@ -5,9 +5,8 @@
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::Arc;
 
-use super::catalog::PAGES_MAX;
+use super::catalog::{CircularLists, PAGES_MAX};
 use crate::task::Principal;
-use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload};

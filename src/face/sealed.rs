@@ -3,7 +3,6 @@
 
 mod gateway_id;
 mod keys;
-mod salted_keys;
 mod state_token;
 #[cfg(test)]
 mod tests;
@@ -22,10 +21,10 @@ use crate::task::digest::{Digest, digest};
 use crate::task::{Caller, Claims, Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 use gateway_id::{FORMAT, TokenReader, put};
-use salted_keys::{SaltedKeys, aes};
 
 pub use gateway_id::{GatewayId, IdKind, OpenedId, event_id, read_event_id, sealed_in};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
+use keys::{SaltedKeys, aes};
 pub use state_token::{StateContent, StateScope, StateToken};
 
 /// The overhead of sealing: format, nonce, tag.

@@ -10,11 +10,14 @@ use super::rates::Rates;
 use super::sealed::{GatewayId, IdKind, Sealer};
 use super::session_owners::SessionOwners;
 use super::unmatched_rules::UnmatchedRules;
+use crate::dialect::RequestError;
+use crate::dialect::split_call::elements_in;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::replica::Incarnation;
-use crate::task::{Caller, Clock, ToolAccess};
+use crate::task::{Caller, Clock, Principal, ToolAccess};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
+use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
 pub struct Served {
@@ -80,6 +83,36 @@ impl Served {
 
     pub(super) fn access_of(&self, caller: &Caller) -> ToolAccess {
         self.engine.access().tools_of(caller, self.upstream.name())
+    }
+
+    /// Compares the arguments' size, and the size of the list by which a call is split, with their tool's limits. Logs
+    /// refused calls.
+    pub(super) fn check_arguments(&self, owner: &Principal, tool: &str, params: &Object) -> Result<(), RequestError> {
+        let (policy, limits) = (self.settings.rules.rule(tool), self.engine.limits());
+        if let Some(rule) = &policy.split
+            && elements_in(rule, params).is_some_and(|count| count > rule.max.get())
+        {
+            let (argument, max) = (&rule.argument, rule.max);
+            limits.refused(owner, "split.max", &max);
+            let what = format!("arguments.{argument} has more than {max} elements, the most that this tool takes");
+            return Err(RequestError::Params(what.into()));
+        }
+        let Some(max) = policy.limits.arguments_bytes_max else { return Ok(()) };
+        if params.get("arguments").is_some_and(|arguments| arguments.len() > max) {
+            limits.refused(owner, "arguments_bytes_max", &max);
+            let what = format!("arguments are larger than {max} bytes, the most that this tool takes");
+            return Err(RequestError::Params(what.into()));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::check_arguments`], if the request is a call. One without a tool's name is refused elsewhere.
+    pub(super) fn check_call(&self, owner: &Principal, request: &Request) -> Result<(), RequestError> {
+        let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
+        match params.and_then(|params| Some((params.get_str("name")?, params))) {
+            Some((tool, params)) => self.check_arguments(owner, &tool, params),
+            None => Ok(()),
+        }
     }
 
     pub fn target(&self) -> CallTarget {

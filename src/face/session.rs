@@ -10,7 +10,6 @@ mod forwarded_questions;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
-mod lost_tools;
 mod pipe;
 pub(super) mod session_cache;
 pub(super) mod session_streams;
@@ -27,7 +26,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
-use super::argument_limits;
 use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::call_stream::replay_buffer::ReplayBuffers;
 use super::headers;
@@ -360,7 +358,7 @@ impl SessionLookupError {
                 StatusCode::BAD_REQUEST,
                 RequestError::not_a_request(
                     "Mcp-Session-Id is missing: send it, or an Mcp-Protocol-Version without sessions (2026-07-28)",
-                )),
+                ),
             ),
             Self::Unknown => (StatusCode::NOT_FOUND, RequestError::UnknownSession),
             Self::Header(complaint) => (StatusCode::BAD_REQUEST, complaint.clone()),
@@ -421,7 +419,7 @@ fn route(
             vet_request(&request)?;
             let is_withheld = || names_withheld_tool(shared, &request, &inbound.caller);
             if shared.served.settings.rules.any_bounds_arguments() && !is_withheld() {
-                argument_limits::check_call(&shared.served, &inbound.caller.principal, &request)?;
+                shared.served.check_call(&inbound.caller.principal, &request)?;
             }
             if tasks::is_served_method(shared.served.settings.drafts, &request.method) {
                 return Ok(MessageRoute::TaskMethod(request));

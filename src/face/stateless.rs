@@ -35,7 +35,7 @@ use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
 use super::rewrite::short_identity;
 use super::served::Served;
-use super::{argument_limits, handle_delay, headers, idempotency_key};
+use super::{handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::not_introduced;
 use crate::dialect::lifecycle::{
@@ -381,7 +381,8 @@ impl StatelessFace {
             headers::check_arguments(&listed.mirrored, request.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
-        argument_limits::check(&self.served, &request.caller.principal, &tool, request.params)
+        self.served
+            .check_arguments(&request.caller.principal, &tool, request.params)
             .map_err(|complaint| refuse(&complaint))?;
         let (policy, takes_tasks) = tasks::takes_tasks(&request.metadata, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);

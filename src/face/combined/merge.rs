@@ -59,7 +59,7 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
         } else if key == EXTENSIONS
             && let Some(extensions) = Object::of(&value)
         {
-            let routed = extensions.entries().filter(|(name, _)| is_routed_extension(name));
+            let routed = extensions.entries().filter(|(name, _)| ROUTED_EXTENSIONS.contains(&&**name));
             let routed = routed.fold(ObjectWriter::new(), |writer, (name, value)| writer.any_member(&name, &value));
             writer = writer.member(EXTENSIONS, &routed.finish());
         }
@@ -152,10 +152,6 @@ const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/
 
 fn is_routed(capability: &str) -> bool {
     ROUTED.iter().any(|(name, _)| *name == capability)
-}
-
-fn is_routed_extension(name: &str) -> bool {
-    ROUTED_EXTENSIONS.contains(&name)
 }
 
 pub(super) fn is_routed_method(name: &str) -> bool {

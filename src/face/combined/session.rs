@@ -10,10 +10,9 @@ use futures_util::future::join_all;
 use http::{HeaderValue, Method, StatusCode};
 
 use super::admission::AnswerScope;
-use super::known_sessions::{KnownSession, SessionOwner};
 use super::member_answer::MemberRefusal;
 use super::member_request::{EndpointClient, served};
-use super::member_session::CombinedSession;
+use super::member_session::{CombinedSession, KnownSession, SessionOwner};
 use super::merge::{self, ServerSummary};
 use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams, INTRODUCTION_MAX, messages, own_stream};

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::salted_keys::SALT_LEN;
+use super::keys::SALT_LEN;
 use super::{Sealer, opened_with, sealed_with};
 use crate::replica::Incarnation;
 use crate::task::{Principal, TaskId};
@@ -16,40 +16,27 @@ use crate::wire::{Payload, ScanLimits};
 /// The version of all layouts: an id's first byte, and the last of its associated data before the principal.
 pub(super) const FORMAT: u8 = 2;
 
-/// Authenticated with the content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IdKind {
-    /// A session id, with the payload of a [`super::SessionToken`].
-    Session,
-    /// A `requestState`, with the payload of a [`super::StateToken`].
-    RequestState,
-    Cursor,
-    /// A question of a task. Any replica accepts the answer.
-    TaskQuestion,
-    /// A question of a call that one process holds.
-    Question,
-    SseStream,
-    /// A stream that can be resumed. The ids of its events begin with it.
-    EventStream,
-    /// A request that one replica forwards to another, with the payload of a [`super::ForwardToken`]. No client keeps it.
-    Forward,
+named_variants! {
+    /// Authenticated with the content, by a label. No label is a prefix of another.
+    pub enum IdKind, label {
+        /// A session id, with the payload of a [`super::SessionToken`].
+        Session = "session",
+        /// A `requestState`, with the payload of a [`super::StateToken`].
+        RequestState = "request state",
+        Cursor = "cursor",
+        /// A question of a task. Any replica accepts the answer.
+        TaskQuestion = "task question",
+        /// A question of a call that one process holds.
+        Question = "question",
+        SseStream = "sse stream",
+        /// A stream that can be resumed. The ids of its events begin with it.
+        EventStream = "event stream",
+        /// A request that one replica forwards to another, with the payload of a [`super::ForwardToken`]. No client keeps it.
+        Forward = "forward",
+    }
 }
 
 impl IdKind {
-    /// No label is a prefix of another.
-    const fn label(self) -> &'static [u8] {
-        match self {
-            Self::Session => b"session",
-            Self::RequestState => b"request state",
-            Self::Cursor => b"cursor",
-            Self::TaskQuestion => b"task question",
-            Self::Question => b"question",
-            Self::SseStream => b"sse stream",
-            Self::EventStream => b"event stream",
-            Self::Forward => b"forward",
-        }
-    }
-
     /// In bytes.
     pub const fn text_len_max(self) -> usize {
         match self {
@@ -67,7 +54,7 @@ impl IdKind {
 
     fn associated(self, owner: Option<&Principal>) -> Aad<Vec<u8>> {
         let owner = owner.map_or("", Principal::as_str);
-        Aad::from([b"taskgate ", self.label(), &[FORMAT], owner.as_bytes()].concat())
+        Aad::from([b"taskgate ", self.label().as_bytes(), &[FORMAT], owner.as_bytes()].concat())
     }
 }
 

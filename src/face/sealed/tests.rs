@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::salted_keys::SALT_LEN;
+use super::keys::SALT_LEN;
 use super::*;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::replica::Incarnation;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::bridged_call::{self, BridgedCaller, BridgedClient};
+use super::forwarded_questions::AskingTool;
 use super::in_flight::RequestStage;
-use super::lost_tools::AskingTool;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse, vet};
 use crate::dialect::RequestError;

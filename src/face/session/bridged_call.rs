@@ -22,7 +22,6 @@ use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::{
     Askable, CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
 };
-use crate::face::argument_limits;
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
 use crate::face::call_stream::replay::ReplayStream;
@@ -123,7 +122,8 @@ pub(super) fn begin_on(
     let client = BridgedClient::of(version, &session.token.capabilities);
     let questions = match caller.takes_stream() {
         true => client.questions(),
-        false => BridgedClient::questions_without_stream(version),
+        // A client without a stream can answer none.
+        false => BridgedClient::of(version, &Payload::empty_object()).questions(),
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
@@ -183,7 +183,7 @@ fn checked(
     call: Option<(&str, &Object)>,
 ) -> Result<Option<Idempotency>, RequestError> {
     let Some((tool, params)) = call else { return Ok(None) };
-    argument_limits::check(&shared.served, &caller.caller.principal, tool, params)?;
+    shared.served.check_arguments(&caller.caller.principal, tool, params)?;
     let names = session.idempotency_scope(&caller.caller.principal);
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
@@ -456,10 +456,5 @@ impl BridgedClient {
             None => Askable::Declared,
             Some(needed) => Askable::Required(needed),
         })
-    }
-
-    /// As [`Self::questions`], for a client without a stream, which can answer none.
-    pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
-        Self::of(version, &Payload::empty_object()).questions()
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
+use super::SessionFaceState;
 use super::in_flight::request_key;
-use super::lost_tools::AskingTool;
 use super::session_cache::ClientSession;
+use crate::audit::{AuditAct, AuditEvent};
 use crate::face::named_item::NAME_BYTES_MAX;
 use crate::upstream::recent_map::{RecentMap, RecentValue};
-use crate::wire::RequestId;
+use crate::wire::{RequestId, RpcError, rpc_error};
 
 const QUESTIONS_MAX: usize = 16_384;
 
@@ -74,6 +75,37 @@ impl ForwardedQuestions {
     /// The question that a response with this id answers. Only the first response does.
     pub(super) fn take(&self, session: &ClientSession, id: &RequestId) -> Option<ForwardedQuestion> {
         self.unanswered.remove(request_key(session.token.nonce, id))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AskingTool<'a> {
+    Named(&'a str),
+    /// Its name was not kept, so it may be any tool.
+    Unnamed,
+}
+
+impl SessionFaceState {
+    /// The answer that a question's server gets in place of the client's, if the client may not use the call's tool.
+    pub(super) fn refusal_of_answer(&self, session: &ClientSession, tool: Option<AskingTool<'_>>) -> Option<RpcError> {
+        let (access, upstream) = (self.served.engine.access(), self.served.upstream.name());
+        let caller = &session.own.caller;
+        let (tool, is_allowed) = match tool? {
+            AskingTool::Named(tool) => (Some(tool), access.has_tool(caller, upstream, tool)),
+            AskingTool::Unnamed => (None, access.has_every_tool(caller, upstream)),
+        };
+        if is_allowed {
+            return None;
+        }
+        if let Some(audit) = self.served.engine.audit() {
+            audit.record(&AuditEvent {
+                who: Some(&caller.principal),
+                upstream: Some(upstream),
+                tool,
+                ..AuditEvent::new(AuditAct::RuleDenied)
+            });
+        }
+        Some(RpcError::new(rpc_error::INTERNAL_ERROR, "the client may not use this tool any more"))
     }
 }
 

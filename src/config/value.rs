@@ -1,5 +1,13 @@
 //! Defines the forms of single values, and reads durations, sizes, times, texts, files and secrets.
 
+/// Declares formats, each with its type, its reader, and the expected form with an example.
+macro_rules! formats {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $read:ident, $wanted:expr;)*) => {
+        $($(#[$doc])* pub(in crate::config) const $name: StringFormat<$type> =
+            StringFormat { wanted: $wanted, read: $read };)*
+    };
+}
+
 mod addresses;
 mod names;
 
@@ -39,32 +47,24 @@ pub(super) enum ValueError {
     Because(&'static str),
 }
 
-pub(super) const DURATION: StringFormat<Duration> =
-    StringFormat { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
-pub(super) const DURATION_NOT_ZERO: StringFormat<Duration> =
-    StringFormat { wanted: DURATION.wanted, read: duration_not_zero };
-pub(super) const SIZE: StringFormat<usize> = StringFormat { wanted: "a size such as \"4MiB\"", read: size };
-/// When a key expires. A date is its beginning in UTC.
-pub(super) const EXPIRY: StringFormat<Timestamp> =
-    StringFormat { wanted: "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z", read: expiry };
-pub(super) const DRAFT: StringFormat<Draft> =
-    StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
-/// A text for people or models.
-pub(super) const WORDS: StringFormat<String> =
-    StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };
-pub(super) const FOLDER: StringFormat<PathBuf> =
-    StringFormat { wanted: "a folder such as \"taskgate-data\"", read: path };
-pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
-pub(super) const WORD_OF_COMMAND: StringFormat<String> =
-    StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
-pub(super) const ENV_VALUE: StringFormat<String> =
-    StringFormat { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
-pub(super) const ENV_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"token.txt\"", read: path };
-pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
-pub(super) const KEYS_FILE: StringFormat<PathBuf> =
-    StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
-pub(super) const KEY_SET_FILE: StringFormat<PathBuf> =
-    StringFormat { wanted: "a file such as \"login.jwks.json\"", read: path };
+formats! {
+    DURATION: Duration = duration, "a duration such as \"30s\" or \"1h 30m\"";
+    DURATION_NOT_ZERO: Duration = duration_not_zero, DURATION.wanted;
+    SIZE: usize = size, "a size such as \"4MiB\"";
+    /// When a key expires. A date is its beginning in UTC.
+    EXPIRY: Timestamp = expiry, "a date such as 2027-01-31, or a time such as 2027-01-31T18:00:00Z";
+    DRAFT: Draft = draft, "\"sep-1686\", \"sep-2268\" or \"sep-1904\"";
+    /// A text for people or models.
+    WORDS: String = words, "a text such as \"The report is being made.\"";
+    FOLDER: PathBuf = path, "a folder such as \"taskgate-data\"";
+    PEM_FILE: PathBuf = path, "a file such as \"server.pem\"";
+    WORD_OF_COMMAND: String = word_of_command, "a program or an argument such as \"npx\"";
+    ENV_VALUE: String = word_of_command, "a text such as \"${TOKEN}\"";
+    ENV_FILE: PathBuf = path, "a file such as \"token.txt\"";
+    KEY_FILE: PathBuf = path, "a file such as \"ada.key\"";
+    KEYS_FILE: PathBuf = path, "a file such as \"team-a.keys.toml\"";
+    KEY_SET_FILE: PathBuf = path, "a file such as \"login.jwks.json\"";
+}
 /// Longer durations are typing mistakes, and some sums of times would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
@@ -152,23 +152,18 @@ pub(super) fn word_list<T>(words: &[(&str, T)]) -> String {
     }
 }
 
-pub(in crate::config) const FORWARDED_HEADER: StringFormat<HeaderName> =
-    StringFormat { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
-pub(in crate::config) const CREDENTIAL_HEADER: StringFormat<HeaderName> =
-    StringFormat { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
-/// A secret. Errors do not repeat it.
-pub(in crate::config) const SECRET: StringFormat<HeaderValue> =
-    StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
-/// The gateway's password at an authorization server. Errors do not repeat it.
-pub(in crate::config) const CLIENT_SECRET: StringFormat<String> =
-    StringFormat { wanted: "a password such as \"${TASKGATE_SECRET}\"", read: client_secret };
-/// A client's key. Errors do not repeat it.
-pub(in crate::config) const API_KEY: StringFormat<ApiKey> =
-    StringFormat { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
-pub(in crate::config) const API_KEY_DIGEST: StringFormat<ApiKey> =
-    StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
-pub(in crate::config) const ALGORITHM: StringFormat<Algorithm> =
-    StringFormat { wanted: "an algorithm such as \"ES256\"", read: algorithm };
+formats! {
+    FORWARDED_HEADER: HeaderName = forwarded_header, "the name of a header such as \"x-request-id\"";
+    CREDENTIAL_HEADER: HeaderName = credential_header, "the name of a header such as \"X-Api-Key\"";
+    /// A secret. Errors do not repeat it.
+    SECRET: HeaderValue = secret, "a secret such as \"Bearer ${TOKEN}\"";
+    /// The gateway's password at an authorization server. Errors do not repeat it.
+    CLIENT_SECRET: String = client_secret, "a password such as \"${TASKGATE_SECRET}\"";
+    /// A client's key. Errors do not repeat it.
+    API_KEY: ApiKey = api_key, "a key such as \"${ADA_KEY}\"";
+    API_KEY_DIGEST: ApiKey = api_key_digest, "the ID of a key, a colon, and the SHA-256 of the whole key in hex";
+    ALGORITHM: Algorithm = algorithm, "an algorithm such as \"ES256\"";
+}
 
 fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;

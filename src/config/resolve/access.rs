@@ -246,19 +246,33 @@ fn resolve_lists(
     known: &KnownNames<'_>,
     report: &mut MistakeCollector,
 ) -> HashMap<Principal, PrincipalAccess> {
-    let mut own: HashMap<Principal, (PrincipalAccess, &RawApiKey)> = HashMap::new();
     for key in keys {
         check_upstreams(&key.values, known.upstreams, report);
+    }
+    let read = |key: &RawApiKey, report: &MistakeCollector| PrincipalAccess {
+        line: line(&key.location, report),
+        ..lists(&key.values)
+    };
+    by_principal(keys, "`upstreams`, `tools` or `deny`", read, PrincipalAccess::has_lists_of, report)
+}
+
+/// The settings of each principal with a key. During a rotation two keys belong to one principal, so theirs must agree.
+pub(super) fn by_principal<T>(
+    keys: &[RawApiKey],
+    settings: &str,
+    read: impl Fn(&RawApiKey, &MistakeCollector) -> T,
+    agree: impl Fn(&T, &T) -> bool,
+    report: &mut MistakeCollector,
+) -> HashMap<Principal, T> {
+    let mut own: HashMap<Principal, (T, &RawApiKey)> = HashMap::new();
+    for key in keys {
         let Some(id) = &key.values.id else { continue };
-        let its = PrincipalAccess { line: line(&key.location, report), ..lists(&key.values) };
+        let its = read(key, report);
         match own.get(&Principal::holding(&id.value)) {
-            // During a rotation both keys belong to one principal, so their rights must be equal.
-            Some((before, first)) if !before.has_lists_of(&its) => {
+            Some((before, first)) if !agree(before, &its) => {
                 let line = first.location.line_seen_from(&key.location, &report.file());
-                let message = format!(
-                    "{:?} has a key in {line} with other `upstreams`, `tools` or `deny`; write the same at both",
-                    id.value
-                );
+                let message =
+                    format!("{:?} has a key in {line} with other {settings}; write the same at both", id.value);
                 report.mistake(&key.location, message);
             }
             Some(_) => (),

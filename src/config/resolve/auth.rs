@@ -1,6 +1,6 @@
 //! Resolves the authentication, and the limits of each key's principal. Limits are beside a key, else in `[limits]`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawApiKey, RawConfig, RawPrincipalLimits};
 use super::super::section::LocatedValue;
-use super::access::texts;
+use super::access::{by_principal, texts};
 use super::{certificates, count, token_issuers, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
 use crate::task::{Caller, Claims, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
@@ -118,22 +118,8 @@ pub(super) fn resolve_limits(raw: &RawConfig, report: &mut MistakeCollector) -> 
     let answer_bytes_max = raw.limits.answer_bytes_max.value;
     let default = PrincipalLimits { answer_bytes_max: answer_bytes_max / 2, ..PrincipalLimits::default() };
     let others = limits(&raw.principal_limits, &default);
-    let mut own: HashMap<Principal, (PrincipalLimits, &RawApiKey)> = HashMap::new();
-    for key in &raw.api_keys {
-        let Some(id) = &key.values.id else { continue };
-        let its = limits(&key.limits, &others);
-        match own.get(&Principal::holding(&id.value)) {
-            // During a rotation both keys belong to one principal, so their limits must be equal.
-            Some((before, first)) if *before != its => {
-                let line = first.location.line_seen_from(&key.location, &report.file());
-                let message = format!("{:?} has a key in {line} with other limits; write the same at both", id.value);
-                report.mistake(&key.location, message);
-            }
-            Some(_) => (),
-            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
-        }
-    }
-    let own = own.into_iter().map(|(principal, (its, _))| (principal, its)).filter(|(_, its)| *its != others).collect();
+    let mut own = by_principal(&raw.api_keys, "limits", |key, _| limits(&key.limits, &others), PartialEq::eq, report);
+    own.retain(|_, its| *its != others);
     PrincipalLimitTable { answer_bytes_max, others, own }
 }
 

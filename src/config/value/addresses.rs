@@ -8,36 +8,25 @@ use super::{StringFormat, ValueError};
 use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::server::tokens::is_trustworthy;
 
-pub(in crate::config) const ADDRESS: StringFormat<SocketAddr> =
-    StringFormat { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
-pub(in crate::config) const ADDRESS_RANGE: StringFormat<AddressRange> =
-    StringFormat { wanted: "an address or a network such as \"10.0.0.0/8\"", read: address_range };
-/// A host as in a `Host` header, without port; converted to lower case.
-pub(in crate::config) const HOST: StringFormat<String> =
-    StringFormat { wanted: "a host name without scheme and port", read: host };
-/// An origin; converted to `scheme://host[:port]`, without the scheme's default port.
-pub(in crate::config) const ORIGIN: StringFormat<String> =
-    StringFormat { wanted: "an origin such as \"https://app.example\"", read: origin };
-pub(in crate::config) const PUBLIC_URL: StringFormat<Url> =
-    StringFormat { wanted: "a URL such as \"https://mcp.example\", without a path", read: public_url };
-pub(in crate::config) const UPSTREAM_URL: StringFormat<Url> =
-    StringFormat { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
-/// The proxy to an upstream; `None` is "none".
-pub(in crate::config) const PROXY: StringFormat<Option<Url>> =
-    StringFormat { wanted: "\"none\", or a URL such as \"http://proxy.example:3128\"", read: proxy };
-pub(in crate::config) const SERVED_PATH: StringFormat<String> =
-    StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
-/// The issuer of tokens, as written: a token names it byte for byte.
-pub(in crate::config) const ISSUER: StringFormat<String> =
-    StringFormat { wanted: "a URL such as \"https://login.example\"", read: issuer };
-pub(in crate::config) const TRUSTED_URL: StringFormat<Url> =
-    StringFormat { wanted: "a URL such as \"https://login.example/keys\"", read: trusted_url };
-pub(in crate::config) const TOKEN_URL: StringFormat<Url> =
-    StringFormat { wanted: "a URL such as \"https://login.example/token\"", read: token_url };
-pub(in crate::config) const INTROSPECTION_URL: StringFormat<Url> =
-    StringFormat { wanted: "a URL such as \"https://login.example/introspect\"", read: token_url };
-pub(in crate::config) const RESOURCE: StringFormat<String> =
-    StringFormat { wanted: "a URI such as \"https://reports.internal/mcp\"", read: resource };
+formats! {
+    ADDRESS: SocketAddr = address, "an IP address with a port, such as \"127.0.0.1:8080\"";
+    ADDRESS_RANGE: AddressRange = address_range, "an address or a network such as \"10.0.0.0/8\"";
+    /// A host as in a `Host` header, without port; converted to lower case.
+    HOST: String = host, "a host name without scheme and port";
+    /// An origin; converted to `scheme://host[:port]`, without the scheme's default port.
+    ORIGIN: String = origin, "an origin such as \"https://app.example\"";
+    PUBLIC_URL: Url = public_url, "a URL such as \"https://mcp.example\", without a path";
+    UPSTREAM_URL: Url = upstream_url, "a URL such as \"http://127.0.0.1:9000/mcp\"";
+    /// The proxy to an upstream; `None` is "none".
+    PROXY: Option<Url> = proxy, "\"none\", or a URL such as \"http://proxy.example:3128\"";
+    SERVED_PATH: String = served_path, "a path such as \"/reports/mcp\"";
+    /// The issuer of tokens, as written: a token names it byte for byte.
+    ISSUER: String = issuer, "a URL such as \"https://login.example\"";
+    TRUSTED_URL: Url = trusted_url, "a URL such as \"https://login.example/keys\"";
+    TOKEN_URL: Url = token_url, "a URL such as \"https://login.example/token\"";
+    INTROSPECTION_URL: Url = token_url, "a URL such as \"https://login.example/introspect\"";
+    RESOURCE: String = resource, "a URI such as \"https://reports.internal/mcp\"";
+}
 
 fn address(text: &str) -> Result<SocketAddr, ValueError> {
     text.parse().map_err(|_| ValueError::Form)

@@ -4,52 +4,31 @@ use super::{StringFormat, ValueError, not_empty};
 use crate::server::client_certificates::CertificatePattern;
 use crate::task::{NamePattern, Principal};
 
-pub(in crate::config) const UPSTREAM_NAME: StringFormat<String> =
-    StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
-pub(in crate::config) const PATTERN: StringFormat<String> =
-    StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: pattern };
-pub(in crate::config) const UPSTREAM_PATTERN: StringFormat<String> =
-    StringFormat { wanted: "the name of an upstream such as \"reports\", with * and ?", read: pattern };
-pub(in crate::config) const PROMPT_PATTERN: StringFormat<String> =
-    StringFormat { wanted: "a prompt's name, with * for any text and ? for one character", read: pattern };
-pub(in crate::config) const RESOURCE_PATTERN: StringFormat<String> =
-    StringFormat { wanted: "a URI such as \"file:///public/*\", with * and ?", read: pattern };
-pub(in crate::config) const ARGUMENT_PATTERN: StringFormat<String> =
-    StringFormat { wanted: "a text such as \"staging*\", with * and ?", read: pattern };
-/// A tool's new name, with at most one star.
-pub(in crate::config) const NEW_NAME: StringFormat<String> =
-    StringFormat { wanted: "a name such as \"make_*\"", read: new_name };
-pub(in crate::config) const ARGUMENT: StringFormat<String> =
-    StringFormat { wanted: "the name of an argument such as \"urls\"", read: not_empty };
-pub(in crate::config) const SCOPE: StringFormat<String> =
-    StringFormat { wanted: "a scope such as \"reports:read\"", read: scope };
-pub(in crate::config) const SCOPES: StringFormat<String> =
-    StringFormat { wanted: "scopes such as \"reports:read reports:write\"", read: scopes };
-pub(in crate::config) const GROUP: StringFormat<String> =
-    StringFormat { wanted: "a group such as \"analysts\"", read: group };
-pub(in crate::config) const GROUP_MEMBER: StringFormat<String> = StringFormat {
-    wanted: "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens",
-    read: group_member,
-};
-pub(in crate::config) const CALLER_ID: StringFormat<String> =
-    StringFormat { wanted: "a principal such as \"key:ada\"", read: caller_id };
-pub(in crate::config) const PRINCIPAL_ID: StringFormat<String> =
-    StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
-/// A certificate's name, with a `*` for any text.
-pub(in crate::config) const CERTIFICATE_NAME: StringFormat<CertificatePattern> =
-    StringFormat { wanted: "a name such as \"spiffe://corp/*\" or \"*.agents.corp\"", read: certificate_name };
-pub(in crate::config) const SAME_PRINCIPAL: StringFormat<String> =
-    StringFormat { wanted: "a principal such as \"key:*\"", read: same_principal };
-pub(in crate::config) const TOKEN_ISSUER: StringFormat<String> =
-    StringFormat { wanted: "the issuer of tokens such as \"https://login.example\"", read: group };
-pub(in crate::config) const CLIENT_ID: StringFormat<String> =
-    StringFormat { wanted: "the name of a client such as \"taskgate\"", read: claim };
-pub(in crate::config) const AUDIENCE: StringFormat<String> =
-    StringFormat { wanted: "an audience such as \"https://mcp.example\"", read: claim };
-pub(in crate::config) const CLAIM: StringFormat<String> =
-    StringFormat { wanted: "a claim such as \"groups\"", read: claim };
-pub(in crate::config) const TOKEN_TYPE: StringFormat<String> =
-    StringFormat { wanted: "a type such as \"at+jwt\", or \"none\"", read: claim };
+formats! {
+    UPSTREAM_NAME: String = not_empty, "the name of an upstream such as \"reports\"";
+    PATTERN: String = pattern, "a tool's name, with * for any text and ? for one character";
+    UPSTREAM_PATTERN: String = pattern, "the name of an upstream such as \"reports\", with * and ?";
+    PROMPT_PATTERN: String = pattern, "a prompt's name, with * for any text and ? for one character";
+    RESOURCE_PATTERN: String = pattern, "a URI such as \"file:///public/*\", with * and ?";
+    ARGUMENT_PATTERN: String = pattern, "a text such as \"staging*\", with * and ?";
+    /// A tool's new name, with at most one star.
+    NEW_NAME: String = new_name, "a name such as \"make_*\"";
+    ARGUMENT: String = not_empty, "the name of an argument such as \"urls\"";
+    SCOPE: String = scope, "a scope such as \"reports:read\"";
+    SCOPES: String = scopes, "scopes such as \"reports:read reports:write\"";
+    GROUP: String = group, "a group such as \"analysts\"";
+    GROUP_MEMBER: String = group_member, "\"key:ID\" or another principal, or \"group:NAME\" for a group of tokens";
+    CALLER_ID: String = caller_id, "a principal such as \"key:ada\"";
+    PRINCIPAL_ID: String = principal_id, "a name such as \"ada\"";
+    /// A certificate's name, with a `*` for any text.
+    CERTIFICATE_NAME: CertificatePattern = certificate_name, "a name such as \"spiffe://corp/*\" or \"*.agents.corp\"";
+    SAME_PRINCIPAL: String = same_principal, "a principal such as \"key:*\"";
+    TOKEN_ISSUER: String = group, "the issuer of tokens such as \"https://login.example\"";
+    CLIENT_ID: String = claim, "the name of a client such as \"taskgate\"";
+    AUDIENCE: String = claim, "an audience such as \"https://mcp.example\"";
+    CLAIM: String = claim, "a claim such as \"groups\"";
+    TOKEN_TYPE: String = claim, "a type such as \"at+jwt\", or \"none\"";
+}
 
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
 /// The longest name in a token.

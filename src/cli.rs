@@ -11,7 +11,6 @@ pub mod flavour;
 mod follow;
 mod import;
 mod install;
-mod listing;
 pub mod media;
 mod offers;
 mod printable;
@@ -308,7 +307,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Resources(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Resources)).await),
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => Box::pin(serve::wrap(arguments)).await,
-        CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
+        CliCommand::Probe(arguments) => Box::pin(probe::run_command(arguments)).await,
         CliCommand::Keys { order } => make_key(&order),
         CliCommand::Health(arguments) => Ok(Box::pin(ask_health(&arguments)).await),
         CliCommand::Status { json, admin } => Box::pin(operate(&admin, async |at| at.status(json).await)).await,

@@ -1,8 +1,10 @@
-//! Makes foreign text safe for a terminal: texts of servers, gateways and files.
+//! Makes foreign text safe for a terminal, and formats lists for people: aligned columns, and ages.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
 
+use crate::task::Timestamp;
 use crate::wire::one_line::is_invisible;
 
 /// Replaces characters by blanks that could move the cursor, change colours, break the line, reorder the text or are invisible.
@@ -33,6 +35,46 @@ pub(super) fn printable_json(json: &str) -> String {
     text
 }
 
+/// A duration in its two largest units.
+pub(super) fn in_short(span: Duration) -> String {
+    let all = span.as_secs();
+    let (days, hours, minutes, seconds) = (all / 86_400, all / 3_600 % 24, all / 60 % 60, all % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m {seconds}s"),
+        (0, hours, minutes) => format!("{hours}h {minutes}m"),
+        (days, hours, _) => format!("{days}d {hours}h"),
+    }
+}
+
+/// The age of an RFC 3339 time in UTC; `None` for any other text.
+pub(super) fn since(written: &str, now: Timestamp) -> Option<Duration> {
+    let at = humantime::parse_rfc3339(&written.replace("+00:00", "Z")).ok()?;
+    let at = u64::try_from(at.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()?;
+    Some(now.since(Timestamp::from_millis(at)))
+}
+
+/// The age as text; empty if unknown.
+pub(super) fn ago(written: &str, now: Timestamp) -> String {
+    since(written, now).map(|span| format!("{} ago", in_short(span))).unwrap_or_default()
+}
+
+/// The aligned lines. All rows have as many cells as the first.
+pub(super) fn aligned_lines(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,5 +86,23 @@ mod tests {
         assert_eq!(printable("größe 数 👍"), "größe 数 👍");
         assert_eq!(printable_json("[\"a\u{9b}\u{e0041}\u{7f}ü\"]\n"), "[\"a\\u009b\\udb40\\udc41\\u007fü\"]\n");
         assert_eq!(printable_lines("a\u{7}\nb\u{9d}\r\n"), "a \nb  \n");
+    }
+
+    #[test]
+    fn an_age_has_its_two_largest_units() {
+        for (seconds, words) in
+            [(0, "0s"), (59, "59s"), (61, "1m 1s"), (3_600, "1h 0m"), (90_061, "1d 1h"), (864_000, "10d 0h")]
+        {
+            assert_eq!(in_short(Duration::from_secs(seconds)), words);
+        }
+        let now = Timestamp::from_millis(61_000);
+        for (written, words) in [
+            ("1970-01-01T00:00:00Z", "1m 1s ago"),
+            ("1970-01-01T00:00:59.999+00:00", "1s ago"),
+            ("1970-01-01T00:10:00Z", "0s ago"),
+            ("yesterday", ""),
+        ] {
+            assert_eq!(ago(written, now), words, "{written}");
+        }
     }
 }

@@ -6,8 +6,7 @@ use http::Method;
 use serde::Deserialize;
 
 use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
-use super::listing::{self, in_short};
-use super::printable::{printable, printable_json};
+use super::printable::{aligned_lines, in_short, printable, printable_json};
 
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
@@ -92,7 +91,7 @@ fn lines(replicas: &[ReplicaEntry]) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(replicas.iter().map(row)).collect();
-    listing::lines(&rows)
+    aligned_lines(&rows)
 }
 
 #[cfg(test)]

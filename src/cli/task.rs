@@ -12,8 +12,7 @@ use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError, leave};
 use super::flavour::has_extension;
 use super::follow::{self, UNKNOWN_TASK};
-use super::listing::{self, ago, in_short};
-use super::printable::printable;
+use super::printable::{ago, aligned_lines, in_short, printable};
 use super::server_address::{ServerAddress, ServerArguments};
 use super::terminal::Terminal;
 use crate::dialect::relay_core_2025_11_25 as core;
@@ -295,7 +294,7 @@ fn shown(dialog: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
             let text = if dialog.policy.result.is_json {
                 whole(dialog, task)
             } else {
-                listing::lines(&details(task, now)).trim_end().to_owned()
+                aligned_lines(&details(task, now)).trim_end().to_owned()
             };
             dialog.ui.output(&text);
         }
@@ -305,7 +304,7 @@ fn shown(dialog: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
                 dialog.ui.output(&format!("[{}]", tasks.join(",")));
             } else {
                 let tasks: Vec<_> = tasks.iter().filter_map(Object::of).collect();
-                dialog.ui.output(listing::lines(&rows(&tasks, now)).trim_end());
+                dialog.ui.output(aligned_lines(&rows(&tasks, now)).trim_end());
             }
             if *has_more {
                 dialog.note("there are more; raise --limit to show them");

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
-use super::listing::{self, ago, in_short, since};
-use super::printable::{printable, printable_json};
+use super::printable::{ago, aligned_lines, in_short, printable, printable_json, since};
 use super::say;
 use super::terminal::confirmed;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
@@ -159,10 +158,7 @@ async fn cancel_each(admin: &AdminClient, names: &[String]) -> Result<AdminOutpu
         }
     }
     Ok(match names.len() - cancelled {
-        0 => AdminOutput::Done(format!(
-            "cancelled: {cancelled}
-"
-        )),
+        0 => AdminOutput::Done(format!("cancelled: {cancelled}\n")),
         _ => AdminOutput::Refused(format!("{cancelled} of {} tasks were cancelled", names.len())),
     })
 }
@@ -320,7 +316,7 @@ fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
-    listing::lines(&rows)
+    aligned_lines(&rows)
 }
 
 fn details(task: &TaskEntry, now: Timestamp) -> String {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::http::{FaceResponse, Inbound, ResponseBody, is_event_stream};
-use crate::dev_output::ClientRequest;
+use crate::dev_output::client::ClientRequest;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{Message, MessageText, ProtocolVersion, ScanLimits, envelope};
 

@@ -41,7 +41,8 @@ const LIST_BYTES_MAX: usize = BYTES_MAX;
 const END_MAX: Duration = Duration::from_secs(6);
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
+/// Ends within the probe's time, and a few seconds for programs to stop. The error is the reason as text.
+pub async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
     let output = ProgramOutput::default();

@@ -30,23 +30,16 @@ pub struct ProbeReport {
     pub toml: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbedTransport {
-    StreamableHttp,
-    Sse,
-    Stdio,
+named_variants! {
+    /// Each with the configuration's name for it.
+    pub enum ProbedTransport, key {
+        StreamableHttp = "streamable-http",
+        Sse = "sse",
+        Stdio = "stdio",
+    }
 }
 
 impl ProbedTransport {
-    /// The configuration's name for it.
-    pub const fn key(self) -> &'static str {
-        match self {
-            Self::StreamableHttp => "streamable-http",
-            Self::Sse => "sse",
-            Self::Stdio => "stdio",
-        }
-    }
-
     pub const fn words(self) -> &'static str {
         match self {
             Self::StreamableHttp => "streamable HTTP",

@@ -385,23 +385,18 @@ fn shown(value: &Value) -> String {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Email,
-    Uri,
-    Date,
-    DateTime,
+named_variants! {
+    enum Format, name {
+        Email = "email",
+        Uri = "uri",
+        Date = "date",
+        DateTime = "date-time",
+    }
 }
 
 impl Format {
     fn parse(name: &str) -> Option<Self> {
-        match name {
-            "email" => Some(Self::Email),
-            "uri" => Some(Self::Uri),
-            "date" => Some(Self::Date),
-            "date-time" => Some(Self::DateTime),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
     const fn hint(self) -> &'static str {

@@ -11,7 +11,6 @@ mod program;
 pub mod reload;
 mod reload_trigger;
 mod replica;
-mod replica_file;
 pub mod sealing_key;
 #[cfg_attr(not(unix), path = "app/no_service_manager.rs")]
 pub mod service_manager;
@@ -59,7 +58,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::waits::or_pending;
 use crate::wire::ProtocolVersion;
-use files::FileMistakes;
+use files::{FileMistakes, FileUse};
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
@@ -123,6 +122,38 @@ struct StartParts {
     sockets: Sockets,
 }
 
+/// The faces of the start's configuration, before a listener serves them.
+struct FirstFaces {
+    upstreams: Vec<ServedUpstream>,
+    endpoints: Vec<ServedEndpoint>,
+    targets: CallTargets,
+    healths: UpstreamHealthList,
+}
+
+impl FirstFaces {
+    fn new(config: &Config, parts: &GatewayParts) -> anyhow::Result<Self> {
+        let upstreams = config.upstreams.iter().map(|one| ServedUpstream::new(one.clone(), parts));
+        let upstreams = upstreams.collect::<Result<Vec<_>, _>>()?;
+        let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
+        let endpoints = config.endpoints.iter().map(|one| ServedEndpoint::new(one, &members, parts)).collect();
+        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
+        let healths = UpstreamHealthList::new(&parts.permits);
+        healths.set(upstreams.iter().map(ServedUpstream::health).collect());
+        Ok(Self { upstreams, endpoints, targets, healths })
+    }
+}
+
+/// Resumes calls of earlier processes, and follows the rows and the membership of other replicas.
+fn start_background(parts: &GatewayParts, targets: &CallTargets, follower: Option<ReplicaFollower>) {
+    let (tracker, engine, stop) = (&parts.scope.tracker, || Arc::clone(&parts.engine), || parts.scope.stop.clone());
+    tracker.spawn(recovery::run(engine(), targets.clone(), stop()));
+    tracker.spawn(recovery::resume_rows_without_runner(engine(), targets.clone(), stop()));
+    tracker.spawn(changes_elsewhere::run(engine(), stop()));
+    if let Some(follower) = follower {
+        tracker.spawn(stop().run_until_cancelled_owned(follower.run()));
+    }
+}
+
 impl Gateway {
     /// Starts all that a configuration names; sends nothing to an upstream yet. [`FileMistakes`] if a file is unusable.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
@@ -169,7 +200,7 @@ impl Gateway {
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
-        files::check(&config)?;
+        files::check(&config, FileUse::Start)?;
         let callers = files::callers(&config)?;
         let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
         let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
@@ -212,21 +243,12 @@ impl Gateway {
         let (ending, proofs) = (CancellationToken::new(), Arc::default());
         let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
         begin_audit(audit, &parts, &started, &readiness);
-        let mut upstreams = Vec::with_capacity(config.upstreams.len());
-        for one in config.upstreams {
-            upstreams.push(ServedUpstream::new(one, &parts)?);
-        }
-        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
-        let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
-        let endpoints: Vec<_> =
-            config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
+        let FirstFaces { upstreams, endpoints, targets, healths } = FirstFaces::new(&config, &parts)?;
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
         let routes = token_keys::with_metadata(routes, &current, &parts.rates);
         let callers = token_keys::succeeding(callers, None, &proofs);
         let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
-        let healths = UpstreamHealthList::new(&parts.permits);
-        healths.set(upstreams.iter().map(ServedUpstream::health).collect());
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;
         let seen = OperatorsView::new(&readiness, &healths, &metrics, &parts.permits);
@@ -246,13 +268,7 @@ impl Gateway {
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
         // After the listener: a client that polls a task meanwhile reads its stored state.
-        let (tracker, engine, stop) = (&parts.scope.tracker, || Arc::clone(&parts.engine), || parts.scope.stop.clone());
-        tracker.spawn(recovery::run(engine(), targets.clone(), stop()));
-        tracker.spawn(recovery::resume_rows_without_runner(engine(), targets.clone(), stop()));
-        tracker.spawn(changes_elsewhere::run(engine(), stop()));
-        if let Some(follower) = follower {
-            tracker.spawn(stop().run_until_cancelled_owned(follower.run()));
-        }
+        start_background(&parts, &targets, follower);
         Ok(Self {
             clients,
             admin,

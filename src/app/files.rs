@@ -77,22 +77,33 @@ impl From<KeyFileError> for FileMistakes {
 
 /// Reads a configuration and checks every file, folder and program that it names. Creates none, and logs nothing.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
-    config::load(file, &|name| env::var(name).ok(), &look)
+    load_for(file, FileUse::Start)
+}
+
+fn load_for(file: &Path, purpose: FileUse) -> Result<LoadedConfig, ConfigError> {
+    config::load(file, &|name| env::var(name).ok(), &|config| look(config, purpose))
 }
 
 /// As [`load`], for `taskgate wrap`.
 pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
-    config::load_wrapped(file, &|name| env::var(name).ok(), &look)
+    config::load_wrapped(file, &|name| env::var(name).ok(), &|config| look(config, FileUse::Start))
 }
 
-fn look(config: &Config) -> Findings {
-    let mistakes = [texts(mistakes(config)), texts(tls_mistakes(config)), shared_mistakes(config)].concat();
-    Findings { mistakes, warnings: warnings(config) }
+/// What the files of a configuration are read for. A reload warns of faults that the running gateway outlasts: it keeps
+/// the certificate in use if it cannot read the new one (B170), and does not apply the files of a shared database.
+#[derive(Clone, Copy, Debug)]
+pub enum FileUse {
+    Start,
+    Reload,
 }
 
-fn look_again(config: &Config) -> Findings {
-    let warnings = [texts(tls_mistakes(config)), shared_mistakes(config), warnings(config)].concat();
-    Findings { mistakes: texts(mistakes(config)), warnings }
+fn look(config: &Config, purpose: FileUse) -> Findings {
+    let (fatal, warnings) = (texts(mistakes(config)), warnings(config));
+    let outlasted = [texts(tls_mistakes(config)), shared_mistakes(config)].concat();
+    match purpose {
+        FileUse::Start => Findings { mistakes: [fatal, outlasted].concat(), warnings },
+        FileUse::Reload => Findings { mistakes: fatal, warnings: [outlasted, warnings].concat() },
+    }
 }
 
 fn texts(wrong: Vec<(KeyPlace, FileError)>) -> Vec<(KeyPlace, String)> {
@@ -105,13 +116,9 @@ fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
 }
 
 /// Reads every file that exists, and creates none. Fails with every file that cannot be used.
-pub fn check(config: &Config) -> Result<(), FileMistakes> {
-    refused(mistakes(config).into_iter().chain(tls_mistakes(config)).collect())
-}
-
-/// As [`check`], for a reload. A certificate that cannot be read is no mistake: the one in use is kept (B170).
-pub(super) fn check_again(config: &Config) -> Result<(), FileMistakes> {
-    refused(mistakes(config))
+pub fn check(config: &Config, purpose: FileUse) -> Result<(), FileMistakes> {
+    let outlasted = if let FileUse::Start = purpose { tls_mistakes(config) } else { Vec::new() };
+    refused(mistakes(config).into_iter().chain(outlasted).collect())
 }
 
 fn refused(wrong: Vec<(KeyPlace, FileError)>) -> Result<(), FileMistakes> {
@@ -383,13 +390,8 @@ impl ReportedWarnings {
 }
 
 /// Reads the file and checks the files that it names. Logs nothing.
-pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
-    load(file).map(PreparedConfig::new)
-}
-
-/// As [`configured`], for a reload. Ignores faults in the files of a shared database: a reload does not apply them.
-pub(super) fn configured_again(file: &Path) -> Result<PreparedConfig, ConfigError> {
-    config::load(file, &|name| env::var(name).ok(), &look_again).map(PreparedConfig::new)
+pub(super) fn configured(file: &Path, purpose: FileUse) -> Result<PreparedConfig, ConfigError> {
+    load_for(file, purpose).map(PreparedConfig::new)
 }
 
 #[cfg(test)]
@@ -409,7 +411,7 @@ mod tests {
         fs::write(&file, text).unwrap();
         let refused = load(&file).unwrap_err().to_string();
         assert!(refused.contains("store.password_file"), "{refused}");
-        let warnings = configured_again(&file).unwrap().warnings;
+        let warnings = configured(&file, FileUse::Reload).unwrap().warnings;
         assert!(warnings.iter().any(|warning| warning.contains("store.password_file")), "{warnings:?}");
     }
 

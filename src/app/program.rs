@@ -20,7 +20,7 @@ use url::Url;
 
 use super::descriptors::ConnectionCapacity;
 use super::dev::{self, DevSettings, Development};
-use super::files::{self, FileMistakes, PreparedConfig, ReportedWarnings, configured};
+use super::files::{self, FileMistakes, FileUse, PreparedConfig, ReportedWarnings, configured};
 use super::listeners::StoreSource;
 use super::live_calls::NOTIFY_MAX;
 use super::reload::ReloadSummary;
@@ -308,7 +308,7 @@ async fn prepared(
     stop: &CancellationToken,
 ) -> anyhow::Result<Result<PreparedConfig, ConfigError>> {
     Ok(match served {
-        ServedConfig::File(file) => configured(&file),
+        ServedConfig::File(file) => configured(&file, FileUse::Start),
         ServedConfig::CommandLine(mut line) | ServedConfig::Development(mut line, _) => {
             if line.servers.is_empty() {
                 line.servers.push(demo_server(tracker, stop).await?);
@@ -535,7 +535,7 @@ impl Successor {
 
     /// Reloads as [`Gateway::reload`], or not at all. Replaces start-only files, too ([`Config::take_moved_files`]).
     fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
-        files::check(&config)?;
+        files::check(&config, FileUse::Start)?;
         let mut started = self.started.clone();
         started.take_moved_files(&config);
         let need_restart = config.need_restart(&started);

@@ -10,6 +10,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::files::FileUse;
 use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open, token_keys};
@@ -20,7 +21,6 @@ use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
-use crate::server::Routes;
 use crate::metric;
 use crate::server::api_keys::KeySource;
 use crate::system;
@@ -193,7 +193,7 @@ impl Gateway {
     /// Applies another configuration: running calls end as they began, certificates are read again. Nothing changes if
     /// a file cannot be used, an upstream cannot be opened, or a client without credentials could connect.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
-        files::check_again(&config)?;
+        files::check(&config, FileUse::Reload)?;
         let need_restart = config.need_restart(&self.started);
         let config = config.within(&self.started);
         check_reach(self.clients.local_addr(), &config)?;

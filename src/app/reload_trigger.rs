@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::files::{ReportedWarnings, configured_again};
+use super::files::{FileUse, ReportedWarnings, configured};
 use super::reload::{self, Fingerprint, ReloadSummary};
 use super::service_manager;
 use crate::config::Config;
@@ -156,7 +156,7 @@ impl ReloadTrigger {
         reload: impl FnOnce(Config) -> anyhow::Result<ReloadSummary>,
     ) -> Option<bool> {
         let file = self.file.clone()?;
-        match read_unchanged(&file, configured_again) {
+        match read_unchanged(&file, |file| configured(file, FileUse::Reload)) {
             Ok(mut read) => {
                 self.watch_only(&reload::files(&file, &read.config));
                 let fingerprint = reload::fingerprint(&file, &read.config);
@@ -313,7 +313,7 @@ mod tests {
             let head = "[limits]\nconnections_max = 9_000_000\n";
             let write = |url| fs::write(&file, format!("{head}[upstreams.up]\nurl = \"{url}\"\n")).unwrap();
             write(former);
-            let mut read = configured_again(&file).unwrap().config;
+            let mut read = configured(&file, FileUse::Reload).unwrap().config;
             write(NEXT);
             let (connections, _) = ConnectionCapacity::provide(&mut read);
             let warned = ReportedWarnings::default();
@@ -346,7 +346,7 @@ mod tests {
             std::os::unix::fs::symlink(target.join("taskgate.toml"), &file).unwrap();
         };
         lead_to("one");
-        let mut read = configured_again(&file).unwrap().config;
+        let mut read = configured(&file, FileUse::Reload).unwrap().config;
         let (connections, _) = ConnectionCapacity::provide(&mut read);
         let warned = ReportedWarnings::default();
         let mut reloads = ReloadTrigger::new(Some(file.clone()), &read, warned, connections).unwrap();

@@ -7,8 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::replica_file::{ReplicaFile, ReplicaFileError};
-use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
+use super::shared_store::{self, ReplicaFile, ReplicaFileError, SharedStoreError, SharedStoreOpening};
 use crate::config::{Config, StoreSettings};
 use crate::metric;
 use crate::face::sealed::KeyPrint;

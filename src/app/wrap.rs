@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::files::{PreparedConfig, ReportedWarnings};
+use super::files::{FileUse, PreparedConfig, ReportedWarnings};
 use super::live_calls::{CallSurvey, NOTIFY_MAX};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedEndpoint;
@@ -123,7 +123,7 @@ fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
 
 impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
-        files::check(&config)?;
+        files::check(&config, FileUse::Start)?;
         let GatewayKeys { sealer, prints, .. } = match config.store {
             // Nothing outlives this process, so no key needs to.
             StoreSettings::Memory(_) => GatewayKeys::ephemeral(),

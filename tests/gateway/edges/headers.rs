@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use http::Method;
 use http_body_util::Full;
 
+use taskgate::app::files::{self, FileUse};
+
 use super::client::{TestGateway, call};
 use super::peers::{PAIRS, Person, SESSION, STATELESS, server};
 use super::upstream::SeenRequest;
@@ -118,7 +120,7 @@ async fn b168_a_credential_file_that_others_can_read_is_refused_before_anything_
     );
     let mut config = taskgate::config::parse("test", &text, &|_| None).unwrap().config;
     config.folder = folder.path().to_path_buf();
-    let refused = taskgate::app::files::check(&config);
+    let refused = files::check(&config, FileUse::Start);
     let words = refused.unwrap_err().to_string();
     assert!(words.contains("`upstreams.up.auth.value_file`") && words.contains("mode 0640"), "{words}");
     assert!(!words.contains("own-secret"), "{words}");

@@ -10,7 +10,7 @@ use taskgate::upstream::{Answer, CallContext, Exchange, ExchangeEvent, SubtaskQu
 use taskgate::wire::Payload;
 use tokio::sync::{Mutex, Semaphore};
 
-use super::server::{BodySender, ScriptedServer, ScriptedState, SeenRequest, answer, polite, status};
+use super::server::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, polite, status};
 use super::task_server::{Script, Step, begin, count, declaring, is, native, rpc, says, task_with, tasks_declared};
 use super::{call, in_time, line, lines, next, try_begin, upstream};
 
@@ -59,15 +59,30 @@ async fn until_seen(
 
 /// A server with a GET stream, whose sending end comes too.
 async fn with_stream(script: Script) -> (ScriptedServer, BodySender) {
+    with_stream_and(script, |_, _| async { None }).await
+}
+
+/// As [`with_stream`]. `before` may wait, or answer in place of the script.
+async fn with_stream_and<F>(
+    script: Script,
+    before: impl Fn(SeenRequest, Arc<ScriptedState>) -> F + Send + Sync + 'static,
+) -> (ScriptedServer, BodySender)
+where
+    F: Future<Output = Option<ScriptedReply>> + Send + 'static,
+{
     let (events, reply) = BodySender::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
     let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (reply, script) = (Arc::clone(&reply), script.clone());
+        let before = before(seen.clone(), Arc::clone(&world));
         async move {
             if seen.method == Method::GET {
                 return reply.lock().await.take();
             }
-            Some(script.polite(&seen, &world).await)
+            match before.await {
+                None => Some(script.polite(&seen, &world).await),
+                answer => answer,
+            }
         }
     })
     .await;
@@ -164,21 +179,13 @@ async fn a_poll_after_a_notification_is_repeated_if_the_open_stream_fails_meanwh
         .on("tools/call", [Step::Result(json!({ "task": slow("input_required") }))])
         .on("tasks/get", [Step::Hang, Step::Result(slow("completed"))])
         .on("tasks/result", [Step::Error(-32603, "broken"), says("done")]);
-    let (events, reply) = BodySender::open();
-    let reply = Arc::new(Mutex::new(Some(reply)));
-    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
-        let (reply, script) = (Arc::clone(&reply), script.clone());
-        async move {
-            if seen.method == Method::GET {
-                return reply.lock().await.take();
-            }
-            if seen.rpc() == "tasks/result" {
-                world.first(rpc("tasks/get")).await;
-            }
-            Some(script.polite(&seen, &world).await)
+    let (server, events) = with_stream_and(script, |seen: SeenRequest, world| async move {
+        if seen.rpc() == "tasks/result" {
+            world.first(rpc("tasks/get")).await;
         }
-    });
-    let server = server.await;
+        None
+    })
+    .await;
     let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
     until_seen(&mut exchange, &server.world, 0, "tasks/result").await;
@@ -311,22 +318,11 @@ async fn a_lost_session_is_opened_anew_and_the_task_asked_for_there() {
 #[tokio::test]
 async fn questions_of_a_lost_session_are_withdrawn() {
     let script = Script::new().on("tasks/get", [is("working")]);
-    let (events, reply) = BodySender::open();
-    let reply = Arc::new(Mutex::new(Some(reply)));
     let gone = Arc::new(AtomicBool::new(false));
     let is_gone = Arc::clone(&gone);
-    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
-        let (script, reply, is_gone) = (script.clone(), Arc::clone(&reply), Arc::clone(&is_gone));
-        async move {
-            if seen.method == Method::GET {
-                return reply.lock().await.take();
-            }
-            let is_first = seen.header("mcp-session-id") == Some("s-1");
-            if is_first && is_gone.load(Ordering::SeqCst) {
-                return Some(status(404));
-            }
-            Some(script.polite(&seen, &world).await)
-        }
+    let (server, events) = with_stream_and(script, move |seen, _| {
+        let is_lost = seen.header("mcp-session-id") == Some("s-1") && is_gone.load(Ordering::SeqCst);
+        async move { is_lost.then(|| status(404)) }
     })
     .await;
     let upstream = upstream(&server.url());

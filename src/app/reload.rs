@@ -22,6 +22,7 @@ use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::metric;
+use crate::server::Routes;
 use crate::server::api_keys::KeySource;
 use crate::system;
 use crate::tls::{IdentityFiles, show_end};

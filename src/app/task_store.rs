@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::shared_store::{self, ReplicaFile, ReplicaFileError, SharedStoreError, SharedStoreOpening};
 use crate::config::{Config, StoreSettings};
-use crate::metric;
 use crate::face::sealed::KeyPrint;
+use crate::metric;
 use crate::replica::OwnStanding;
 use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};

@@ -23,7 +23,7 @@ impl DiskWriter {
     pub(super) fn tick(&mut self) {
         if self.conn.is_some() && self.identity.is_some() && !self.is_same_file() {
             tracing::error!("the task store's file was moved or replaced");
-            self.close();
+            self.disconnect();
             self.monitor.set_failing(true);
         }
         if self.conn.is_some() && !self.has_its_log() {
@@ -46,7 +46,7 @@ impl DiskWriter {
         {
             tracing::warn!(%error, "free space of the task store's file was not returned");
             // A checkpoint is a commit, and a failed one makes the connection unusable.
-            self.close();
+            self.disconnect();
         }
         self.note_seen();
         metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
@@ -64,7 +64,7 @@ impl DiskWriter {
             self.monitor.set_failing(true);
         }
         match saved {
-            Ok(true) => self.close(),
+            Ok(true) => self.disconnect(),
             Ok(false) => (),
             Err(error) => tracing::error!(%error, "the content of the task store's removed log could not be saved yet"),
         }
@@ -90,7 +90,7 @@ impl DiskWriter {
             }
             Err(error) => {
                 tracing::debug!(%error, "the task store cannot write yet");
-                self.close();
+                self.disconnect();
             }
         }
     }
@@ -124,7 +124,7 @@ impl DiskWriter {
         self.seen_noted = Some(Instant::now());
         if let Err(error) = rows::note_seen(conn, self.seen()) {
             tracing::warn!(%error, "the time of last use was not recorded in the task store");
-            self.close();
+            self.disconnect();
         }
     }
 }

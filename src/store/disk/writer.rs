@@ -136,7 +136,7 @@ impl DiskWriter {
                 let _ = reply.send(Err(StoreError::closed()));
             }
         }
-        self.close();
+        self.disconnect();
         closing
     }
 
@@ -307,7 +307,7 @@ impl DiskWriter {
 
     /// Handles damage: retries each write alone, with new records, and again if it finds further damage.
     fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteOutcomes {
-        self.close();
+        self.disconnect();
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
         for one in std::mem::take(waiting) {
@@ -315,10 +315,10 @@ impl DiskWriter {
             for _ in 0..DAMAGED_MAX {
                 let known = self.resident.stuck().lock().len();
                 match self.attempt(&mut single, 0, &mut || None) {
-                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.close(),
+                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.disconnect(),
                     Err(_) => {
                         // Its transaction may still be open.
-                        self.close();
+                        self.disconnect();
                         break;
                     }
                     Ok(mut done) => {
@@ -360,11 +360,11 @@ impl DiskWriter {
     /// Drops a connection that found no room. It wrote nothing, so memory is not read again, a cost of all rows.
     fn drop_without_room(&mut self) {
         self.is_memory_current |= self.conn.is_some();
-        self.close();
+        self.disconnect();
     }
 
     /// Closes the connection. Whether its log was removed must be known before: the last connection removes it, too.
-    pub(super) fn close(&mut self) {
+    pub(super) fn disconnect(&mut self) {
         self.is_log_lost |= self.conn.is_some() && !self.has_its_log();
         self.conn = None;
     }
@@ -386,7 +386,7 @@ impl DiskWriter {
             tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         }
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
-        self.close();
+        self.disconnect();
         self.is_memory_current = false;
         if is_corrupt(error) {
             self.monitor.set_damaged();

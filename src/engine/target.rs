@@ -66,7 +66,7 @@ impl CallTarget {
         let are_wanted = tool.is_some() && settings.drafts.has(Draft::Sep2268);
         let names_max = settings.subtasks.names_max();
         let subtasks = if are_wanted { SubtaskQuota::new(names_max) } else { SubtaskQuota::default() };
-        let permits = tool.is_some().then_some(permits);
+        let (permits, deadline) = (tool.is_some().then_some(permits), tool.as_ref().map(|(_, policy)| policy.deadline));
         let (tool, policy) = tool.unwrap_or_else(|| (Arc::from(""), settings.rules.default.clone()));
         CallSpec {
             owner: maker.principal,
@@ -75,7 +75,7 @@ impl CallTarget {
             permits,
             queue_deadline: settings.queue_deadline,
             request,
-            context: CallContext { forwarded: maker.forwarded, subtasks, ..context },
+            context: CallContext { forwarded: maker.forwarded, subtasks, deadline, ..context },
             tool,
             policy,
             plan: Plan::Direct,

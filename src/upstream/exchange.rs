@@ -166,6 +166,8 @@ pub struct CallContext {
     /// Lowest severity of wanted log messages, as the client wrote it.
     pub log_level: Option<Arc<str>>,
     pub timeouts: Timeouts,
+    /// The longest run time of a call.
+    pub deadline: Option<Duration>,
     /// Largest response or event that is read.
     pub result_bytes_max: usize,
     /// The account for the bytes of buffered responses.
@@ -187,6 +189,7 @@ impl CallContext {
             progress: false,
             log_level: None,
             timeouts,
+            deadline: None,
             result_bytes_max,
             share: None,
             native_task: UpstreamTaskMode::Never,

@@ -113,6 +113,27 @@ async fn upc10_an_upstreams_own_task_is_watched_and_its_id_stays_here() {
     assert_eq!((poll.header("mcp-name"), &poll.body["params"]["taskId"]), (Some("up/1"), &json!("up/1")));
 }
 
+/// UPC-01: polled every five minutes, the outcome would be lost at the deadline.
+#[tokio::test]
+async fn upc_01_an_upstreams_own_task_is_polled_before_the_deadline_of_its_call() {
+    let server = server(|seen| match seen.rpc() {
+        "tools/call" => {
+            let mut handle = answer_working();
+            (handle["resultType"], handle["pollIntervalMs"]) = (json!("task"), json!(300_000));
+            Some(answer(seen, &handle))
+        }
+        _ => with_tasks(seen),
+    })
+    .await;
+    let gate = TestGateway::with(server.address, &format!("deadline = \"4s\"\n{ALWAYS}")).await;
+    let task = settled(&client(&gate), r#""name":"t""#).await;
+    assert_eq!(
+        (&task["status"], &task["result"]["content"][0]["text"]),
+        (&json!("completed"), &json!("done")),
+        "{task}"
+    );
+}
+
 /// The grace period ends a fast call plainly; the cancel of a slow one is told to the upstream (UPC-06).
 #[tokio::test]
 async fn upc06_a_cancelled_task_is_cancelled_by_its_name() {

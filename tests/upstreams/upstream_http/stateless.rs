@@ -8,9 +8,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use taskgate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use taskgate::upstream::http::HttpUpstreamSettings;
-use taskgate::upstream::{
-    Answer, CallContext, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest, UpstreamTaskMode,
-};
+use taskgate::upstream::{Answer, CallContext, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -254,8 +252,7 @@ async fn gw_14_an_unknown_status_is_counted() {
 /// UPC-01: as of a task of 2025-11-25. Polled every five minutes, the outcome would be lost.
 #[tokio::test]
 async fn upc_01_a_task_is_polled_before_its_server_forgets_it_and_before_the_deadline() {
-    let deadline = |millis| UpstreamTaskMode::WhereServed { deadline: Duration::from_millis(millis) };
-    for (native_task, ttl) in [(deadline(4_000), json!(null)), (deadline(600_000), json!(1_000))] {
+    for (deadline, ttl) in [(4, json!(null)), (600, json!(1_000))] {
         let told = |status, more: Value| {
             let mut told = task(status, &more);
             (told["ttlMs"], told["pollIntervalMs"]) = (ttl.clone(), json!(300_000));
@@ -266,9 +263,9 @@ async fn upc_01_a_task_is_polled_before_its_server_forgets_it_and_before_the_dea
             ("tasks/get", told("completed", json!({"result": {"content": []}}))),
         ])
         .await;
-        let context = CallContext { native_task, ..context() };
+        let context = CallContext { deadline: Some(Duration::from_secs(deadline)), ..context() };
         let mut exchange = in_time(upstream(&server).begin(call(&json!({})), context)).await.unwrap();
-        assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#], "{native_task:?}");
+        assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#], "{deadline}");
     }
 }
 

@@ -175,6 +175,8 @@ impl StatelessSender {
                 (true, with_extension(&context.client.capabilities))
             }
         };
+        // A resumed call has run for some time.
+        let deadline = context.native_task.deadline().or(context.deadline);
         Self {
             link,
             eras,
@@ -182,7 +184,7 @@ impl StatelessSender {
             capabilities,
             takes_tasks,
             is_watched: context.native_task.is_watched(),
-            deadline: context.native_task.deadline().and_then(|deadline| Instant::now().checked_add(deadline)),
+            deadline: deadline.and_then(|deadline| Instant::now().checked_add(deadline)),
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),

@@ -37,7 +37,6 @@ pub struct IdentityFiles {
 /// The files by which clients' certificates are verified: PEM files, relative to the working directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificateFiles {
-    /// The authorities of the certificates.
     pub ca: PathBuf,
     /// The lists of revoked certificates. With one, a certificate of an authority without a list is refused.
     pub crl: Option<PathBuf>,

@@ -108,7 +108,6 @@ async fn anywhere(
 
 struct NotMcpError {
     text: String,
-    /// The target of its redirect.
     location: Option<Url>,
     /// Whether a server responds there.
     is_there: bool,

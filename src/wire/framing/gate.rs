@@ -30,7 +30,6 @@ pub enum PrimerPolicy {
 pub enum HoldPolicy {
     /// Messages that may ask their reader for input ([`MessageClassifier`]); others are held only until classified.
     Asking,
-    /// All events with messages.
     Messages,
 }
 

@@ -84,9 +84,8 @@ impl StatelessFace {
             if is_named {
                 return request.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
-            let forwarded;
-            (forwarded, mirrored) = ForwardedCall::of(decision);
-            call = Some(forwarded);
+            let (forwarded, arguments) = ForwardedCall::of(decision);
+            (call, mirrored) = (Some(forwarded), arguments);
         }
         let is_subscription = request.method == method::LISTEN;
         let wishes = match is_subscription.then(|| SubscriptionFilter::read(request.params)).transpose() {

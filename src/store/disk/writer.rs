@@ -136,7 +136,7 @@ impl DiskWriter {
                 let _ = reply.send(Err(StoreError::closed()));
             }
         }
-        self.disconnect();
+        self.close();
         closing
     }
 

@@ -173,7 +173,7 @@ async fn gw_29_a_session_client_learns_what_a_tool_needs_and_no_code_of_2026_07_
     for failed in [plain, ask(&client, "tasks/result", &json!({"taskId": id})).await] {
         let error = &failed["error"];
         assert_eq!((&error["code"], &error["data"]["executed"]), (&json!(-32603), &json!("unknown")), "{failed}");
-        assert!(error["message"].as_str().unwrap().ends_with("did not declare: sampling, elicitation"), "{failed}");
+        assert!(error["message"].as_str().unwrap().ends_with("did not declare: elicitation, sampling"), "{failed}");
     }
 }
 

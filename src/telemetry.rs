@@ -339,14 +339,14 @@ mod tests {
         EscapedOutput(&mut written).write_all(line.as_bytes()).unwrap();
         let written = String::from_utf8(written).unwrap();
         assert_eq!(written, r#"{"tool":"a\u009b31mb\u0085\u202ec\u2066d\u200fé🦀"}"#);
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&written).unwrap()["tool"], name);
+        assert_eq!(serde_json::from_str::<Value>(&written).unwrap()["tool"], name);
     }
 
     /// Captures the log lines.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Written {
+    impl Write for Written {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())

@@ -440,7 +440,7 @@ impl ReplicaFile {
     pub(super) fn unlocked(folder: &Path, name: &str) -> (Self, Option<PriorIncarnation>) {
         for _ in 0..1_000 {
             match Self::lock(folder, name) {
-                Err(ReplicaFileError::Locked { .. }) => std::thread::sleep(std::time::Duration::from_millis(10)),
+                Err(ReplicaFileError::Locked { .. }) => std::thread::sleep(Duration::from_millis(10)),
                 locked => return locked.unwrap(),
             }
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::*;
 use crate::dialect::face_dialect::bad_cursor;
 use crate::store::contract::task;
-use crate::task::{Answer, Draft, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId, TreeLinks};
+use crate::task::{
+    Answer, Draft, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Question, Reason, TaskId, TreeLinks,
+};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 

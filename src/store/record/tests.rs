@@ -8,7 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{Executed, GatewayFault, ProcessExit, Reason, Timestamp};
+use crate::task::{
+    Attempt, Digest, Executed, GatewayFault, InputKey, PendingEffects, ProcessExit, Reason, SessionScope, TaskId,
+    Timestamp,
+};
 use crate::wire::Payload;
 
 fn payload(text: &str) -> Payload {

@@ -1,5 +1,5 @@
-//! Keeps one timer for each HTTP/1.1 connection of a client, for the time limits of all its requests. To set and remove
-//! a timer for each request costs more than the rest of its wait. The timer may fire early: the request then waits on.
+//! Keeps one timer for all time limits of a client's HTTP/1.1 connection. To set and remove a timer for each request costs
+//! more than the rest of its wait. The timer may fire early: the request then waits on.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -20,7 +20,7 @@ struct ConnectionPoll {
     due: Option<Instant>,
 }
 
-/// Waits for `end` by the timer of the connection whose poll this is; `None` in other tasks, and with another waker.
+/// Waits for `end` by the timer of the connection that is being polled; `None` in other tasks, and with another waker.
 pub(crate) fn poll_until(end: Instant, context: &Context<'_>) -> Option<Poll<()>> {
     let current = CURRENT.get().filter(|current| current.waker == context.waker().data())?;
     if current.has_fired && Instant::now() >= end {

@@ -66,7 +66,9 @@ pub fn install_logs(filter: &str) -> Result<WorkerGuard, TelemetryError> {
     if let Some(word) = unknown_level(directives) {
         return Err(TelemetryError::Level(word.to_owned()));
     }
-    let filter = EnvFilter::try_new(format!("{QUIET},{directives}")).map_err(TelemetryError::Filter)?;
+    let is_off = directives.trim().eq_ignore_ascii_case("off");
+    let directives = if is_off { directives.to_owned() } else { format!("{QUIET},{directives}") };
+    let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
     let has_colours = console::has_colours(terminal, std::env::var_os("NO_COLOR").as_deref());
     let (lines, guard) = LineQueue::start(io::stderr(), "standard error");

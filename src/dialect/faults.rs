@@ -228,19 +228,21 @@ pub fn failure_error(failure: &Failure) -> RpcError {
     }
 }
 
-/// The error of a failed call, for session clients: an upstream's own is verbatim (L25-25).
+/// The error of a failed call, for session clients: an upstream's own is verbatim (L25-25), unless its code is one for the
+/// gateway's own request (GW-29).
 pub fn session_failure_error(failure: &Failure) -> RpcError {
     match failure {
-        Failure::Upstream(error) => about_own_request(error).unwrap_or_else(|| error.clone()),
+        Failure::Upstream(error) => about_own_request(error, Executed::Unknown).unwrap_or_else(|| error.clone()),
         Failure::Gateway(fault) => gateway_error(fault),
     }
 }
 
-/// Replaces a stateless server's error about the gateway's own request, which session clients do not know (GW-29).
-pub(super) fn about_own_request(error: &RpcError) -> Option<RpcError> {
+/// Replaces an error about the gateway's own request, which session clients do not know (GW-29). `refused_early`: whether
+/// the call ran, for codes of a request that a stateless server did not take.
+pub(super) fn about_own_request(error: &RpcError, refused_early: Executed) -> Option<RpcError> {
     let refused = |executed| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, executed));
     match error.code {
-        rpc_error::HEADER_MISMATCH | rpc_error::UNSUPPORTED_VERSION => Some(refused(Executed::No)),
+        rpc_error::HEADER_MISMATCH | rpc_error::UNSUPPORTED_VERSION => Some(refused(refused_early)),
         // A tool may have begun before its server found that it cannot ask the client.
         rpc_error::MISSING_CLIENT_CAPABILITY => {
             let required = error.required_capabilities().as_ref().and_then(Object::of);
@@ -250,8 +252,8 @@ pub(super) fn about_own_request(error: &RpcError) -> Option<RpcError> {
                 .take(CAPABILITIES_NAMED_MAX)
                 .map(|name| one_line::name(&name))
                 .collect();
-            let named = if names.is_empty() { "it names none".to_owned() } else { names.join(", ") };
-            let message = format!("The server needs capabilities that the client did not declare: {named}");
+            let named = if names.is_empty() { "(none are named)".to_owned() } else { names.join(", ") };
+            let message = format!("The server needs capabilities that the gateway's request did not declare: {named}");
             Some(RpcError { message, ..refused(Executed::Unknown) })
         }
         _ => None,

@@ -6,7 +6,7 @@ use super::faults::{about_own_request, not_settled, session_failure_error, was_c
 use super::lifecycle::SessionServerDescription;
 use super::plain::with_single_content;
 use super::related_task::RelatedTask;
-use crate::task::{Outcome, Phase};
+use crate::task::{Executed, Outcome, Phase};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
@@ -77,7 +77,7 @@ fn session_tool(tool: &Payload) -> Payload {
 
 /// A stateless server's error for session clients. `uri` is the requested resource.
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
-    match about_own_request(error) {
+    match about_own_request(error, Executed::No) {
         Some(instead) => instead,
         None if error.code == rpc_error::INVALID_PARAMS && uri.is_some() && uri == named_uri(error).as_deref() => {
             RpcError { code: rpc_error::RESOURCE_NOT_FOUND, ..error.clone() }
@@ -174,9 +174,14 @@ fn older_form(params: &Object) -> Option<Payload> {
 
 fn older_choice(field: &Object) -> Option<Payload> {
     let choices = field.get("oneOf")?;
-    let each = |member| choices.items().filter_map(|one| Object::of(&one)?.get(member)).collect::<Vec<Payload>>();
-    let (values, titles) = (Payload::of(&each("const")), Payload::of(&each("title")));
-    Some(field.edit().remove("oneOf").set("enum", values).set("enumNames", titles).finish())
+    let pair = |one: Payload| {
+        let one = Object::of(&one)?;
+        let value = one.get("const")?;
+        Some((one.get("title").unwrap_or_else(|| value.clone()), value))
+    };
+    let (titles, values): (Vec<Payload>, Vec<Payload>) = choices.items().filter_map(pair).unzip();
+    let edit = field.edit().remove("oneOf").set("enum", Payload::of(&values));
+    Some(edit.set("enumNames", Payload::of(&titles)).finish())
 }
 
 fn with_single_contents(params: &Object) -> Payload {

@@ -1,5 +1,4 @@
-//! Awaits a future until an instant, at little cost while it is polled for other reasons: by the connection's timer, else
-//! by one that is seldom polled. A request is polled several times before its response.
+//! Awaits a future until an instant, by a timer that is seldom polled: the connection's, else its own. A request is polled several times before its response.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -1,5 +1,4 @@
-//! Holds the settings of TLS handshakes and the listener's certificate, and decides which certificates of clients are
-//! admitted.
+//! Holds the settings of TLS handshakes and the listener's certificate; admits clients' certificates.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -234,8 +234,8 @@ impl Refusal {
                  the gateway's operator issues keys"
             }
             Self::CredentialRefused(_, None, _) => {
-                "Unauthorized: the API key is unknown; send one that the gateway's operator issued, or an access token: the \
-                 WWW-Authenticate header says where clients log in"
+                "Unauthorized: the API key is unknown; send a valid one, or an access token: the WWW-Authenticate header says \
+                 where clients log in"
             }
             Self::LoginRequired(_) | Self::CredentialRefused(_, Some(_), _) => {
                 "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \

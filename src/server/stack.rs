@@ -233,7 +233,7 @@ impl Layers {
             return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, AskedPath { wait, certificate, rare, ..self.dispatch.asked_at(route, path) })
+        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked_at(route, path, rare) })
     }
 }
 
@@ -281,12 +281,12 @@ const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
 struct CallingPage(HeaderValue);
 
 impl CallingPage {
-    pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
+    fn of<B>(request: &Request<B>) -> Option<Self> {
         request.headers().get(ORIGIN).cloned().map(Self)
     }
 
     /// The response to a preflight; `None` for any other request. `forwards` tells whether a header is forwarded to an upstream.
-    pub(super) fn preflight<B: hyper::body::Body>(
+    fn preflight<B: hyper::body::Body>(
         &self,
         request: &Request<B>,
         forwards: impl Fn(&HeaderName) -> bool,
@@ -316,7 +316,7 @@ impl CallingPage {
     }
 
     /// Allows the page to read a response, also a refusal.
-    pub(super) fn share(self, response: &mut FaceResponse) {
+    fn share(self, response: &mut FaceResponse) {
         let headers = response.headers_mut();
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, self.0);
         headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);

@@ -13,8 +13,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::client_certificates::PeerCertificate;
 use super::connection::ListenerState;
-use super::handshake::ListenerCertificate;
-use super::handshake::{Admission, HandshakeSettings, PeerVerifier};
+use super::handshake::{Admission, HandshakeSettings, ListenerCertificate, PeerVerifier};
 use super::io::{ResettableStream, linger};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::{ClientCertificateFiles, DailyWarning, IdentityFiles, TlsFileError, show_end};

@@ -310,7 +310,7 @@ impl CombinedUpstreams {
 }
 
 /// The limit for all principals.
-pub(super) const REMEMBERED_MAX: usize = 20_000;
+const REMEMBERED_MAX: usize = 20_000;
 
 /// Clients' sessions at endpoints, by nonce, with a share for each principal; `S` is a session's state. A forgotten
 /// session loses its upstream sessions. The principal with most sessions makes room; used ones stay ([`RecentMap`]).

@@ -63,6 +63,14 @@ reasons! {
 
 impl TokenError {
     pub(super) fn shown_in(self, token: &str) -> Option<Box<str>> {
+        // Strangers send tokens: one with another fault is not read a second time.
+        let is_shown = matches!(
+            self,
+            Self::Algorithm | Self::Type | Self::UnknownKey | Self::UnknownIssuer | Self::Audience | Self::Expired
+        );
+        if !is_shown {
+            return None;
+        }
         let text = SignedText::read(token, TOKEN_BYTES_MAX).ok()?;
         self.shown(&text.header, &text.claims)
     }
@@ -78,7 +86,10 @@ impl TokenError {
             (Self::Expired, claims.get("exp")),
         ];
         let (_, value) = members.into_iter().find(|(error, _)| *error == self)?;
-        Some(value.map_or_else(|| NO_TYPE.to_owned(), plain).into())
+        match (self, value) {
+            (Self::Type, None) => Some(NO_TYPE.into()),
+            (_, value) => value.map(|value| plain(value).into()),
+        }
     }
 }
 

@@ -125,6 +125,10 @@ impl ReaderPool {
         self.in_use.read()
     }
 
+    pub(super) fn have_it_open(&self) -> bool {
+        !self.idle.lock().is_empty() || self.in_use.is_locked()
+    }
+
     /// Runs `act` while no reader has the file open; `None` if one still reads.
     pub(super) fn without_readers<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let _alone = self.in_use.try_write_for(ALONE_WAIT_MAX)?;

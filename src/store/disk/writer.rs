@@ -365,7 +365,9 @@ impl DiskWriter {
 
     /// Closes the connection. Whether its log was removed must be known before: the last connection removes it, too.
     pub(super) fn disconnect(&mut self) {
-        self.is_log_lost |= self.conn.is_some() && !self.has_its_log();
+        if self.conn.is_some() && !self.has_its_log() && !std::mem::replace(&mut self.is_log_lost, true) {
+            tracing::error!("the task store's log, tasks.db-wal, was removed or replaced; the file is opened anew");
+        }
         self.conn = None;
     }
 
@@ -406,6 +408,9 @@ impl DiskWriter {
     /// found no room. There is no connection until the removal succeeds.
     pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
         self.check.hold();
+        // Without a connection here, readers alone keep the log.
+        let is_other = self.log.is_some() && self.log != identity(&schema::log_path(&self.path));
+        self.is_log_lost |= is_other && self.readers.have_it_open();
         let opened = if self.is_log_lost && self.is_same_file() { self.open_alone() } else { self.open_again() };
         self.check.go_on();
         opened

@@ -123,9 +123,10 @@ async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_
 /// GW-05, GW-23: 2025-06-18 names the titles of choices in another member, and has no lists.
 #[tokio::test]
 async fn a_form_is_put_as_2025_06_18_has_it_or_ends_its_call() {
-    let choice = json!({"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g", "title": "Green"}]});
+    let choices = json!([{"const": "r", "title": "Red"}, {"const": "g"}, {"const": "b", "title": "Blue"}]);
+    let choice = json!({"type": "string", "oneOf": choices});
     let list = json!({"type": "array", "items": {"type": "string", "enum": ["a"]}});
-    let older = json!({"type": "string", "enum": ["r", "g"], "enumNames": ["Red", "Green"]});
+    let older = json!({"type": "string", "enum": ["r", "g", "b"], "enumNames": ["Red", "g", "Blue"]});
     for (field, shown) in
         [(choice.clone(), Some(older)), (json!({"type": "boolean"}), Some(json!({"type": "boolean"}))), (list, None)]
     {

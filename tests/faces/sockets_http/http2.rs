@@ -61,7 +61,7 @@ async fn the_stream_of_a_refused_request_ends_after_its_body_or_soon() {
         (("content-length", &*large), "413"),
     ] {
         // A body of another length is malformed.
-        for body_comes in [expected != "413", false] {
+        for body_comes in [true, false].into_iter().filter(|comes| !comes || expected != "413") {
             let mut http2 = Http2::connect(&gate).await;
             http2.send(&head(NONE, 1, &[refused])).await;
             assert_eq!(http2.fate(1).await, expected);

@@ -125,7 +125,7 @@ async fn upc_01_an_upstreams_own_task_is_polled_before_the_deadline_of_its_call(
         _ => with_tasks(seen),
     })
     .await;
-    let gate = TestGateway::with(server.address, &format!("deadline = \"4s\"\n{ALWAYS}")).await;
+    let gate = TestGateway::with(server.address, &format!("deadline = \"10s\"\n{ALWAYS}")).await;
     let task = settled(&client(&gate), r#""name":"t""#).await;
     assert_eq!(
         (&task["status"], &task["result"]["content"][0]["text"]),

@@ -130,8 +130,8 @@ async fn b136_to_b150_a_hostile_token_gets_401_and_learns_nothing() {
     let sentence = "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header says \
                     where clients log in";
     let challenge = format!("Bearer error=\"invalid_token\", {METADATA}, scope=\"mcp\"");
-    let of_key = "Unauthorized: the API key is unknown; send one that the gateway's operator issued, or an access token: \
-                  the WWW-Authenticate header says where clients log in";
+    let of_key = "Unauthorized: the API key is unknown; send a valid one, or an access token: the WWW-Authenticate header says \
+                  where clients log in";
     for (name, credential) in rows {
         let answer = at.gate.send(&ping(&credential)).await;
         let sentence = if credential.starts_with("tg_") { of_key } else { sentence };

@@ -62,6 +62,7 @@ impl BridgedCall {
                 if let Err(error) = self.engine.cancel_held(key).await {
                     tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
                 }
+                self.withdraw(&mut round, &nothing).await;
                 return BridgedRoundOutcome::Over(self.cannot_be_asked(None));
             }
             if open.keys().all(|key| round.answers.contains_key(key)) {
@@ -120,6 +121,9 @@ impl BridgedCall {
 
     /// Asks new questions; false if the client cannot be asked one. Without a client they are declined (T-81).
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
+        if !open.values().all(|one| session_question(&one.request, self.version, "").is_some()) {
+            return false;
+        }
         for (key, question) in open {
             if round.questions.contains_key(key) || round.answers.contains_key(key) {
                 continue;

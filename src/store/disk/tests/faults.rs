@@ -93,6 +93,38 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
     assert_eq!(store.usage().tasks, 2);
 }
 
+/// F57: while there is no room, the writer has no connection, and readers alone keep the log.
+#[tokio::test]
+async fn f57_a_log_that_is_removed_from_a_full_disk_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let is_full = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&is_full);
+    let full: FaultHook = Box::new(move || match switch.load(Ordering::SeqCst) {
+        true => Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None)),
+        false => Ok(()),
+    });
+    let store = DiskStore::open_with(settings(&folder), FaultHooks { before_commit: Some(full), ..roomy() });
+    let store = store.await.unwrap();
+    checked(&store).await;
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    let page = async || store.page(&one.key.owner, PageRange::new(None, 9, START)).await.unwrap();
+    assert_eq!(page().await.tasks.len(), 1);
+    is_full.store(true, Ordering::SeqCst);
+    let refused = store.replace(revision, WriteRole::Holder, &one).await;
+    assert!(matches!(refused, Err(StoreError::NoRoom)), "{refused:?}");
+    std::fs::remove_file(schema::log_path(&folder.path().join("data/tasks.db"))).unwrap();
+    is_full.store(false, Ordering::SeqCst);
+    store.replace(revision, WriteRole::Holder, &one).await.unwrap();
+    assert_eq!(page().await.tasks.len(), 1);
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("data")).unwrap();
+    for name in ["tasks.db", "tasks.db-wal"] {
+        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
+    }
+    assert_eq!(open(&copy).await.usage().tasks, 1);
+}
+
 /// F53: on a full disk, each refused write would else cost a look at all rows.
 #[tokio::test]
 async fn f53_a_write_without_room_leaves_memory_as_it_is() {

@@ -99,7 +99,7 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 88_850;
+const CODE_LINES_MAX: usize = 88_900;
 const COMMENT_LINES_MAX: usize = 8_995;
 const FILES_MAX: usize = 486;
 

@@ -23,9 +23,15 @@ async fn talking(name: &'static str, is_meant: fn(&SeenRequest) -> bool) -> (Bod
 
 /// The next message of a stream.
 async fn message(reply: &mut Reply) -> Value {
-    let event = reply.until("\n\n").await;
-    let data = event.lines().filter_map(|line| line.strip_prefix("data: ")).next_back();
-    serde_json::from_str(data.unwrap_or_else(|| panic!("no data: {event}"))).unwrap()
+    loop {
+        let event = reply.until("\n\n").await;
+        let data = event.lines().filter_map(|line| line.strip_prefix("data: ")).next_back();
+        match data {
+            Some(data) => return serde_json::from_str(data).unwrap(),
+            // A comment keeps a silent stream alive.
+            None => assert!(event.trim_start().starts_with(':'), "no data: {event}"),
+        }
+    }
 }
 
 #[tokio::test]

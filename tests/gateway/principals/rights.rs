@@ -470,8 +470,12 @@ async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
 #[tokio::test]
 async fn sec_48_a_running_calls_stream_tells_nothing_of_a_resource_that_is_withheld_now() {
     let (events, call) = Once::events();
-    let server = ScriptedServer::start(move |seen| if seen.is_call() { call.take() } else { None }).await;
-    let mut gate = Gate::behind(server, LISTEN, ALL, "").await;
+    let script = move |seen: &SeenRequest| match seen.rpc() {
+        "tools/call" => call.take(),
+        "tools/list" => Some(answer(seen, &json!({ "tools": [{ "name": "quick", "inputSchema": {} }] }))),
+        _ => None,
+    };
+    let mut gate = Gate::behind(ScriptedServer::start(script).await, LISTEN, ALL, "").await;
     let session = gate.session_of("").await;
     let update = || tell(&events, "notifications/resources/updated", json!({ "uri": SECRET }));
     update();

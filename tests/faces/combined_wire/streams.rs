@@ -259,6 +259,8 @@ async fn the_sessions_own_stream_reads_a_server_that_opens_a_session_again() {
     let two = server("two", {
         let refuses = Arc::clone(&refuses);
         move |seen| match is_get(seen) {
+            // A gateway that is refused a session looks for the older transport with a GET.
+            true if seen.header("mcp-session-id").is_none() => Some(status(405)),
             true => streams.iter().find_map(|stream| stream.take()),
             false => refuses.load(Ordering::Relaxed).then(|| status(400)),
         }

@@ -89,7 +89,7 @@ impl Found {
             ratio(format!("{CREATES}: rate next to one writer at the store itself"), (&disk, writer), OF_ONE_MIN),
             ratio(format!("{INSERTS}: rate next to one writer"), (writers, writer), OF_ONE_MIN),
             Figure {
-                what: format!("{CREATES}: p50 beyond that of the store in memory"),
+                what: format!("{CREATES}: p50 beyond the store in memory"),
                 found: format!("{:.2} ms", added / 1e3),
                 must: Must::of(format!("<= {:.0} ms", ADDED_MAX / 1e3), added <= ADDED_MAX),
             },

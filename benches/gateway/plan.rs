@@ -206,7 +206,7 @@ pub(crate) struct Row {
     protocol: Protocol,
     pub(crate) tool: &'static str,
     budget: Option<f64>,
-    /// Whether its requests come over a single connection, so that the latencies are those of an idle gateway.
+    /// Whether its requests come over a single connection, which shows the latency of an idle gateway.
     is_alone: bool,
     /// The tool that answers with as much text as its argument has, if it has one.
     argument: Option<&'static str>,
@@ -478,8 +478,8 @@ pub(crate) async fn compare(
     found.into_iter().next().context("one side is measured")
 }
 
-/// Compares every further server with the first. Warms all of them up, then lets them take turns, so that whatever else
-/// happens on the machine meets all.
+/// Compares every further server with the first. Warms all of them up, then lets them take turns, so that other load on the
+/// machine slows all of them.
 async fn compare_all(
     what: &'static str,
     sides: Vec<(&'static str, &Part, Question)>,

@@ -1,4 +1,4 @@
-//! Awaits a future until an instant, by a timer that is seldom polled: the connection's, else its own. A request is polled several times before its response.
+//! Awaits a future until an instant, by the connection's timer or by its own, which it seldom polls.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

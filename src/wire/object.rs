@@ -115,7 +115,7 @@ impl Object {
         scan::decode_string(self.raw(inner.find(|member| self.is_named(member, key))?))
     }
 
-    /// The place of a member's object whose members the message's scan has located.
+    /// The position of a member's object, if the message's scan has located the members of that object.
     fn located_child(&self, key: &str) -> Option<ObjectPlace> {
         self.located.place.child(key).filter(|place| match place {
             ObjectPlace::ParamsMeta

@@ -90,7 +90,7 @@ impl PostgresOpenError {
         Self::Unavailable(PostgresHealth::Behind(why.to_owned()))
     }
 
-    /// The configuration key that decides, and whose callers try again.
+    /// The configuration key that decides; its callers try again.
     const fn remedy(&self) -> (&'static str, Retry) {
         match self {
             Self::Unavailable(_) => ("store.url", Retry::Always),

@@ -167,7 +167,7 @@ impl MessageClassifier {
         }
     }
 
-    /// Whether no name and no value decides here: below the members of the envelope, or below those of a result.
+    /// Whether no name and no value decides here: below the members of the envelope or of a result.
     const fn is_inside(&self) -> bool {
         self.depth > 2 || (self.depth == 2 && !self.in_result && !self.expects_type)
     }

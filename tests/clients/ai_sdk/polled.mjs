@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { client } from './connect.mjs';
 
-/** A poll whose connection fails is sent again: the gateway may be restarting, and the task continues. */
+/** A poll that gets no connection is sent again: the gateway may be restarting, and the task continues. */
 async function poll(call) {
   for (;;) {
     try {

@@ -150,7 +150,7 @@ async fn a_client_that_knows_subtasks_reads_each_by_its_id_as_long_as_the_parent
     world.is_idle().await;
 }
 
-/// Nobody sees the part without its parent.
+/// No client sees the part without its parent.
 #[tokio::test(start_paused = true)]
 async fn a_task_is_deleted_though_the_row_of_a_part_cannot_be_removed() {
     let world = slow(SPLIT);

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{combined, request, server, servers};
-use crate::combined_wire::client::Reply;
+use crate::combined_wire::client::{Client, Reply, TestGateway};
 use crate::combined_wire::upstream::{BodySender, Once, ScriptedServer, SeenRequest, status};
 
 fn is_get(seen: &SeenRequest) -> bool {
@@ -180,6 +180,29 @@ async fn an_own_stream_without_servers_that_speak_on_one_stays_open_until_its_se
     assert_eq!(own.text().await, "");
 }
 
+fn call_of_two(id: u32) -> String {
+    request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}))
+}
+
+fn changed() -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+}
+
+/// A client with its own stream. The second server then refuses two of its calls, so that the session there is lost.
+async fn refused_twice(gate: &TestGateway, before: &BodySender, refuses: &AtomicBool) -> (Client, Reply) {
+    gate.client().await;
+    let client = gate.client().await;
+    let mut own = client.get(None).await;
+    client.post(call_of_two(1)).await;
+    before.message(&changed());
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+    refuses.store(true, Ordering::Relaxed);
+    for id in 2..4 {
+        assert_eq!(client.post(call_of_two(id)).await.json().await["result"], json!(null), "{id}");
+    }
+    (client, own)
+}
+
 /// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over.
 #[tokio::test]
 async fn a_session_that_is_opened_anew_at_one_server_is_heard_on_the_sessions_own_stream() {
@@ -198,22 +221,11 @@ async fn a_session_that_is_opened_anew_at_one_server_is_heard_on_the_sessions_ow
     })
     .await;
     let gate = combined(&one, &two, "").await;
-    gate.client().await;
-    let client = gate.client().await;
-    let call = |id| request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}));
-    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
-    let mut own = client.get(None).await;
-    client.post(call(1)).await;
-    before.message(&changed);
-    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
-    refuses.store(true, Ordering::Relaxed);
-    for id in 2..4 {
-        assert_eq!(client.post(call(id)).await.json().await["result"], json!(null), "{id}");
-    }
+    let (client, mut own) = refused_twice(&gate, &before, &refuses).await;
     drop(before);
     // The call, or the stream that is opened again, opens the next session.
-    assert_eq!(client.post(call(4)).await.json().await["result"]["n"], 4);
-    after.message(&changed);
+    assert_eq!(client.post(call_of_two(4)).await.json().await["result"]["n"], 4);
+    after.message(&changed());
     assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
 }
 
@@ -267,23 +279,12 @@ async fn the_sessions_own_stream_reads_a_server_that_opens_a_session_again() {
     })
     .await;
     let gate = combined(&one, &two, "").await;
-    gate.client().await;
-    let client = gate.client().await;
-    let call = |id| request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}));
-    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
-    let mut own = client.get(None).await;
-    client.post(call(1)).await;
-    before.message(&changed);
-    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
-    refuses.store(true, Ordering::Relaxed);
-    for id in 2..4 {
-        assert_eq!(client.post(call(id)).await.json().await["result"], json!(null), "{id}");
-    }
+    let (client, mut own) = refused_twice(&gate, &before, &refuses).await;
     let openings = two.world.all(is_opening).len();
     drop(before);
     two.world.nth(openings, is_opening).await;
     refuses.store(false, Ordering::Relaxed);
-    while client.post(call(4)).await.json().await["result"]["n"] != 4 {}
-    after.message(&changed);
+    while client.post(call_of_two(4)).await.json().await["result"]["n"] != 4 {}
+    after.message(&changed());
     assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
 }

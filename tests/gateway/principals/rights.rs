@@ -466,7 +466,7 @@ async fn sec_48_a_reload_while_the_server_answers_a_subscription_ends_it() {
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains(SECRET), "{text}");
 }
 
-/// It began before the reload, for a caller from whom nothing was withheld.
+/// The stream began before the reload, for a caller with all rights.
 #[tokio::test]
 async fn sec_48_a_running_calls_stream_tells_nothing_of_a_resource_that_is_withheld_now() {
     let (events, call) = Once::events();

@@ -121,13 +121,12 @@ impl BridgedCall {
 
     /// Asks new questions; false if the client cannot be asked one. Without a client they are declined (T-81).
     async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
-        if !open.values().all(|one| session_question(&one.request, self.version, "").is_some()) {
+        let is_new = |key: &InputKey| !round.questions.contains_key(key) && !round.answers.contains_key(key);
+        let new: Vec<_> = open.iter().filter(|(key, _)| is_new(key)).collect();
+        if new.iter().any(|(_, one)| session_question(&one.request, self.version, "").is_none()) {
             return false;
         }
-        for (key, question) in open {
-            if round.questions.contains_key(key) || round.answers.contains_key(key) {
-                continue;
-            }
+        for (key, question) in new {
             let id = self.shared.question_id();
             let elicitation = format!("{:032x}", (self.shared.served.random)());
             let asks = session_question(&question.request, self.version, &elicitation);

@@ -73,7 +73,7 @@ pub(super) struct EndedCall {
 
 impl RecentValue for EndedCall {}
 
-/// A call whose client awaits the rest of its stream. If the client leaves before that stream is there, it is paused again.
+/// A call with a client that awaits the rest of its stream. It is paused again if the client leaves before that.
 pub(super) struct ResumingCall(Option<PausedCall>);
 
 impl ResumingCall {

@@ -93,18 +93,23 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
     assert_eq!(store.usage().tasks, 2);
 }
 
-/// F57: while there is no room, the writer has no connection, and readers alone keep the log.
-#[tokio::test]
-async fn f57_a_log_that_is_removed_from_a_full_disk_is_saved() {
-    let folder = tempfile::tempdir().unwrap();
+/// The store, and a switch: without room, commits fail.
+async fn open_on_a_disk_that_fills(folder: &TempDir) -> (Arc<DiskStore>, Arc<AtomicBool>) {
     let is_full = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&is_full);
     let full: FaultHook = Box::new(move || match switch.load(Ordering::SeqCst) {
         true => Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None)),
         false => Ok(()),
     });
-    let store = DiskStore::open_with(settings(&folder), FaultHooks { before_commit: Some(full), ..roomy() });
-    let store = store.await.unwrap();
+    let store = DiskStore::open_with(settings(folder), FaultHooks { before_commit: Some(full), ..roomy() });
+    (store.await.unwrap(), is_full)
+}
+
+/// F57: while there is no room, the writer has no connection, and readers alone keep the log.
+#[tokio::test]
+async fn f57_a_log_that_is_removed_from_a_full_disk_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, is_full) = open_on_a_disk_that_fills(&folder).await;
     checked(&store).await;
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
@@ -117,26 +122,14 @@ async fn f57_a_log_that_is_removed_from_a_full_disk_is_saved() {
     is_full.store(false, Ordering::SeqCst);
     store.replace(revision, WriteRole::Holder, &one).await.unwrap();
     assert_eq!(page().await.tasks.len(), 1);
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::create_dir(copy.path().join("data")).unwrap();
-    for name in ["tasks.db", "tasks.db-wal"] {
-        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
-    }
-    assert_eq!(open(&copy).await.usage().tasks, 1);
+    assert_eq!(open(&copy_of(&folder)).await.usage().tasks, 1);
 }
 
 /// F53: on a full disk, each refused write would else cost a look at all rows.
 #[tokio::test]
 async fn f53_a_write_without_room_leaves_memory_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
-    let is_full = Arc::new(AtomicBool::new(false));
-    let switch = Arc::clone(&is_full);
-    let full: FaultHook = Box::new(move || match switch.load(Ordering::SeqCst) {
-        true => Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None)),
-        false => Ok(()),
-    });
-    let store = DiskStore::open_with(settings(&folder), FaultHooks { before_commit: Some(full), ..roomy() });
-    let store = store.await.unwrap();
+    let (store, is_full) = open_on_a_disk_that_fills(&folder).await;
     let (one, other) = (task("a", 1), task("a", 2));
     let revision = store.insert(&one).await.unwrap();
     store.insert(&other).await.unwrap();
@@ -336,13 +329,7 @@ async fn f57_the_content_of_a_removed_log_is_saved_and_the_file_is_opened_anew()
         assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, revision);
     }
     assert_eq!(store.usage().tasks, 4);
-    // As after kill -9.
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::create_dir(copy.path().join("data")).unwrap();
-    for name in ["tasks.db", "tasks.db-wal"] {
-        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
-    }
-    assert_eq!(open(&copy).await.usage().tasks, 4);
+    assert_eq!(open(&copy_of(&folder)).await.usage().tasks, 4);
 }
 
 /// A bug that ends the writer is reported, and other processes stay locked out of the open file.

@@ -38,7 +38,6 @@ mod frames;
 mod grant;
 mod handshake;
 mod head;
-mod header_timeout;
 mod host;
 mod io;
 pub mod listener;

@@ -2,7 +2,6 @@
 //! that the findings hold for the gateway.
 
 mod discovery;
-mod error;
 mod report;
 
 use std::io::Write as _;

@@ -176,7 +176,7 @@ fn service(
 fn http1(shared: &ListenerState) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        // The socket enforces this timeout, see `header_timeout`.
+        // The socket enforces this timeout, see `HeaderTimeout`.
         .header_read_timeout(None)
         .max_buf_size(READ_BUFFER)
         // A connection that is accepted during the notice phase gets one response.

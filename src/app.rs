@@ -12,8 +12,24 @@ pub mod reload;
 mod reload_trigger;
 mod replica;
 pub mod sealing_key;
-#[cfg_attr(not(unix), path = "app/no_service_manager.rs")]
+#[cfg(unix)]
 pub mod service_manager;
+#[cfg(not(unix))]
+pub mod service_manager {
+    use std::time::Duration;
+
+    pub const fn notify_ready() {}
+
+    pub const fn notify_reloading() {}
+
+    pub const fn notify_stopping(_: Duration) {}
+
+    pub async fn keep_stopping(_: Duration) {
+        std::future::pending().await
+    }
+
+    pub async fn keep_watched() {}
+}
 mod shared_store;
 pub mod sockets;
 pub mod task_store;

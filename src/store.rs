@@ -4,7 +4,6 @@ mod clock_trust;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod disk;
-mod integers;
 pub mod memory;
 pub mod postgres;
 pub mod record;
@@ -17,3 +16,37 @@ pub use tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage, TaskStore,
     Usage, WriteRole, needs_holder,
 };
+
+/// Converts values to and from the integers of a database's columns, rounded to their range.
+mod integers {
+    use super::tasks::Revision;
+    use crate::task::{TaskKey, Timestamp};
+
+    pub(super) fn at(time: Timestamp) -> i64 {
+        i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn time(column: i64) -> Timestamp {
+        Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
+    }
+
+    pub(super) fn number(value: usize) -> i64 {
+        i64::try_from(value).unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn count(column: i64) -> usize {
+        usize::try_from(column).unwrap_or(0)
+    }
+
+    pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
+        key.id.bits().to_be_bytes()
+    }
+
+    pub(super) fn revision(column: i64) -> Revision {
+        Revision(u64::try_from(column).unwrap_or(0))
+    }
+
+    pub(super) fn revision_column(revision: Revision) -> i64 {
+        i64::try_from(revision.0).unwrap_or(i64::MAX)
+    }
+}

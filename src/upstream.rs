@@ -24,8 +24,30 @@ pub(crate) mod session;
 pub(crate) mod shared_lookups;
 pub(crate) mod spare_headers;
 pub mod subject_token;
-#[cfg_attr(not(unix), path = "upstream/no_supervisor.rs")]
+#[cfg(unix)]
 pub mod supervisor;
+#[cfg(not(unix))]
+pub mod supervisor {
+    //! Refuses servers that are programs.
+
+    use std::ffi::OsString;
+    use std::io;
+    use std::process::{Command, ExitCode};
+    use std::time::Duration;
+
+    use crate::system::ProgramLimits;
+
+    pub(crate) const STOP_MAX: Duration = Duration::ZERO;
+    const REFUSED: &str = "a server that is a program needs Linux or macOS; on this system name a server by its URL";
+
+    pub(crate) fn command(_: &ProgramLimits, _: &str, _: &[String]) -> io::Result<Command> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, REFUSED))
+    }
+
+    pub fn run(_: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+        None
+    }
+}
 pub mod token_client;
 pub mod transport;
 pub mod upstream_health;

@@ -8,7 +8,6 @@ mod issued_credentials;
 pub(super) mod listeners;
 mod paths;
 mod store;
-mod token_issuers;
 mod upstream_headers;
 
 use std::collections::BTreeSet;

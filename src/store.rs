@@ -19,7 +19,7 @@ pub use tasks::{
 
 /// Converts values to and from the integers of a database's columns, rounded to their range.
 mod integers {
-    use super::tasks::Revision;
+    use crate::store::tasks::Revision;
     use crate::task::{TaskKey, Timestamp};
 
     pub(super) fn at(time: Timestamp) -> i64 {

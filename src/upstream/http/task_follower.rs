@@ -64,6 +64,8 @@ struct TaskFollower<'a> {
     /// Consecutive invalid responses to polls, and to requests for the outcome.
     odd_polls: u16,
     odd_outcomes: u16,
+    /// `Yes` once the upstream's task has ended.
+    executed: Executed,
 }
 
 impl HttpCall {
@@ -90,7 +92,7 @@ impl HttpCall {
         if let Some(made) = &made {
             let _ = self.call.task.set(Arc::clone(&made.id));
         }
-        let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
+        let Some(id) = self.call.task.get().cloned() else { return Err(lost(Executed::Unknown)) };
         let params = peer::params_of(&id);
         let pace = PollSchedule::new(self.began, self.deadline);
         TaskFollower {
@@ -104,6 +106,7 @@ impl HttpCall {
             children: HashSet::new(),
             odd_polls: 0,
             odd_outcomes: 0,
+            executed: Executed::Unknown,
         }
         .run(made)
         .await
@@ -210,7 +213,7 @@ impl TaskFollower<'_> {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
             Ok(Err(error)) if peer::is_about_the_task(&error) => {
                 self.failed(TaskRequestError::Refused(error)).await;
-                Err(lost())
+                Err(lost(self.executed))
             }
             Ok(Err(error)) => {
                 self.failed(TaskRequestError::Refused(error)).await;
@@ -218,14 +221,16 @@ impl TaskFollower<'_> {
             }
             Err(fault) => {
                 self.odd_polls += u16::from(fault.reason == Reason::UpstreamMalformed);
-                // The request failed; the task was made all the same.
-                self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
+                self.survive(fault, self.odd_polls).await
             }
         }
     }
 
     async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
         self.odd_polls = 0;
+        if task.status == UpstreamTaskStatus::Done {
+            self.executed = Executed::Yes;
+        }
         self.pace.learn(Instant::now(), task.poll_interval, task.ttl);
         if task.message != self.message {
             self.message.clone_from(&task.message);
@@ -280,8 +285,10 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses.
+    /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses. A call whose task
+    /// has ended does not wait for its deadline, which does not know that the call was executed (GW-38).
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u16) -> Result<Option<T>, GatewayFault> {
+        let fault = GatewayFault { executed: self.executed, ..fault };
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
         // The other reasons may pass before the deadline, or never occur here.
         let is_final = matches!(
@@ -292,7 +299,8 @@ impl TaskFollower<'_> {
                 | Reason::CredentialRefused
                 | Reason::ResultTooLarge
                 | Reason::IntroductionTooLarge
-        ) || (fault.reason == Reason::UpstreamMalformed && odd >= MALFORMED_MAX);
+        ) || (fault.reason == Reason::UpstreamMalformed && odd >= MALFORMED_MAX)
+            || (fault.executed == Executed::Yes && self.pace.is_over());
         if is_final { Err(fault) } else { Ok(None) }
     }
 
@@ -318,14 +326,14 @@ impl TaskFollower<'_> {
             Ok(answer) => Ok(Some(last(answer))),
             Err(fault) => {
                 self.odd_outcomes += u16::from(fault.reason == Reason::UpstreamMalformed);
-                self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await
+                self.survive(fault, self.odd_outcomes).await
             }
         }
     }
 }
 
-const fn lost() -> GatewayFault {
-    GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
+const fn lost(executed: Executed) -> GatewayFault {
+    GatewayFault::new(Reason::UpstreamSessionLost, executed)
 }
 
 /// The times after which a task's outcome may be lost. Pure.
@@ -388,6 +396,11 @@ impl PollSchedule {
     const fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         self.last = now;
+    }
+
+    /// Whether no poll follows before the deadline.
+    fn is_over(&self) -> bool {
+        self.ends.deadline.is_some_and(|deadline| self.next(u8::MAX) >= deadline)
     }
 
     /// The next poll: after the interval and some jitter by `dice` (UPC-01).

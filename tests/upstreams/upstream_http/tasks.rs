@@ -60,7 +60,19 @@ async fn t_03_the_outcome_of_a_task_is_always_fetched() {
     let at_once = new().on("tools/call", made(&super::task_server::task("completed")));
     check("done before its handle came", at_once, (0, 1), &[DONE]).await;
     let gone = new().on("tasks/get", [is("completed"), Error(-32_602, "unknown")]);
-    check("gone before it was fetched", gone.on("tasks/result", [Error(-32_602, "unknown")]), (2, 1), &[LOST]).await;
+    let gone = gone.on("tasks/result", [Error(-32_602, "unknown")]);
+    check("gone before it was fetched", gone, (2, 1), &["lost UpstreamSessionLost Yes"]).await;
+}
+
+/// GW-38: the deadline alone would end such a call as one that may not have run.
+#[tokio::test]
+async fn gw_38_a_task_that_ended_was_executed_although_its_outcome_never_comes() {
+    let server = new().on("tasks/result", [Status(500)]).serve().await;
+    let deadline = UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(2) };
+    let context = CallContext { native_task: deadline, ..context() };
+    let mut exchange = try_begin(&upstream(&server.url()), call(&json!({})), context).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, ["lost UpstreamHttpStatus Yes"]);
+    assert!(count(&server.world, "tasks/result") > 1, "it is asked for again before that");
 }
 
 #[tokio::test]

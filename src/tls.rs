@@ -227,7 +227,8 @@ impl DailyWarning {
     }
 
     pub fn due(&mut self, identity: &CertifiedKey, now: Timestamp) -> Option<String> {
-        let warning = validity_warning(identity, now).filter(|_| now.since(self.last) >= DAY)?;
+        let is_due = now < self.last || now.since(self.last) >= DAY;
+        let warning = validity_warning(identity, now).filter(|_| is_due)?;
         self.last = now;
         Some(warning)
     }
@@ -369,6 +370,9 @@ mod tests {
             (-14..2).map(|day| day * 4).collect::<Vec<_>>(),
             "once a day, in the last 14 and after the end"
         );
+        // A clock that was far ahead is set back.
+        let back = at(until, -10);
+        assert_eq!([(); 2].map(|()| daily.due(&identity, back).is_some()), [true, false]);
     }
     #[test]
     fn authorities_come_all_of_a_file() {

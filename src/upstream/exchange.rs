@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use metrics::Histogram;
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::ForwardedHeaders;
@@ -197,6 +198,13 @@ impl CallContext {
             subtasks: SubtaskQuota::default(),
             handed_over: HandedOver::default(),
         }
+    }
+
+    /// When the call began, perhaps in an earlier process, and its deadline.
+    pub(super) fn span(&self) -> (Instant, Option<Instant>) {
+        let (now, left) = (Instant::now(), self.native_task.deadline().or(self.deadline));
+        let ran = self.deadline.zip(left).map_or(Duration::ZERO, |(all, left)| all.saturating_sub(left));
+        (now.checked_sub(ran).unwrap_or(now), left.and_then(|left| now.checked_add(left)))
     }
 }
 

@@ -134,7 +134,7 @@ impl HttpCall {
         above: Arc<[Arc<str>]>,
     ) -> Arc<Self> {
         session.calls.enter(&call);
-        let began = Instant::now();
+        let (began, deadline) = context.span();
         Arc::new(Self {
             call,
             session: Mutex::new(session),
@@ -143,7 +143,7 @@ impl HttpCall {
             forwarded: context.forwarded.clone(),
             limits: ReadLimits::of_call(context),
             began,
-            deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
+            deadline,
             is_watched: context.native_task.is_watched(),
             subtasks: context.subtasks.clone(),
             above,

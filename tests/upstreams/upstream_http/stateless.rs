@@ -8,7 +8,9 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use taskgate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use taskgate::upstream::http::HttpUpstreamSettings;
-use taskgate::upstream::{Answer, CallContext, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
+use taskgate::upstream::{
+    Answer, CallContext, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest, UpstreamTaskMode,
+};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -267,6 +269,24 @@ async fn upc_01_a_task_is_polled_before_its_server_forgets_it_and_before_the_dea
         let mut exchange = in_time(upstream(&server).begin(call(&json!({})), context)).await.unwrap();
         assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#], "{deadline}");
     }
+}
+
+/// UPC-01: `ttl` counts from the creation of a task, which the call's begin in an earlier process precedes.
+#[tokio::test]
+async fn upc_01_a_task_that_is_taken_up_late_is_polled_before_its_server_forgets_it() {
+    let told = |status, more: Value| {
+        let mut told = task(status, &more);
+        (told["ttlMs"], told["pollIntervalMs"]) = (json!(250_000), json!(300_000));
+        ("tasks/get", told)
+    };
+    let done = told("completed", json!({"result": {"content": []}}));
+    let server = answering(vec![told("working", json!({})), done]).await;
+    let [all, left] = [600, 366].map(Duration::from_secs);
+    let native_task = UpstreamTaskMode::WhereServed { deadline: left };
+    let context = CallContext { deadline: Some(all), native_task, ..context() };
+    let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
+    let mut exchange = in_time(upstream(&server).resume(token, context)).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
 }
 
 /// UPC-01: the outcome of a task does not depend on an answer that its server does not take.

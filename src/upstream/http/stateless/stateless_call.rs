@@ -263,7 +263,7 @@ impl StatelessCall {
         // A task's keys are unrelated to earlier rounds; the upstream has accepted their answers.
         self.questions.of_task();
         self.note_untaken();
-        let mut watch = TaskPoller::new(&made.id, self.line.deadline);
+        let mut watch = TaskPoller::new(&made.id, TaskEnds::new(Instant::now(), self.line.deadline));
         self.task.put(&made.id);
         if self.line.is_watched {
             self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
@@ -276,7 +276,7 @@ impl StatelessCall {
     pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.questions.reopen(open);
-        let watch = TaskPoller::new(&id, self.line.deadline);
+        let watch = TaskPoller::new(&id, TaskEnds::new(self.line.began, self.line.deadline));
         self.watch(watch, true).await
     }
 
@@ -345,9 +345,9 @@ impl StatelessCall {
 }
 
 impl TaskPoller {
-    fn new(id: &Arc<str>, deadline: Option<Instant>) -> Self {
+    fn new(id: &Arc<str>, ends: TaskEnds) -> Self {
         let (failures, update_failures, update_due) = (0, 0, None);
-        let (id, interval, ends) = (Arc::clone(id), POLL_DEFAULT, TaskEnds::new(Instant::now(), deadline));
+        let (id, interval) = (Arc::clone(id), POLL_DEFAULT);
         Self { id, interval, ends, failures, update_failures, update_due, message: None, shown: None }
     }
 
@@ -462,7 +462,8 @@ mod tests {
         for (interval, doublings, pause) in
             [(1, 0, 1), (1, 3, 8), (1, 20, 60), (45, 1, 60), (240, 0, 240), (240, 3, 240)]
         {
-            let poller = TaskPoller { interval: seconds(interval), ..TaskPoller::new(&Arc::from("t"), None) };
+            let ends = TaskEnds::new(Instant::now(), None);
+            let poller = TaskPoller { interval: seconds(interval), ..TaskPoller::new(&Arc::from("t"), ends) };
             assert_eq!(poller.backoff(doublings), seconds(pause), "{interval} s after {doublings}");
         }
         assert_eq!([0, 240, 3_600].map(|named| kept_interval(seconds(named))), [POLL_MIN, seconds(240), seconds(300)]);

@@ -153,6 +153,8 @@ pub(super) struct StatelessSender {
     pub(super) takes_tasks: bool,
     /// Whether the owner receives events of the server's task.
     pub(super) is_watched: bool,
+    /// When a resumed call began, perhaps in an earlier process.
+    pub(super) began: Instant,
     /// Until when the owner of a call that may be the server's task waits.
     pub(super) deadline: Option<Instant>,
     log_level: Option<Arc<str>>,
@@ -175,8 +177,7 @@ impl StatelessSender {
                 (true, with_extension(&context.client.capabilities))
             }
         };
-        // A resumed call has run for some time.
-        let deadline = context.native_task.deadline().or(context.deadline);
+        let (began, deadline) = context.span();
         Self {
             link,
             eras,
@@ -184,7 +185,8 @@ impl StatelessSender {
             capabilities,
             takes_tasks,
             is_watched: context.native_task.is_watched(),
-            deadline: deadline.and_then(|deadline| Instant::now().checked_add(deadline)),
+            began,
+            deadline,
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _};
 
 use super::health::StoreHealthMonitor;
+use super::readers::ReaderPool;
 use super::{DiskTuning, columns, schema};
 
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -39,11 +40,17 @@ struct FileCheckState {
     is_over: bool,
     is_running: bool,
     is_interrupted: bool,
+    /// Whether the check must close its connection, and then begin anew.
+    is_anew: bool,
 }
 
 impl FileCheckState {
     fn must_stop(&self) -> bool {
-        self.is_interrupted || self.is_held || self.is_over
+        self.is_interrupted || self.is_held || self.is_ending()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.is_over || self.is_anew
     }
 }
 
@@ -70,6 +77,21 @@ impl FileCheck {
         self.woken.notify_all();
     }
 
+    /// Makes a check that is held close its connection; it begins anew once it is no longer held.
+    pub(super) fn begin_anew(&self) {
+        self.state.lock().is_anew = true;
+        self.woken.notify_all();
+    }
+
+    fn begins_anew(&self) -> bool {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.is_anew) {
+            return false;
+        }
+        self.woken.wait_while(&mut state, |state| state.is_held && !state.is_over);
+        !state.is_over
+    }
+
     #[cfg(test)]
     pub(super) fn is_running(&self) -> bool {
         self.state.lock().is_running
@@ -80,8 +102,16 @@ impl FileCheck {
         self.state.lock().is_over
     }
 
-    pub(super) fn run(self: &Arc<Self>, path: &Path, monitor: &StoreHealthMonitor, tuning: DiskTuning) {
-        match self.all(path, tuning) {
+    pub(super) fn run(self: &Arc<Self>, readers: &ReaderPool, monitor: &StoreHealthMonitor, tuning: DiskTuning) {
+        let checked = loop {
+            let reads = readers.begin();
+            let checked = self.all(readers.path(), tuning);
+            drop(reads);
+            if !self.begins_anew() {
+                break checked;
+            }
+        };
+        match checked {
             Ok(None) => tracing::debug!("the task store's file is whole"),
             Ok(Some(found)) => {
                 tracing::error!(found, "the task store's file is damaged");
@@ -149,7 +179,7 @@ impl FileCheck {
 
     fn rest(&self) {
         let mut state = self.state.lock();
-        if !state.is_over {
+        if !state.is_ending() {
             self.woken.wait_for(&mut state, PAUSE);
         }
     }
@@ -161,10 +191,8 @@ impl FileCheck {
         piece: &dyn Fn(&Connection) -> rusqlite::Result<T>,
     ) -> Option<rusqlite::Result<T>> {
         let mut state = self.state.lock();
-        while state.is_held && !state.is_over {
-            self.woken.wait(&mut state);
-        }
-        if state.is_over {
+        self.woken.wait_while(&mut state, |state| state.is_held && !state.is_ending());
+        if state.is_ending() {
             return None;
         }
         (state.is_running, state.is_interrupted) = (true, false);

@@ -110,10 +110,7 @@ impl DiskStore {
 
     fn check_in_background(&self, tuning: DiskTuning) {
         let (check, monitor, readers) = (Arc::clone(&self.check), Arc::clone(&self.monitor), Arc::clone(&self.readers));
-        let check = move || {
-            let _reads = readers.begin();
-            check.run(readers.path(), &monitor, tuning);
-        };
+        let check = move || check.run(&readers, &monitor, tuning);
         if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
             tracing::warn!(%error, "the task store's file is not checked");
         }

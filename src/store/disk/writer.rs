@@ -412,13 +412,16 @@ impl DiskWriter {
         let is_other = self.log.is_some() && self.log != identity(&schema::log_path(&self.path));
         self.is_log_lost |= is_other && self.readers.have_it_open();
         let opened = if self.is_log_lost && self.is_same_file() { self.open_alone() } else { self.open_again() };
-        self.check.go_on();
+        // A reader that begins without the log would find damage.
+        if !self.is_log_lost {
+            self.check.go_on();
+        }
         opened
     }
 
     /// Reopens the file without its lost log. Other connections would not see the new log, as they have the lost one open.
     fn open_alone(&mut self) -> Result<(), OpenError> {
-        self.check.end();
+        self.check.begin_anew();
         self.is_memory_current = false;
         let readers = Arc::clone(&self.readers);
         let opened = readers.without_readers(|| self.open_again()).unwrap_or_else(|| {

@@ -74,3 +74,36 @@ async fn f56_damage_is_found_by_a_check_that_had_to_make_way() {
         until("the damage is found", || store.health() == StoreHealth::Damaged).await;
     }
 }
+
+/// F57: the connection of the check keeps a lost log, too.
+#[tokio::test]
+async fn f57_a_check_during_which_the_log_is_lost_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data/tasks.db");
+    let fails = Arc::new(AtomicBool::new(false));
+    let (opened, is_second) = (path.clone(), Arc::clone(&fails));
+    let damaging: FaultHook = Box::new(move || {
+        if is_second.load(Ordering::SeqCst) {
+            files::damage(&opened, "tasks_gone");
+        }
+        Ok(())
+    });
+    let hooks = FaultHooks { before_open: Some(damaging), before_commit: Some(failing_while(&fails)), ..roomy() };
+    let mut settings = endless(&folder);
+    // The failed commit notices the loss, while the check still reads.
+    settings.tuning.tick = Duration::from_secs(600);
+    let store = DiskStore::open_with(settings, hooks).await.unwrap();
+    until("the check reads", || store.check.is_running()).await;
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    std::fs::remove_file(schema::log_path(&path)).unwrap();
+    fails.store(true, Ordering::SeqCst);
+    assert!(store.replace(revision, WriteRole::Holder, &one).await.is_err());
+    fails.store(false, Ordering::SeqCst);
+    store.replace(revision, WriteRole::Holder, &one).await.unwrap();
+    until("the damage is found", || {
+        store.check.pause();
+        store.health() == StoreHealth::Damaged
+    })
+    .await;
+}

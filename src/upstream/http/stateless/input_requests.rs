@@ -1,13 +1,14 @@
 //! Tracks the questions of one call: open, answered, or accepted by the upstream.
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use super::stateless_sender::{RequestFailure, malformed};
 use crate::dialect::relay_ext_tasks::{self as peer, ExtensionQuestion};
 use crate::task::Executed;
 use crate::upstream::{Answer, ExchangeEvent};
-use crate::wire::{Object, Payload, RpcError};
+use crate::wire::{Object, Payload, RpcError, canonical};
 
 /// Most open questions of one call, and most in all (U29).
 const OPEN_MAX: usize = 32;
@@ -31,7 +32,17 @@ pub(super) struct InputRequests {
 #[derive(Debug)]
 struct InputRequest {
     method: Arc<str>,
+    /// Tells the question from a later one under its key.
+    fingerprint: u64,
     state: InputRequestState,
+}
+
+impl InputRequest {
+    fn new(ExtensionQuestion { method, params }: &ExtensionQuestion) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (method, params.as_ref().map(canonical)).hash(&mut hasher);
+        Self { method: Arc::clone(method), fingerprint: hasher.finish(), state: InputRequestState::Open }
+    }
 }
 
 #[derive(Debug)]
@@ -40,6 +51,8 @@ enum InputRequestState {
     /// Not yet accepted by the upstream.
     Answered(Payload),
     Closed,
+    /// No longer listed.
+    Gone,
 }
 
 impl InputRequests {
@@ -66,23 +79,30 @@ impl InputRequests {
         for (key, entry) in requests.entries() {
             // The event is sent once more: a resuming process knows the question by its name.
             self.earlier.retain(|earlier| *earlier != *key);
-            if self.entries.contains_key(&*key) {
+            let question = peer::question(&key, &entry).ok_or(malformed(Executed::Unknown))?;
+            let request = InputRequest::new(&question);
+            // A server may not use a key twice, but would wait for its answer.
+            let is_known = |known: &InputRequest| match known.state {
+                InputRequestState::Open | InputRequestState::Answered(_) => true,
+                InputRequestState::Closed => known.fingerprint == request.fingerprint,
+                InputRequestState::Gone => false,
+            };
+            if self.entries.get(&*key).is_some_and(is_known) {
                 continue;
             }
-            let ExtensionQuestion { method, params } =
-                peer::question(&key, &entry).ok_or(malformed(Executed::Unknown))?;
             let open = self.entries.values().filter(|entry| matches!(entry.state, InputRequestState::Open)).count();
             if open >= OPEN_MAX || self.asked >= ASKED_MAX {
                 return Err(malformed(Executed::Unknown));
             }
             self.asked += 1;
+            let ask = self.ask(&key);
+            self.entries.insert(key.clone().into_owned(), request);
             if let Some(answer) = self.early.remove(&*key) {
-                self.entries.insert(key.clone().into_owned(), InputRequest { method, state: InputRequestState::Open });
-                self.answer(&self.ask(&key), answer).map_err(RequestFailure::Faulted)?;
+                self.answer(&ask, answer).map_err(RequestFailure::Faulted)?;
                 continue;
             }
-            events.push(ExchangeEvent::Asked { ask: self.ask(&key), method: Arc::clone(&method), params });
-            self.entries.insert(key.into_owned(), InputRequest { method, state: InputRequestState::Open });
+            let ExtensionQuestion { method, params } = question;
+            events.push(ExchangeEvent::Asked { ask, method, params });
         }
         Ok(events)
     }
@@ -92,11 +112,8 @@ impl InputRequests {
         let gone = self.earlier.extract_if(.., |key| !asked.contains(key.as_str()));
         let mut withdrawn: Vec<_> = gone.collect();
         self.early.retain(|key, _| asked.contains(key.as_str()));
-        for (key, entry) in &mut self.entries {
-            if asked.contains(key.as_str()) {
-                continue;
-            }
-            if matches!(std::mem::replace(&mut entry.state, InputRequestState::Closed), InputRequestState::Open) {
+        for (key, entry) in self.entries.iter_mut().filter(|(key, _)| !asked.contains(key.as_str())) {
+            if matches!(std::mem::replace(&mut entry.state, InputRequestState::Gone), InputRequestState::Open) {
                 withdrawn.push(key.clone());
             }
         }
@@ -128,7 +145,7 @@ impl InputRequests {
     pub(super) fn responses(&self) -> Option<Payload> {
         peer::responses(self.entries.iter().filter_map(|(key, entry)| match &entry.state {
             InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
-            InputRequestState::Open | InputRequestState::Closed => None,
+            InputRequestState::Open | InputRequestState::Closed | InputRequestState::Gone => None,
         }))
     }
 
@@ -205,12 +222,34 @@ mod tests {
         assert!(questions.is_complete());
         questions.answer(&ask("0/b"), Answer::Result(Payload::empty_object())).unwrap();
         assert_eq!(questions.responses(), None, "an answer that came too late is dropped");
-        assert_eq!(lines(questions.take(&both).unwrap()), [""; 0], "a key is never asked again");
         questions.next_round();
         assert_eq!(
             lines(questions.take(&requests(&[("a", method::SAMPLE)])).unwrap()),
             ["asked \"1/a\" sampling/createMessage"]
         );
+    }
+
+    /// UPC-11: the task would wait for an answer that no client is asked for.
+    #[test]
+    fn upc11_a_key_that_its_server_uses_again_is_another_question() {
+        let asked = ["asked \"0/a\" elicitation/create"];
+        let yes = || Answer::Result(Payload::of(&json!({ "action": "accept" })));
+        let under_a = |message: &str| {
+            let params = json!({ "message": message });
+            Object::of(&Payload::of(&json!({ "a": { "method": method::ELICIT, "params": params } }))).unwrap()
+        };
+        let mut questions = InputRequests::default();
+        assert_eq!(lines(questions.take(&under_a("one?")).unwrap()), asked);
+        questions.answer(&ask("0/a"), yes()).unwrap();
+        assert_eq!(lines(questions.take(&under_a("two?")).unwrap()), [""; 0], "not before the server has the answer");
+        questions.taken();
+        assert_eq!(lines(questions.take(&under_a("one?")).unwrap()), [""; 0], "the server has not processed it yet");
+        assert_eq!(lines(questions.take(&under_a("two?")).unwrap()), asked);
+        questions.answer(&ask("0/a"), yes()).unwrap();
+        assert!(questions.responses().is_some());
+        questions.taken();
+        assert_eq!(lines(questions.withdraw_all_but(None)), [""; 0]);
+        assert_eq!(lines(questions.take(&under_a("two?")).unwrap()), asked, "asked again later");
     }
 
     /// A question that is still asked gets one more event under its name; another is withdrawn, even one of an earlier process.

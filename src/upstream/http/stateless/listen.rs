@@ -24,7 +24,7 @@ use crate::upstream::session::{SessionKey, UpstreamLink, route};
 use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, ServerNotification, own_ids};
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope, method, one_line, rpc_error};
 
 const SOURCES_MAX: usize = 1_024;
 /// Most resources on one stream; more are not granted.
@@ -535,7 +535,7 @@ fn refused(error: RpcError) -> ListenError {
             | rpc_error::UNSUPPORTED_VERSION
     );
     match is_for_good {
-        true => ListenError::Refused(error.message),
+        true => ListenError::Refused(one_line::name(&error.message)),
         false => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
     }
 }

@@ -11,7 +11,7 @@ use crate::dialect::negotiate::LogLevel;
 use crate::upstream::Progress;
 use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
-use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
+use crate::wire::{Message, Notification, Object, Payload, RequestId, Response, ScanLimits, envelope, meta, method};
 
 #[derive(Debug)]
 pub struct CallNotices {
@@ -33,7 +33,7 @@ impl CallNotices {
     /// Progress resets the timeouts of clients; a comment serves proxies.
     pub fn life_sign(&mut self) -> BodyPart {
         match &mut self.progress {
-            Some(rising) if self.life_signs => BodyPart::message(rising.life_sign(None)),
+            Some(rising) if self.life_signs => rising.life_sign(None),
             Some(_) | None => BodyPart::comment(),
         }
     }
@@ -90,7 +90,7 @@ impl MonotonicProgress {
             self.shown = Some(number);
             return Some(value.clone());
         }
-        Some(self.raise())
+        self.raise()
     }
 
     /// Whether a life sign exceeds the upstream's last value.
@@ -98,10 +98,10 @@ impl MonotonicProgress {
         self.shown > self.real
     }
 
-    /// `related` is the `_meta` that names the task, if the client needs it.
-    pub fn life_sign(&mut self, related: Option<&Payload>) -> Bytes {
-        let value = self.raise();
-        self.notification(&value, None, related)
+    /// Progress, or a comment if no number exceeds the last one. `related` names the task, if the client needs it.
+    pub fn life_sign(&mut self, related: Option<&Payload>) -> BodyPart {
+        let sign = self.raise().map(|value| BodyPart::message(self.notification(&value, None, related)));
+        sign.unwrap_or_else(BodyPart::comment)
     }
 
     pub fn notification(&self, value: &Payload, message: Option<&str>, related: Option<&Payload>) -> Bytes {
@@ -109,12 +109,11 @@ impl MonotonicProgress {
         progress::notification(&self.token, step, related)
     }
 
-    fn raise(&mut self) -> Payload {
+    fn raise(&mut self) -> Option<Payload> {
         let last = self.shown.unwrap_or(0.0);
         // Adding the step to a large number may not change it.
         let next = if last + STEP > last { last + STEP } else { last.next_up() };
-        self.shown = Some(next);
-        Payload::of(&next)
+        next.is_finite().then(|| Payload::of(self.shown.insert(next)))
     }
 }
 
@@ -140,7 +139,7 @@ impl LifeSigns {
     /// Must be written between two events.
     pub(in crate::face) fn life_sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
-        if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.life_sign(None)) }
+        if watch.is_over { BodyPart::comment() } else { watch.rising.life_sign(None) }
     }
 
     /// Reads a forwarded part with the `events` that end in it, `None` once one was too large; `is_whole`: it begins
@@ -170,7 +169,7 @@ impl LifeSigns {
                     }
                 }
                 // Progress ends with the response (MOD-22).
-                Ok(Message::Response(response)) if response.id.as_ref() == Some(&watch.id) => watch.is_over = true,
+                Ok(Message::Response(Response { id: Some(id), .. })) if id.says(&watch.id) => watch.is_over = true,
                 Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => (),
             }
         }
@@ -208,14 +207,16 @@ pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::framing::SseDecoder;
 
     fn real(rising: &mut MonotonicProgress, text: &str) -> Option<String> {
         let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap();
         rising.real(&value, None).map(|shown| shown.as_str().to_owned())
     }
 
-    fn value(sign: &Bytes) -> f64 {
-        serde_json::from_slice::<serde_json::Value>(sign).unwrap()["params"]["progress"].as_f64().unwrap()
+    fn value(sign: &BodyPart) -> f64 {
+        let text = &sign.event().expect("a sign with progress").data;
+        serde_json::from_slice::<serde_json::Value>(text).unwrap()["params"]["progress"].as_f64().unwrap()
     }
 
     /// MOD-22, T-73.
@@ -240,5 +241,18 @@ mod tests {
             let shown: f64 = real(&mut rising, large).unwrap().parse().unwrap();
             assert!(value(&rising.life_sign(None)) > shown, "{large}");
         }
+        assert!(real(&mut rising, "1.7976931348623157e308").is_some());
+        assert!(rising.life_sign(None).is_comment(), "no number is larger");
+    }
+
+    /// MOD-22: servers may spell an id in another way.
+    #[test]
+    fn mod_22_no_progress_follows_a_response_whose_id_is_spelt_in_another_way() {
+        let signs = LifeSigns::new(RequestId::text("\u{e9}"), Payload::of("t"));
+        assert!(!signs.life_sign().is_comment());
+        let part = BodyPart::message(Bytes::from_static(br#"{"jsonrpc":"2.0","id":"\u00e9","result":{}}"#));
+        let events = SseDecoder::new(EVENT_BYTES_MAX).take(&part).unwrap();
+        signs.pass(part, Some(&events), true);
+        assert!(signs.life_sign().is_comment());
     }
 }

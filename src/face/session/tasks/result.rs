@@ -187,7 +187,7 @@ impl CallMessages for OutcomeWait {
             Ok(task) if !task.is_settled() => shared.tasks.codec().related(&task),
             Ok(_) | Err(_) => return BodyPart::comment(),
         };
-        BodyPart::message(rising.lock().life_sign(Some(&related.meta())))
+        rising.lock().life_sign(Some(&related.meta()))
     }
 
     fn signs_are_progress(&self) -> bool {

@@ -166,10 +166,13 @@ impl InFlight {
     }
 }
 
-/// The key of a session's request. Includes the session's random nonce, so sessions never collide.
+/// The key of a session's request, for all spellings of its id. Includes the random nonce, so sessions never collide.
 pub(super) fn request_key(nonce: u128, id: &RequestId) -> u128 {
     let mut hasher = DefaultHasher::new();
-    id.hash(&mut hasher);
+    match id.as_text() {
+        Some(text) => text.hash(&mut hasher),
+        None => id.as_json().parse::<i64>().ok().hash(&mut hasher),
+    }
     nonce ^ u128::from(hasher.finish())
 }
 
@@ -203,7 +206,10 @@ impl Drop for InFlightEntry {
 mod tests {
     use std::time::Duration;
 
+    use bytes::Bytes;
+
     use super::*;
+    use crate::wire::{Payload, ScanLimits};
 
     fn is_empty(in_flight: &InFlight) -> bool {
         let requests = in_flight.requests.lock();
@@ -240,6 +246,17 @@ mod tests {
         assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
         let later = Instant::now() + Duration::from_millis(1);
         assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
+    }
+
+    /// SEC-62: a client's answer finds the question of its server.
+    #[test]
+    fn sec_62_a_request_has_one_key_however_its_id_is_spelt() {
+        let key = |id: &'static str| {
+            let id = Payload::parse(&Bytes::from_static(id.as_bytes()), ScanLimits::CLIENT).unwrap();
+            request_key(7, &RequestId::from_payload(&id).unwrap())
+        };
+        assert_eq!((key(r#""a""#), key("0")), (key(r#""\u0061""#), key("-0")));
+        assert_ne!(key("1"), key(r#""1""#), "T-62");
     }
 
     /// The wait ends in the same poll as the cancel, whose response said that nothing is sent.

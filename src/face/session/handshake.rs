@@ -184,7 +184,7 @@ impl SessionFaceState {
         self.own.forget(session.token.nonce);
         self.called.forget(session.token.nonce);
         // Last, so that a call which is paused meanwhile sees the end.
-        self.paused.end(session.token.nonce);
+        self.paused.release(session.token.nonce);
     }
 }
 

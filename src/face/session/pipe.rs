@@ -518,6 +518,7 @@ async fn cancel(
     // Before the lookups, so that a request that is registered meanwhile sees it, and before the upstream is notified.
     in_flight.withdraw(nonce, session.counted_as(), id);
     in_flight.cancel(nonce, id, RequestStage::Held);
+    shared.paused.release(nonce);
     let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
     match is_ours.contains(&true) {
         true => StatusCode::ACCEPTED,

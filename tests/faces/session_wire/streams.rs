@@ -320,6 +320,25 @@ async fn u64_a_call_whose_stream_was_closed_on_purpose_gives_up_its_place_with_i
     assert_eq!(again.header("content-type"), Some("text/event-stream"), "the place is free");
 }
 
+/// U90: its client does not come back.
+#[tokio::test]
+async fn u90_a_call_whose_stream_was_closed_on_purpose_gives_up_its_place_when_its_client_cancels_it() {
+    let (_events, rest) = Once::events();
+    let server = leaving_server(rest).await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let client = gate.client().await;
+    client.post(call(1)).await.text().await;
+    let cancel = |id: u32| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    for (id, expected) in [(7, None), (1, Some("text/event-stream"))] {
+        assert_eq!(client.post(cancel(id).to_string()).await.status, StatusCode::ACCEPTED);
+        let next = client.post(call(2)).await;
+        let stream = next.header("content-type").filter(|kind| *kind == "text/event-stream");
+        assert_eq!(stream, expected, "after the cancel of {id}");
+    }
+    let told = server.world.all(|seen| seen.rpc() == "notifications/cancelled");
+    assert_eq!(told.len(), 2, "{told:?}");
+}
+
 #[tokio::test]
 async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
     let server = ScriptedServer::start(|seen| {

@@ -122,10 +122,13 @@ impl PausedCalls {
         self.ended.get(ended_key(&key)).and_then(|ended| ended.tool)
     }
 
-    /// Drops the paused calls of a session that has ended: no client resumes them.
-    pub(in crate::face::session) fn end(&self, nonce: u128) {
-        let ended: Vec<_> = self.waiting.lock().extract_if(|(of, _), _| *of == nonce).collect();
-        drop(ended);
+    /// Drops the session's paused calls that no client resumes: after its end all, before it the cancelled ones (U64, U90).
+    pub(in crate::face::session) fn release(&self, nonce: u128) {
+        let is_released = |(of, _): &PauseKey, PausedCall { call, .. }: &mut PausedCall| {
+            *of == nonce && (call.era.shared.sessions.is_over(&call.era.session) || !call.era.is_wanted())
+        };
+        let released: Vec<_> = self.waiting.lock().extract_if(is_released).collect();
+        drop(released);
     }
 
     fn keep(&self, key: PauseKey, paused: PausedCall) {
@@ -230,12 +233,9 @@ pub(super) fn pause(call: PipedCall<SessionPipeEra>, pace: PipeTimeouts, at: &St
     let key = (call.era.session.token.nonce, at.event.clone());
     let patience = Instant::now() + at.retry.min(RETRY_MAX) + ABSENCE_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
-    let nonce = key.0;
     shared.paused.keep(key.clone(), PausedCall { call, pace, until });
-    // Its session may have ended meanwhile.
-    if shared.sessions.has_ended(nonce) {
-        return shared.paused.end(nonce);
-    }
+    // Its client may have cancelled it meanwhile, or ended the session.
+    shared.paused.release(key.0);
     let stop = shared.served.scope.stop.clone();
     let tracker = shared.served.scope.tracker.clone();
     tracker.spawn(async move {

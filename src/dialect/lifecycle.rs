@@ -27,13 +27,13 @@ pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
         .finish()
 }
 
-/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), with the extension as
-/// exactly `{}` (EXT-01). `listChanged` and `subscribe` stay: they work by `subscriptions/listen`.
+/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), and without `experimental`
+/// ones, whose methods are not served; with the extension as exactly `{}` (EXT-01). `listChanged` and `subscribe` stay.
 fn stateless_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else {
         return ObjectWriter::new().member("extensions", &extensions(None)).finish();
     };
-    let edit = object.edit().remove("tasks");
+    let edit = object.edit().remove("tasks").remove("experimental");
     edit.set("extensions", extensions(object.get_object("extensions").as_ref())).finish()
 }
 
@@ -194,7 +194,7 @@ mod tests {
     fn capabilities_offer_the_extension_and_what_listeners_can_hear() {
         check_capabilities("{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
         check_capabilities(
-            r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"x":1},"logging":{},"completions":{}}"#,
+            r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"x":1},"logging":{},"experimental":{"x":{}},"completions":{}}"#,
             r#"{"tools":{"listChanged":true},"resources":{"subscribe":true,"x":1},"logging":{},"completions":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
         );
         check_capabilities(

@@ -222,14 +222,19 @@ impl CombinedUpstreams {
         }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
         if self.members[at].outage_log.is_due() {
-            tracing::warn!(endpoint = %path, %upstream, why, "an upstream is unavailable: its tools, prompts and resources are missing at the endpoint");
+            let cause = self.last_cause(at);
+            tracing::warn!(endpoint = %path, %upstream, why, cause, "an upstream is unavailable: its tools, prompts and resources are missing at the endpoint");
         }
+    }
+
+    fn last_cause(&self, at: usize) -> Option<String> {
+        let health = self.members[at].served.channel.health().filter(|health| health.look().is_failing())?;
+        health.last().map(|failure| one_line::name(&failure.cause))
     }
 
     /// The last failure's cause, for local clients only: it may contain file names of this machine.
     fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
-        let health = self.members[at].served.channel.health().filter(|_| *client.principal() == Principal::local())?;
-        health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
+        (*client.principal() == Principal::local()).then(|| self.last_cause(at)).flatten()
     }
 
     /// Asks an upstream that failed last whether it is available again, before a call. Fails with the client's refusal.

@@ -14,7 +14,7 @@ use http::StatusCode;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::admission::{AnswerScope, ServerVoice};
-use super::member_answer::MemberRefusal;
+use super::member_answer::{MemberRefusal, read_result};
 use super::member_request::EndpointClient;
 use super::messages::kept_params;
 use super::own_stream::is_event_stream;
@@ -75,26 +75,23 @@ impl ListenRequest {
         &self,
         at: usize,
         part: &SubscriptionFilter,
-    ) -> Result<(MemberListen, SubscriptionFilter), Box<FaceResponse>> {
-        let Some(params) = self.request.params.object() else { return Err(Box::new(bare(StatusCode::BAD_REQUEST))) };
-        let addressee = crate::face::answer::addressee(Some(&self.request.id), crate::face::http::AcceptedTypes::Both);
-        let refused = |refusal: MemberRefusal| Box::new(refusal.into_response(&addressee));
+    ) -> Result<(MemberListen, SubscriptionFilter), MemberRefusal> {
+        let Some(params) = self.request.params.object() else { return Err(MemberRefusal::late()) };
         let params = params.edit().set("notifications", part.written()).finish();
         let beginning = async {
             let (client, request) = (self.client.clone(), Request::clone(&self.request));
-            let asking = client.pass(at, request, Bytes::new(), Some(params));
-            let answer = asking.await.map_err(refused)?;
+            let answer = client.pass(at, request, Bytes::new(), Some(params)).await?;
+            let limits = self.client.upstreams.read_limits(at, self.client.principal());
             if !is_event_stream(&answer) {
-                return Err(Box::new(answer));
+                return Err(read_result(answer, &limits).await.err().unwrap_or_else(MemberRefusal::late));
             }
             let has_missed = answer.extensions().get::<UnknownTaskMarker>().is_some();
-            let limits = self.client.upstreams.read_limits(at, self.client.principal());
             let events = EventStream::new(answer.into_body(), limits);
             let voice = self.client.voice(at, AnswerScope::of(&self.request));
             let part = part.clone();
             let mut member = MemberListen { at, voice, part, events, has_missed, pause: PAUSE_MIN, reopened_at: None };
             loop {
-                let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
+                let Some(text) = member.text().await else { return Err(MemberRefusal::late()) };
                 if let Some(acknowledged) = acknowledged(&text) {
                     return Ok((member, acknowledged));
                 }
@@ -105,7 +102,7 @@ impl ListenRequest {
             // The gateway answers this part, so it says nothing about a late server.
             false => timeout(ANSWER_MAX, beginning).await.ok(),
         };
-        begun.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
+        begun.unwrap_or_else(|| Err(MemberRefusal::late()))
     }
 
     /// Asks for the resources that the client may use now: a server refuses the whole part for one of the others.
@@ -209,8 +206,10 @@ impl CombinedUpstreams {
         let parts = self.parts(client, requested).await;
         let asked = ListenRequest::of(client, request);
         let beginnings = parts.into_iter().map(|(at, part)| {
+            let allowed = Some(asked.allowed(at, &part)).filter(is_wanted);
             let asked = &asked;
-            async move { (at, asked.begin(at, &part).await, part) }
+            // Nothing but withheld resources is refused by the upstream's own rules (B249).
+            async move { (at, asked.begin(at, allowed.as_ref().unwrap_or(&part)).await, part) }
         });
         let subscription = Subscription::new(request.id.clone());
         let waiting = FuturesUnordered::new();
@@ -223,19 +222,21 @@ impl CombinedUpstreams {
                     has_missed |= member.has_missed;
                     granted.extend(&acknowledged);
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
-                    waiting.push(member.next().boxed());
+                    waiting.push(MemberListen { part, ..member }.next().boxed());
                 }
                 // Task subscriptions do not depend on a server.
-                Err(response) if part.tasks.is_some() => return *response,
-                Err(response) => {
-                    self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));
-                    refused = refused.or(Some(response));
+                Err(refusal) if part.tasks.is_some() => return refusal.into_response(addressee),
+                Err(refusal) => {
+                    if !refusal.needs_scopes() && !refusal.may_be_known_elsewhere() {
+                        self.note_absence(client, at, &refusal.message());
+                    }
+                    refused = refused.or(Some(refusal));
                     waiting.push(asked.clone().again(at, part, PAUSE_MIN).boxed());
                 }
             }
         }
-        if let (0, Some(response)) = (begun, refused) {
-            return *response;
+        if let (0, Some(refusal)) = (begun, refused) {
+            return refusal.into_response(addressee);
         }
         let due = VecDeque::from([subscription.acknowledged(&granted)]);
         let merged = MergedListen { asked, subscription, waiting, due, has_ended: false, _permit: permit };

@@ -433,9 +433,8 @@ impl CombinedUpstreams {
             match summary {
                 Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
                 Err(refusal) => {
-                    let cause = self.cause_for(client, at);
-                    self.note_absence(client, at, cause.as_deref().unwrap_or(&refusal.message()));
-                    if let Some(cause) = cause {
+                    self.note_absence(client, at, &refusal.message());
+                    if let Some(cause) = self.cause_for(client, at) {
                         absent
                             .push((Arc::clone(&self.settings.upstreams[at]), Arc::new(ServerSummary::absent(&cause))));
                     }

@@ -6,7 +6,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use support::scripted::in_time;
 
-use super::{combined, names, servers};
+use super::{combined, names, server, servers, text_of};
 use crate::combined_wire::client::{Reply, TestGateway};
 use crate::combined_wire::upstream::{BodySender, Once, SeenRequest};
 use crate::stateless_pipe::peers::server as stateless;
@@ -199,6 +199,36 @@ async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_ev
     said.message(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": params}));
     let next = stream.until("\n\n").await;
     assert!(next.contains("lasting"), "{next}");
+}
+
+/// B249: the resource is withheld at one server alone, which is there. One that had been away would be said to have
+/// changed in everything.
+#[tokio::test]
+async fn b249_a_listener_hears_a_server_at_which_a_resource_is_withheld() {
+    const ADA: &str = "tg_ada1_0123456789abcdef0123456789abcdef";
+    let (events, news) = Once::events();
+    let one = server("one", move |seen| (seen.method == "GET").then(|| news.take()).flatten()).await;
+    let two = server("two", |_| None).await;
+    let rules = format!(
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n[[auth.rules]]\n\
+         upstreams = [\"one\"]\nresources = [\"hidden://*\"]\nallow = false\n[[auth.rules]]\nallow = true\n"
+    );
+    let gate = TestGateway::serving(&format!("{rules}{}", text_of(&one, &two, ""))).await;
+    let bearer = format!("Bearer {ADA}");
+    let listen = async |wanted: Value| {
+        ask(&gate, &[("authorization", &bearer)], "subscriptions/listen", json!({"notifications": wanted})).await
+    };
+    let mut stream = listen(json!({"toolsListChanged": true, "resourceSubscriptions": ["hidden://two"]})).await;
+    let granted = stream.until("\n\n").await;
+    assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("hidden://two"), "{granted}");
+    let changed = "notifications/tools/list_changed";
+    events.message(&json!({"jsonrpc": "2.0", "method": changed, "params": {"from": "one"}}));
+    let mut next = stream.until("\n\n").await;
+    while !next.contains("data:") {
+        next = stream.until("\n\n").await;
+    }
+    assert!(next.contains(changed) && next.contains("\"from\":\"one\""), "{next}");
+    assert_eq!(one.world.count("resources/subscribe"), 0);
 }
 
 /// EXT-47. Beside what a server tells, which may be away, tasks are the gateway's own.

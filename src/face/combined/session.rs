@@ -176,7 +176,7 @@ impl CombinedUpstreams {
                 accepted()
             }
             Message::Notification(notification) => self.noted(&client, notification, &text).await,
-            Message::Response(response) => self.answered(&client, &response, &text).await,
+            Message::Response(response) => self.answered(&client, &response).await,
         }
     }
 
@@ -311,8 +311,9 @@ impl CombinedUpstreams {
         self.tell(client, only.as_deref(), &text).await
     }
 
-    /// Forwards a response to the upstream that asked. A task's question needs no session there: its task is stored.
-    async fn answered(&self, client: &EndpointClient, response: &Response, body: &Bytes) -> FaceResponse {
+    /// Forwards a response to the upstream that asked, and to no other (B248). A task's question needs no session
+    /// there: its task is stored.
+    async fn answered(&self, client: &EndpointClient, response: &Response) -> FaceResponse {
         if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
             && self.members[0].endpoint.is_asked_by_a_task(&id)
         {
@@ -320,12 +321,8 @@ impl CombinedUpstreams {
             let response = Response { id: Some(id), ..response.clone() };
             return self.members[at].endpoint.take_answer(client.caller(), response).await;
         }
-        let marked = messages::answer(response);
-        let (only, text) = match &marked {
-            Some((upstream, text)) => (Some(upstream.as_str()), text),
-            None => (None, body),
-        };
-        self.tell(client, only, text).await
+        let Some((upstream, text)) = messages::answer(response) else { return accepted() };
+        self.tell(client, Some(&upstream), &text).await
     }
 
     /// Sends a message to the session at one upstream, or at all.

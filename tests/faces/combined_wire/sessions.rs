@@ -246,6 +246,19 @@ async fn what_names_nothing_goes_to_all_that_are_open() {
 }
 
 #[tokio::test]
+async fn b248_an_answer_without_the_name_of_a_server_reaches_none() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"roots":[]}}"#;
+    assert_eq!(client.post(answer).await.status, StatusCode::ACCEPTED);
+    for server in [&one, &two] {
+        let told = server.world.all(|seen| seen.body.get("result").is_some());
+        assert!(told.is_empty(), "{told:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_session_ends_with_those_at_the_upstreams() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;

@@ -480,6 +480,9 @@ impl CombinedUpstreams {
             Err(none) => return none.answer(&addressee(None, AcceptedTypes::Json)),
         };
         self.sessions.in_flight.mark_unwanted(token.nonce, &inbound.counted_as());
+        // Before the servers end theirs: a request meanwhile would open another session there (B247).
+        self.sessions.tokens.ended(token.nonce, &inbound.counted_as());
+        self.sessions.known.remove(token.nonce);
         session.ended.cancel();
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
@@ -487,8 +490,6 @@ impl CombinedUpstreams {
             Some(self.members[self.position(&upstream, &inbound.caller)?].endpoint.serve(Box::new(inbound)))
         });
         join_all(ending).await;
-        self.sessions.known.remove(token.nonce);
-        self.sessions.tokens.ended(token.nonce, &inbound.counted_as());
         bare(StatusCode::OK)
     }
 }

@@ -258,6 +258,33 @@ async fn b248_an_answer_without_the_name_of_a_server_reaches_none() {
     }
 }
 
+/// B247: else a request would open another session at a server that has ended its own.
+#[tokio::test]
+async fn b247_a_session_takes_no_request_while_its_servers_end_theirs() {
+    let (one, _) = servers().await;
+    let ended = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&ended);
+    let two = ScriptedServer::slow(move |seen, _| {
+        let waits = Arc::clone(&waits);
+        async move {
+            if seen.method == "DELETE" {
+                waits.acquire().await.unwrap().forget();
+            }
+            None
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let (ending, late) = tokio::join!(client.delete(), async {
+        two.world.first(|seen| seen.method == "DELETE").await;
+        let late = client.post(request(1, "ping", &json!({}))).await.verdict().await;
+        ended.add_permits(1);
+        late
+    });
+    assert_eq!((ending.status, late.as_str()), (StatusCode::OK, "404 -32001 id 1"));
+}
+
 #[tokio::test]
 async fn a_session_ends_with_those_at_the_upstreams() {
     let (one, two) = servers().await;

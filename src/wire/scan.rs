@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::meta::CLIENT_CAPABILITIES;
 use lexeme::is_whitespace;
 pub(in crate::wire) use lexeme::{
-    StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
+    StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, rest_end, string_end,
 };
 
 #[derive(Clone, Copy, Debug)]

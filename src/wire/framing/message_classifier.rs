@@ -179,12 +179,8 @@ impl MessageClassifier {
             at += 1;
             match byte {
                 b'"' => {
-                    at = scan::string_end(bytes, at - 1);
-                    if at > bytes.len() {
-                        // It continues in the next piece, perhaps with the second byte of an escape.
-                        (self.string, self.after_backslash) = (Some(StringRole::Other), at > bytes.len() + 1);
-                        return &[];
-                    }
+                    let rest = self.skip_string(&bytes[at..]);
+                    at = bytes.len() - rest.len();
                 }
                 b'{' | b'[' => self.depth += 1,
                 b'}' | b']' => {
@@ -275,6 +271,9 @@ impl MessageClassifier {
             self.note(text, &bytes[..1]);
             return &bytes[1..];
         }
+        if text == StringRole::Other {
+            return self.skip_string(bytes);
+        }
         let at = scan::mark(bytes, 0);
         if self.length == 0 && !self.is_escaped && bytes.get(at) == Some(&b'"') {
             // Most strings come in one piece, without escapes.
@@ -300,6 +299,15 @@ impl MessageClassifier {
         };
         self.note(text, escaped);
         rest
+    }
+
+    /// Skips the rest of a string in which nothing decides.
+    fn skip_string<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let end = scan::rest_end(bytes, 0);
+        self.string = (end > bytes.len()).then_some(StringRole::Other);
+        // It continues in the next piece, perhaps with the second byte of an escape.
+        self.after_backslash = end > bytes.len() + 1;
+        bytes.get(end..).unwrap_or_default()
     }
 
     /// Keeps a part of the id. An id that is too long counts as none.

@@ -79,11 +79,25 @@ fn rest_of_string(text: &[u8], mut at: usize) -> Result<Quoted, usize> {
 
 /// The end of a string in scanned text; `at` is its opening quotation mark.
 pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
-    let mut at = mark(text, at + 1);
-    while text.get(at) == Some(&b'\\') {
-        at = mark(text, at + 2);
+    rest_end(text, at + 1)
+}
+
+/// As [`string_end`], from `start` on inside the string. Past the near bytes only quotation marks are searched for: the
+/// backslashes before one tell whether it is escaped.
+pub(in crate::wire) fn rest_end(text: &[u8], start: usize) -> usize {
+    let rest = text.get(start..).unwrap_or_default();
+    let mut at = stop_near::<false>(&rest[..rest.len().min(NEAR)]);
+    if rest.get(at) == Some(&b'"') {
+        return start + at + 1;
     }
-    at + 1
+    loop {
+        let quote = memchr(b'"', &rest[at..]).map_or(rest.len(), |found| at + found);
+        let escapes = rest[..quote].iter().rev().take_while(|byte| **byte == b'\\').count() % 2;
+        at = quote + 1;
+        if escapes == 0 || quote == rest.len() {
+            return start + at + escapes;
+        }
+    }
 }
 
 /// The next quotation mark or backslash from `at` on, or the end. Escapes cluster, so near bytes are inspected first.

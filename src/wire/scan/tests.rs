@@ -33,6 +33,17 @@ fn every_kind_of_value_is_accepted_with_whitespace_around_it() {
     check(r#"{ "a" : [ 1 , { "b" : null } , [ ] , { } ] , "" : "" }"#, Ok(()));
 }
 
+#[test]
+fn a_string_ends_at_the_first_quotation_mark_that_is_not_escaped_near_and_far() {
+    for (length, backslashes) in (0..200).flat_map(|length| (0..4).map(move |count| (length, count))) {
+        let inside = ["a".repeat(length), "\\".repeat(backslashes)].concat();
+        let escaped = backslashes % 2;
+        let end = inside.len() + 2 + 2 * escaped;
+        assert_eq!(string_end(format!(r#""{inside}"b"]"#).as_bytes(), 0), end, "{inside}");
+        assert_eq!(string_end(format!(r#""{inside}"#).as_bytes(), 0), inside.len() + 2 + escaped, "no end: {inside}");
+    }
+}
+
 /// B78 and U07.
 #[test]
 fn text_that_is_not_one_json_value_is_refused_where_it_goes_wrong() {

@@ -60,7 +60,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
     let silence = Silence::begin();
     let first = loop {
         let message = match takes_stream {
-            true => silence.wait(messages.next()).await,
+            true => within(silence.ends_at(), messages.next()).await,
             false => Some(messages.next().await),
         };
         match message {

@@ -16,6 +16,7 @@ use crate::face::call_stream::replay_buffer::{ReplayItem, ReplayWriter, UnreadPo
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, brings_answer};
 use crate::face::call_stream::{self, CallMessages as _, Silence};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::lazy_timer::within;
 use crate::face::named_item::NamedItem;
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
@@ -51,7 +52,7 @@ pub(super) async fn respond(
     {
         return call_stream::respond(late, addressee).await;
     }
-    match Silence::begin().wait(&mut late.answering).await {
+    match within(Silence::begin().ends_at(), &mut late.answering).await {
         Some(RequestAnswer::Events(body)) if shared.served.channel.makes_streams() => {
             Box::pin(begin_made(shared, origin, body, addressee)).await
         }
@@ -151,7 +152,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
         ResumableSource::Events(events) => events,
         ResumableSource::Answer(mut late, addressee) => {
             let answer = loop {
-                match Silence::begin().wait(&mut late.answering).await {
+                match within(Silence::begin().ends_at(), &mut late.answering).await {
                     Some(answer) => break answer,
                     None => writer.write(late.life_sign().await, UnreadPolicy::Dropped).await,
                 };

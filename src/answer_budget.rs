@@ -24,12 +24,12 @@ pub const FREE_BYTES: usize = 64 << 10;
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// How long an incomplete message keeps its bytes while no [`FREE_BYTES`] more come (U76): less than others wait for them.
+/// How long an incomplete message keeps its bytes if fewer than [`FREE_BYTES`] more arrive (U76).
 const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
-/// The most time between two looks of a reader that counts: a reader with a slow client does not look.
+/// Time between two looks counts up to this: a reader whose client is slow does not look, and is not at fault.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const _: () = assert!(INCOMPLETE_MAX.as_secs() < WAIT_MAX.as_secs(), "waiting responses outlast it");
-/// Once a response in memory has waited this long, new requests are refused: its principal, or all, read too slowly.
+/// Once a response in memory has waited this long, new requests of its principal, or of all, are refused.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -102,7 +102,8 @@ tokio::task_local! {
     static REQUEST: AnswerRequest;
 }
 
-/// Runs a request's work: shares made meanwhile are its own. Nested work is the outer's, else it waits for itself.
+/// Runs the work of one request: its shares belong together. A nested call joins the outer request, which it would
+/// otherwise wait for.
 pub async fn as_one_request<F: Future>(asking: F) -> F::Output {
     let request = REQUEST.try_with(|request| *request).unwrap_or_else(|_| AnswerRequest::next());
     REQUEST.scope(request, asking).await
@@ -115,7 +116,7 @@ struct Excess {
 }
 
 impl Excess {
-    /// The bounds that a response exceeds newly, if it exceeded `before` already.
+    /// The exceeded bounds that are not in `before`.
     const fn beside(self, before: Self) -> Self {
         Self { share: self.share && !before.share, whole: self.whole && !before.whole }
     }
@@ -139,7 +140,7 @@ impl BudgetRefusal {
     }
 }
 
-/// The bytes of one principal.
+/// One principal's share of the budget.
 #[derive(Clone, Debug)]
 pub struct AnswerShare {
     budget: AnswerBudget,
@@ -152,11 +153,11 @@ pub struct AnswerShare {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoomWait {
-    /// In memory, as far as it was read: for [`WAIT_MAX`] at most, and new requests are refused meanwhile.
+    /// The part that was read is in memory. Waits [`WAIT_MAX`] at most; new requests are refused meanwhile.
     InMemory,
-    /// Until its call's deadline; then an owner keeps the call's outcome.
+    /// The outcome will be stored for its owner: waits until the call's deadline.
     UntilDeadline,
-    /// In the store, from which it is read once it may be in memory: for this long at most.
+    /// The response stays in the store until there are bytes for it. Waits this long at most.
     InStore(Duration),
 }
 
@@ -169,7 +170,6 @@ impl RoomWait {
         }
     }
 
-    /// Whether new requests are refused while it waits: its client, or all together, read too slowly.
     const fn refuses_others(self) -> bool {
         matches!(self, Self::InMemory)
     }
@@ -491,7 +491,7 @@ impl AnswerPermit {
         }
     }
 
-    /// Counts how long a reader without a deadline waits for more of a message; returns when to look again, if it must.
+    /// Counts how long a reader without a deadline waits for more of a message; returns the time of its next look.
     pub fn look(&mut self) -> Option<Instant> {
         let (now, looked) = (Instant::now(), self.looked.as_mut()?);
         let since = now.duration_since(std::mem::replace(looked, now)).min(LOOK_EVERY);
@@ -499,7 +499,7 @@ impl AnswerPermit {
         Some(now + LOOK_EVERY.min(INCOMPLETE_MAX.saturating_sub(Duration::from_micros(self.waited_us.into()))))
     }
 
-    /// Whether more of the message should have come by the last look.
+    /// Whether the message was incomplete for too long at the last look.
     pub fn is_stalled(&self) -> bool {
         self.looked.is_some() && Duration::from_micros(self.waited_us.into()) >= INCOMPLETE_MAX
     }

@@ -239,7 +239,7 @@ impl Gateway {
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {
-            // Its row says that it is alive, and its address.
+            // Otherwise its row would show a live replica.
             shared.close().await;
         }
         started
@@ -434,8 +434,8 @@ impl GatewayKeys {
         let are_new = sealing_key::read(folder)?.is_none();
         let keys = match sealing_key::read_or_make(folder) {
             Ok(keys) => keys,
-            // The store is in memory: nothing else outlives this process either.
-            Err(error) if error.is_lack_of_a_place() && !matches!(config.store, StoreSettings::Postgres(_)) => {
+            // Only a store in memory starts without a writable folder, and it does not outlive this process either.
+            Err(error) if error.is_folder_unwritable() && !matches!(config.store, StoreSettings::Postgres(_)) => {
                 tracing::warn!(%error, "sessions of clients end with this process");
                 sealing_key::ephemeral()
             }
@@ -467,7 +467,7 @@ fn warn_of_new_key(is_newer: bool, folder: &Path) {
 struct OpenedUpstream {
     served: Arc<Served>,
     health: Arc<UpstreamHealth>,
-    /// How clients log in at the upstream, where they do so themselves.
+    /// How clients log in at the upstream, if they do so themselves.
     login: Option<ClientLogin>,
 }
 
@@ -476,7 +476,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
         true => UnmatchedRules::new(&config.name, settings.rules.patterns.iter().map(|(pattern, _)| pattern)),
-        // With their own names, tools are known only to the renamer.
+        // The renamer warns of rules that match no tool: it alone knows the upstream's names.
         false => UnmatchedRules::none(&config.name),
     };
     let renamer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
@@ -525,7 +525,7 @@ fn random_bits() -> u128 {
     u128::from_be_bytes(random::bytes())
 }
 
-/// The reason against readiness while the file does not take records.
+/// The gateway is not ready for this reason while the audit file cannot be written.
 const AUDIT_FAILING: &str = "audit failing";
 const AUDIT_LOOK_EVERY: Duration = Duration::from_millis(250);
 

@@ -42,7 +42,7 @@ pub struct AuditSettings {
     pub is_required: bool,
     pub records_calls: bool,
     pub digests_arguments: bool,
-    /// The place that gets the digest of each 1,000th line.
+    /// Where the digest of each 1,000th line is written.
     pub anchor: Option<AuditAnchor>,
 }
 
@@ -115,7 +115,7 @@ impl AuditLog {
         }
     }
 
-    /// Begins the record of a tool call. With `may_become_task`, `required` is enough to record it.
+    /// Begins the record of a tool call. `required` records calls that may become tasks even if `calls` is off.
     pub fn call(
         self: &Arc<Self>,
         who: &Principal,

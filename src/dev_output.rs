@@ -78,7 +78,7 @@ pub fn show(source: DevSource, text: impl Display) {
     let left_out = match source {
         DevSource::Client => output.clients.admit(),
         DevSource::Server => output.messages.admit(),
-        // Rare, or counted by its reader.
+        // These lines are rare, or their reader limits them.
         DevSource::Files | DevSource::Gateway | DevSource::Program | DevSource::Stderr | DevSource::Stdout => Some(0),
     };
     if let Some(left_out) = left_out {
@@ -101,7 +101,7 @@ impl DevOutput {
         }
         line.push_str(&one_line::shown(&text.to_string(), LINE_BYTES_MAX));
         line.push('\n');
-        // A terminal that is gone ends the command by its signal.
+        // If the terminal is gone, its signal ends the command.
         let _ = self.lines.clone().write_all(line.as_bytes());
     }
 }
@@ -121,7 +121,7 @@ fn seconds_since(began: Instant) -> String {
 
 /// A longer message is shown by its size.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Calls that wait for their results; the oldest is forgotten.
+/// Calls that wait for their results; beyond that the oldest is dropped.
 const CALLS_MAX: usize = 256;
 
 #[derive(Debug, Default)]

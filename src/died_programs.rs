@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::task::TaskKey;
 
-/// The oldest are forgotten.
+/// Beyond that the oldest are dropped.
 const PROGRAMS_MAX: usize = 64;
 const TASKS_MAX: usize = 1_024;
 
@@ -22,7 +22,7 @@ struct DiedPrograms {
     tasks: VecDeque<(TaskKey, u64)>,
 }
 
-/// A number for a process, unique in this one.
+/// A number for a program's process, unique in the gateway's process.
 pub(crate) fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

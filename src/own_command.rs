@@ -31,14 +31,14 @@ pub fn own_command(exe: &Path) -> OwnCommand {
     }
 }
 
-/// Whether uv keeps programs in this folder. Its cache has any place (`UV_CACHE_DIR`), and a tag.
+/// Whether this folder is in uv's cache, which may be anywhere (`UV_CACHE_DIR`), but has a tag.
 fn is_of_uvs_cache(folder: &Path) -> bool {
     let is_named = folder.file_name().is_some_and(|name| name == "archive-v0" || name == "environments-v2");
     is_named
         && folder.parent().is_some_and(|cache| cache.iter().any(|name| name == "uv") || cache.join(CACHE_TAG).exists())
 }
 
-/// The name of the program in a folder of `PATH` (`path`), if one of them has it: an upgrade may remove the path that links lead to.
+/// A link to the program in a folder of `PATH` (`path`): an upgrade may remove the link's target, but keeps the link.
 fn named_in_path(exe: &Path, path: &OsStr) -> Option<PathBuf> {
     let mut names =
         std::env::split_paths(path).filter(|folder| folder.is_absolute()).map(|folder| folder.join(PROGRAM));

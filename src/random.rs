@@ -1,7 +1,7 @@
 //! Generates random bytes.
 
 /// Unpredictable bytes for ids and nonces without a system call: ChaCha12, keyed by the operating system and rekeyed
-/// after 64 KiB; output reveals no other. This program never forks, which would repeat it. Panics without randomness.
+/// after 64 KiB. A fork would repeat bytes; this program never forks. Panics if the system provides no key.
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     rand::fill(&mut bytes);

@@ -29,8 +29,8 @@ pub enum SecretFileError {
     TooLarge { bytes_max: usize },
 }
 
-/// Reads at most `bytes_max` of a file with a `what`, for its owner alone. A group may read a service manager's
-/// credential, in a folder of this process, and root's file if the process is not root's: orchestrators write such files.
+/// Reads a file that only its owner may access; errors name its content as `what`. The group may also read a service
+/// manager's credential, and root's file if this process is not root's: orchestrators write such files.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }

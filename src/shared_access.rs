@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess, WithheldBy};
 
-/// Requests are judged by the newest configuration, even if it lacks their credential. By default all may use all.
+/// The rights by the newest configuration, which may lack a request's credential. By default, all may use everything.
 #[derive(Clone, Debug, Default)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<AccessInForce>>>);
 

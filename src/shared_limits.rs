@@ -16,7 +16,7 @@ use crate::task::{Principal, PrincipalLimitTable, PrincipalLimits};
 
 /// The interval between log lines for one principal and bound.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// The most principals and bounds that are remembered; further refusals are only counted in metrics.
+/// The most pairs of a principal and a bound that are logged; further refusals are only counted in metrics.
 const LOGGED_MAX: usize = 1_024;
 
 #[derive(Clone, Debug, Default)]

@@ -1,6 +1,7 @@
 //! Hides the differences of operating systems: signals, rights to files, limits, the free space of a disk, the boot clock.
 //!
-//! Both have the same functions. Outside Unix there is no disk store and no server program; folders give file rights.
+//! `unix` and `other` have the same functions. Outside Unix there is no disk store and no server program; files inherit
+//! the rights of their folder.
 
 use std::fs::File;
 use std::io;
@@ -30,13 +31,13 @@ pub(crate) struct DiskSpace {
     pub(crate) all: u64,
 }
 
-/// Opens a regular file to read it. A pipe may have no writer, and a device no end.
+/// Opens a regular file to read it; fails for others, as a pipe may have no writer, and a device no end.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     let file = open_without_waiting(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
 }
 
-/// Limits on a program; an absent one is the gateway's.
+/// Limits on a program; without one, the gateway's limit applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProgramLimits {
     pub(crate) descriptors_max: Option<u64>,

@@ -27,7 +27,7 @@ pub const LOG_FILTER: &str = "TASKGATE_LOG";
 
 /// The usual log filter.
 pub const INFORMATION: &str = "info";
-/// The log filter beside lines for people, which show more of an upstream than its health.
+/// The log filter of commands that print an upstream's errors themselves.
 pub const WARNINGS: &str = "warn,taskgate::upstream::upstream_health=error,taskgate::upstream::transport::stdio=error";
 
 /// The watcher of files warns of each folder that was deleted, as at each update of a mounted ConfigMap.

@@ -98,7 +98,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 }
 
 impl IdentityFiles {
-    /// Reads the identity: its files must belong together, the key be its owner's alone; at any time (B245).
+    /// Reads the identity. The key must match the certificate, and only its owner may access it. Dates are not checked (B245).
     pub fn read(&self) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         let unusable = || TlsFileError::NoKey { path: self.key.clone() };

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 use crate::config::Config;
 use crate::system;
 
-/// One for the client and one for the upstream. A call takes one for its upstream: its client's connection is counted.
+/// One for the client and one for the upstream. A call adds one, since its client's connection is counted already.
 const PER_CONNECTION: usize = 2;
 /// For listeners, the store and the operators' connections.
 const RESERVE: usize = 256;
 
-/// The connections that the start's configuration sets, and the number in force. Only a start decides it.
+/// `connections_max` of the start's configuration, and the number in force, which no reload changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionCapacity {
     named: NonZeroUsize,
@@ -76,7 +76,7 @@ fn calls(config: &Config) -> usize {
     config.upstreams.iter().map(|upstream| upstream.permits.in_flight_max.get()).fold(0, usize::saturating_add)
 }
 
-/// The likely number: with many upstreams, few are ever full.
+/// The likely number of concurrent calls: of many upstreams, few are full at once.
 fn likely_calls(config: &Config) -> usize {
     calls(config).min(config.listen.connections_max.get())
 }

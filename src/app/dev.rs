@@ -1,4 +1,4 @@
-//! Starts a program anew when its files change, for `taskgate dev`.
+//! Restarts a program when its files change, for `taskgate dev`.
 
 mod changes;
 
@@ -24,7 +24,7 @@ use changes::{ChangedFiles, FileChanges};
 
 /// How long a program may take to list its tools.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// A change before the program was ready this long may be its own.
+/// The program itself may have made a change that follows its start this closely.
 const EARLY: Duration = Duration::from_secs(2);
 /// The most restarts in a row by such changes.
 const EARLY_RESTARTS_MAX: usize = 5;
@@ -44,7 +44,7 @@ pub struct DevSettings {
 pub(super) struct Development {
     changes: FileChanges,
     restarting: Option<DropGuard>,
-    /// When the present start ended, well or not.
+    /// When the current start succeeded or failed.
     ready: Arc<Mutex<Option<Instant>>>,
     early_restarts: usize,
 }
@@ -83,7 +83,7 @@ impl Development {
         self.in_background(gateway, false);
     }
 
-    /// Starts the program anew. Its calls end as if it had ended.
+    /// Restarts the program. Its calls end as if it had exited.
     pub(super) fn restart(&mut self, gateway: &Gateway, changed: &ChangedFiles) {
         dev_output::show(DevSource::Files, format_args!("changed: {changed}"));
         if !self.may_restart() {
@@ -97,7 +97,7 @@ impl Development {
         self.in_background(gateway, true);
     }
 
-    /// Counts the restart. Restarts by files that the program itself writes would never end.
+    /// Counts a restart; false after too many: files that the program itself writes would restart it for ever.
     fn may_restart(&mut self) -> bool {
         let is_early = self.ready.lock().is_none_or(|ready| ready.elapsed() < EARLY);
         if is_early && self.early_restarts == EARLY_RESTARTS_MAX {

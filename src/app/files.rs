@@ -89,8 +89,8 @@ pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load_wrapped(file, &|name| env::var(name).ok(), &|config| look(config, FileUse::Start))
 }
 
-/// What the files of a configuration are read for. A reload warns of faults that the running gateway outlasts: it keeps
-/// the certificate in use if it cannot read the new one (B170), and does not apply the files of a shared database.
+/// The purpose of reading a configuration's files. A reload only warns of faults that do not affect the running gateway:
+/// it keeps a certificate that it cannot read again (B170), and does not apply the files of a shared database.
 #[derive(Clone, Copy, Debug)]
 pub enum FileUse {
     Start,
@@ -313,7 +313,7 @@ pub(super) fn missing_programs(config: &Config) -> impl Iterator<Item = (&str, P
     config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))
 }
 
-/// Of a key file: room for a line end or two after the key.
+/// Maximum size of a key file: the key, and a line end or two.
 const FILE_BYTES_MAX: usize = KEY_LEN_MAX + 16;
 
 /// Why a key cannot be used. Never contains the key.

@@ -24,9 +24,9 @@ use crate::store::postgres::PriorIncarnation;
 
 #[derive(Debug)]
 pub(super) enum StoreSource {
-    /// The configuration; no client is served before the first attempt, unless that takes long.
+    /// Opens the configured store. Clients wait for the first attempt; if it takes long, they get 503.
     Config,
-    /// The configuration, for a successor: clients get 503 from the start, and transient failures are retried.
+    /// The same for a successor in this process: clients get 503 at once, and transient failures are retried.
     ConfigAgain(PriorIncarnation),
     Given(Box<ReplicaSetup>),
 }

@@ -41,7 +41,7 @@ use crate::{console, dev_output, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
-/// The time for closing a shared store at the end of a start.
+/// The time for closing a shared store when a signal stops the start.
 const STOP_MAX: Duration = Duration::from_secs(5);
 /// A SIGINT or SIGHUP this soon after another repeats it: a terminal and a launcher, or a shell and the kernel, may send one each.
 const REPETITION: Duration = Duration::from_millis(300);
@@ -51,7 +51,7 @@ pub enum ServedConfig {
     File(PathBuf),
     /// The command line. Without a server it serves the demo server in this process.
     CommandLine(CommandLineConfig),
-    /// The command line with a program that is started anew when its files change.
+    /// The command line with a program that is restarted when its files change.
     Development(CommandLineConfig, DevSettings),
 }
 
@@ -163,7 +163,7 @@ async fn started(
     }
 }
 
-/// Ends a start in order, so that no other replica waits for a lease of it.
+/// Stops a start, and closes its shared store: other replicas would wait for its lease.
 async fn end_start(start: impl Future<Output = anyhow::Result<Gateway>>, stop: &CancellationToken) {
     stop.cancel();
     drop(timeout(STOP_MAX, start).await);
@@ -238,7 +238,7 @@ async fn restart(
     }
 }
 
-/// Drains a gateway, or ends it at once at another signal. Reads no configuration, but follows a rename of the audit file.
+/// Drains a gateway; another signal ends it at once. SIGHUP reopens the audit file, and reads no configuration.
 async fn end(
     gateway: Gateway,
     notice: Option<Duration>,
@@ -486,7 +486,7 @@ fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     Ok(())
 }
 
-/// The settings and sockets of the restart. Clients that connect earlier wait.
+/// The settings and sockets with which this process restarts its gateway. Clients that connect meanwhile wait.
 #[derive(Debug)]
 struct Successor {
     started: Config,

@@ -104,14 +104,14 @@ impl ServedUpstream {
         Arc::clone(&self.health)
     }
 
-    /// Whether it can go on. With certificates that cannot be read it goes on as it is (B170).
+    /// Whether the upstream has this configuration already. Unreadable certificates count as unchanged (B170).
     fn is(&self, config: &UpstreamConfig) -> bool {
         let has_same_files = || self.files == fingerprint_all(upstream_files(config));
         self.config == *config && (has_same_files() || !files::tls_mistakes_of(config).is_empty())
     }
 
-    /// Closes the upstream's sessions once no client can call it, when `holders` references to its endpoint remain.
-    fn let_go(
+    /// Closes the upstream's sessions after its last call, when only `holders` references to its endpoint remain.
+    fn close_after_last_call(
         &self,
         holders: usize,
         why: &'static str,
@@ -128,7 +128,6 @@ impl ServedUpstream {
             let over = async {
                 // Twice: a request may be passing from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
-                    // Other permits serve a client that returns.
                     upstream.end_idle();
                     tokio::time::sleep(RETIRING).await;
                 }
@@ -274,22 +273,22 @@ impl Gateway {
         let scope = &self.parts.scope;
         for opened in gone {
             let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
-            // Held here, by its replacement, and by its upkeep task.
             tracing::warn!(
                 upstream = %opened.config.name, path = opened.config.path,
                 unsettled_tasks = self.parts.engine.unsettled_tasks(&opened.config.name),
                 "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and then at \
                  the other paths, but with access tokens nowhere"
             );
-            scope.tracker.spawn(opened.let_go(3, "it is served no more", &self.retired, &scope.stop));
+            // `self.gone`, the closing endpoint and the upkeep task hold the endpoint.
+            scope.tracker.spawn(opened.close_after_last_call(3, "it was removed", &self.retired, &scope.stop));
             self.gone.push(ClosingUpstream { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
-            let over = opened.let_go(1, "it was replaced", &self.retired, &scope.stop);
+            let over = opened.close_after_last_call(1, "it was replaced", &self.retired, &scope.stop);
             scope.tracker.spawn(async move {
-                // Fields are bound by name: an unnamed one would not be moved in here, and the holders count.
+                // Binds each field that holds the upstream: this future must own them until it drops them.
                 let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;
                 // The clients' own streams end, and clients reopen them at the new upstream.
                 drop(leaving);

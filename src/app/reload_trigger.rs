@@ -22,7 +22,7 @@ use crate::system::{self, SignalStream};
 /// How long changes are collected: an editor writes more than once.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Readings of a file that is written again and again.
+/// Attempts to read a file that changes during each reading.
 const READ_TRIES: usize = 5;
 
 /// The least time between two reloads (F66).

@@ -30,7 +30,7 @@ pub enum KeyFileError {
 
 impl KeyFileError {
     /// Whether the folder is not writable, and no file in it is at fault: a process that keeps nothing needs no file.
-    pub fn is_lack_of_a_place(&self) -> bool {
+    pub fn is_folder_unwritable(&self) -> bool {
         match self {
             Self::NotMade { source, .. } => {
                 use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -163,7 +163,7 @@ mod tests {
         put(folder.path(), content, mode);
         let refused = read_or_make(folder.path()).unwrap_err();
         assert_eq!(refused.to_string(), format!("{}/{refusal}", folder.path().display()));
-        assert!(!refused.is_lack_of_a_place());
+        assert!(!refused.is_folder_unwritable());
         assert_eq!(fs::read(folder.path().join(FILE_NAME)).unwrap(), content, "it is left as it is");
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let file = outer.path().join("file");
         fs::write(&file, "").unwrap();
         let refused = read_or_make(&file).unwrap_err();
-        assert!(!refused.is_lack_of_a_place(), "{refused}");
+        assert!(!refused.is_folder_unwritable(), "{refused}");
     }
 
     #[test]
@@ -210,10 +210,10 @@ mod tests {
             (io::ErrorKind::InvalidInput, false),
         ] {
             let not_made = KeyFileError::NotMade { path: PathBuf::from(FILE_NAME), source: kind.into() };
-            assert_eq!(not_made.is_lack_of_a_place(), lacks_a_place, "{kind}");
+            assert_eq!(not_made.is_folder_unwritable(), lacks_a_place, "{kind}");
             let source = SecretFileError::Unreadable(kind.into());
             let unreadable = KeyFileError::File { path: PathBuf::from(FILE_NAME), source };
-            assert!(!unreadable.is_lack_of_a_place(), "a key that is there is not ignored");
+            assert!(!unreadable.is_folder_unwritable(), "a key that is there is not ignored");
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::tls::TlsFileError;
 
 /// The interval of attempts after a transient failure, such as an unavailable database.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// After this the first attempt has failed: a silent host takes longer, and others' heartbeats would have been seen.
+/// A first attempt that takes longer counts as failed: the database's host does not respond.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_UNAVAILABLE: &str = "store unavailable";
@@ -120,7 +120,7 @@ impl SharedStoreOpening {
         let (file, prior) = match ReplicaFile::lock(&config.folder, &name) {
             Ok((file, prior)) => (Some(file), prior),
             // The key is mounted read-only, so no file can be kept beside it.
-            Err(error) if error.is_lack_of_a_place() => {
+            Err(error) if error.is_folder_unwritable() => {
                 tracing::warn!(
                     error = %CauseChain(&error),
                     "after a crash the others wait for the lease, and a database that is older is not noticed at the next start"
@@ -346,7 +346,7 @@ fn warn_of_other_configs(own: Incarnation, rows: &[StoredReplica], was_unlike: &
 
 /// An incarnation that no store has.
 const UNKNOWN: Incarnation = Incarnation(i64::MAX.unsigned_abs());
-/// More than is ever written.
+/// A larger file was not written by a gateway.
 const BYTES_MAX: u64 = 256;
 
 #[derive(Debug, thiserror::Error)]
@@ -361,7 +361,7 @@ pub enum ReplicaFileError {
 
 impl ReplicaFileError {
     /// Whether the folder is not writable, and no file in it is at fault.
-    pub(super) fn is_lack_of_a_place(&self) -> bool {
+    pub(super) fn is_folder_unwritable(&self) -> bool {
         use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         matches!(self, Self::File { source, .. } if [PermissionDenied, ReadOnlyFilesystem].contains(&source.kind()))
     }
@@ -537,10 +537,10 @@ mod tests {
     #[test]
     fn a_folder_without_room_for_it_is_told_from_a_file_that_is_wrong() {
         let of = |kind: io::ErrorKind| ReplicaFileError::File { path: PathBuf::from("a.replica"), source: kind.into() };
-        assert!(of(io::ErrorKind::ReadOnlyFilesystem).is_lack_of_a_place());
-        assert!(of(io::ErrorKind::PermissionDenied).is_lack_of_a_place());
-        assert!(!of(io::ErrorKind::InvalidData).is_lack_of_a_place());
-        assert!(!ReplicaFileError::Content { path: PathBuf::from("a.replica") }.is_lack_of_a_place());
+        assert!(of(io::ErrorKind::ReadOnlyFilesystem).is_folder_unwritable());
+        assert!(of(io::ErrorKind::PermissionDenied).is_folder_unwritable());
+        assert!(!of(io::ErrorKind::InvalidData).is_folder_unwritable());
+        assert!(!ReplicaFileError::Content { path: PathBuf::from("a.replica") }.is_folder_unwritable());
     }
 
     #[test]

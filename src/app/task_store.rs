@@ -31,7 +31,7 @@ const STORE_DAMAGED: &str = "store damaged";
 const STORE_ENDED: &str = "store ended";
 const STORE_SLOW: &str = "store slow";
 
-/// With a write pending for longer, the store is not ready for more.
+/// If a write waits longer, the gateway is not ready.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 const WAIT_POLL: Duration = Duration::from_millis(500);
 /// How long the tasks of a start that a reload replaced may hold the replica's file.
@@ -193,7 +193,7 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
     let mut is_slow = false;
     loop {
         set_readiness(*health.borrow_and_update(), readiness);
-        // The thread that would report it is the one that waits for the disk.
+        // Checked here, because the store's thread itself waits for the disk.
         log_pace(disk.waited(), &mut is_slow, readiness);
         if let Ok(Err(_)) = tokio::time::timeout(WAIT_POLL, health.changed()).await {
             return;

@@ -125,7 +125,7 @@ impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
         files::check(&config, FileUse::Start)?;
         let GatewayKeys { sealer, prints, .. } = match config.store {
-            // Nothing outlives this process, so no key needs to.
+            // Nothing outlives this process, so its key need not.
             StoreSettings::Memory(_) => GatewayKeys::ephemeral(),
             StoreSettings::Disk { .. } | StoreSettings::Postgres(_) => GatewayKeys::of(&config)?,
         };

@@ -37,7 +37,7 @@ pub(super) struct AuditSink {
 
 #[derive(Debug)]
 enum SinkKind {
-    /// Locked by this process. The number is the length of the whole lines, if a write has failed since.
+    /// Locked by this process. The number is the length to cut the file to, if a failed write left an incomplete line.
     Regular(File, Option<u64>),
     /// A pipe or a device. Opened by the first write, which may wait for a reader; each process begins a chain.
     Stream(Option<File>),
@@ -60,11 +60,11 @@ impl AuditSink {
         let file = locked(&path).map_err(failed)?.ok_or_else(|| AuditOpenError::Locked { path: path.clone() })?;
         sync_folder(&path);
         let (end, torn_bytes) =
-            whole_lines(&file).map_err(failed)?.ok_or_else(|| AuditOpenError::Foreign { path: path.clone() })?;
+            cut_to_whole_lines(&file).map_err(failed)?.ok_or_else(|| AuditOpenError::Foreign { path: path.clone() })?;
         Ok(Self { path, kind: SinkKind::Regular(file, None), end, torn_bytes })
     }
 
-    /// Appends whole lines. After a failure the file ends with the lines before, now or at the next attempt.
+    /// Appends whole lines. The incomplete line of a failed write is cut off at once, or before the next write.
     pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         match &mut self.kind {
             SinkKind::Regular(file, broken_at) => {
@@ -104,7 +104,7 @@ impl AuditSink {
     pub(super) fn reopen(&mut self, first_lines: &[u8]) -> io::Result<bool> {
         let SinkKind::Regular(file, broken_at) = &mut self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
-        // An unchanged file is not opened a second time, and a missing one not created by the comparison.
+        // Compared by metadata: opening the path could create the file.
         let found = fs::metadata(&self.path);
         if found.as_ref().is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(found))) {
             return Ok(false);
@@ -135,7 +135,7 @@ fn created_with(path: &Path, line: &[u8]) -> io::Result<File> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(DRAFT_SUFFIX);
     let draft = path.with_file_name(name);
-    // Of a killed process. It may be another name of a file with records, so nothing is written to it.
+    // A killed process left this draft. It may be a link to a file with records, so nothing is written to it.
     if let Err(error) = fs::remove_file(&draft)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -151,7 +151,7 @@ fn created_with(path: &Path, line: &[u8]) -> io::Result<File> {
             let _ = fs::remove_file(&draft);
             return Err(error);
         }
-        // A file system without links.
+        // The file system has no hard links.
         Err(_) => fs::rename(&draft, path)?,
     }
     sync_folder(path);
@@ -169,7 +169,7 @@ fn begun_with(path: &Path, line: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// A new name survives a power cut from then on. Some file systems cannot do that.
+/// Makes a new file's name survive a power cut. Some file systems cannot do that.
 fn sync_folder(path: &Path) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
@@ -187,15 +187,16 @@ fn locked(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// The end of a file's chain, and how many bytes behind it were cut off; `None` if its last whole line is no record.
-fn whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
+/// Cuts an incomplete last line off. Returns the end of the chain and the number of bytes cut; `None` if the last whole
+/// line is no record.
+fn cut_to_whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
     let length = file.metadata()?.len();
     let from = length.saturating_sub(TAIL_BYTES);
     file.seek(SeekFrom::Start(from))?;
     let mut tail = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut tail)?;
     let Some(line_end) = memchr::memrchr(b'\n', &tail) else {
-        // Not a single whole line: only the beginning of a record is cut off. It may say which line it follows.
+        // The file has no whole line. Only the beginning of a record is cut off; it may have the digest of the line before.
         let is_torn = length < LINE_BYTES_MAX as u64 && begins_record(&tail);
         if is_torn {
             file.set_len(0)?;
@@ -212,7 +213,7 @@ fn whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
     Ok(Some((end, torn)))
 }
 
-/// Whether a text is the beginning of a record, or of less than that.
+/// Whether a text can be the first bytes of a record.
 fn begins_record(text: &[u8]) -> bool {
     let starts = |text: &[u8], with: &[u8]| {
         let known = text.len().min(with.len());

@@ -19,7 +19,7 @@ const RECORD_BYTES: usize = 64;
 const STALL_MAX: Duration = Duration::from_secs(3);
 /// How long records that no request awaits gather: a write and a wake-up for each cost more than the records.
 const GATHER_MAX: Duration = Duration::from_millis(10);
-/// How long refusals without a record of their own wait for the line that counts them.
+/// How long refusals are counted before a line has their number.
 const UNNAMED_AFTER: Duration = Duration::from_secs(1);
 
 /// A record without its place in the chain.
@@ -36,7 +36,7 @@ pub(super) enum QueueItem {
     Record(QueuedRecord),
     /// The number of records that found no room in the queue.
     Lost(u64),
-    /// The number of refused requests without a record of their own.
+    /// The number of refused requests that have no record.
     Unnamed(u64),
     Reopen,
 }

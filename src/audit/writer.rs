@@ -99,7 +99,7 @@ impl AuditWriter {
                 WriterWork::End => break,
             }
         }
-        // Renamed without a signal that came in time: the next process continues the chain of the file at the path.
+        // The file may have been renamed without a signal: the next process continues the chain of the file at the path.
         self.rotate();
         self.add_own(&AuditEvent::new(AuditAct::Closed));
         self.flush()?;
@@ -163,7 +163,7 @@ impl AuditWriter {
         }
     }
 
-    /// Writes the lines so far, as often as it takes. A rotation is not delayed by a file that cannot be written.
+    /// Writes the pending lines; retries until that succeeds or the gateway ends. A rotation may come between two tries.
     fn flush(&mut self) -> Result<(), GivenUp> {
         // The first lines of a rotated file are counted, and written already.
         if self.count == 0 {

@@ -9,7 +9,7 @@ use super::{DevSource, OUTPUT, result_text, seconds_since, show, value};
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, TASKS_EXTENSION};
 use crate::wire::{Object, Payload, Request, Response, method};
 
-/// Tasks of earlier calls; the oldest is forgotten.
+/// Tasks of earlier calls; beyond that the oldest is dropped.
 const TASKS_MAX: usize = 256;
 
 #[derive(Debug, Default)]

@@ -79,12 +79,12 @@ pub(crate) fn append_without_waiting(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).owners_alone().custom_flags(nonblocking).open(path)
 }
 
-/// Whether no name leads to an open file any more.
+/// Whether an open file has been deleted.
 pub(crate) fn is_removed(file: &File) -> bool {
     file.metadata().is_ok_and(|found| found.nlink() == 0)
 }
 
-/// Lets a read wait for the writer of a pipe that has one.
+/// Makes reads of a pipe wait for its writer.
 pub(crate) fn wait_for_content(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty())?)
 }

@@ -92,7 +92,7 @@ pub struct RuleDecision {
     pub line: Option<Arc<str>>,
 }
 
-/// The rules that a caller fits, or fits but for a scope, at one upstream.
+/// The rules at one upstream that fit a caller, or would fit if its token had a scope.
 #[derive(Clone, Debug, Default)]
 pub struct CallerRules(Vec<RuleCandidate>);
 
@@ -270,7 +270,7 @@ impl AccessRule {
         }
     }
 
-    /// Whether `later` never decides behind this rule, as far as the texts show it.
+    /// Whether this rule makes `later` unreachable, as far as their texts show.
     pub fn precludes(&self, later: &Self) -> bool {
         let items = |wide: &Option<ItemPatterns>, narrow: &Option<ItemPatterns>| match (wide, narrow) {
             (_, None) => true,

@@ -79,7 +79,7 @@ impl Caller {
 /// The principals of the configuration: no other principal has rights, even if no list or rule names it.
 #[derive(Clone, Debug, Default)]
 pub enum AdmittedCallers {
-    /// Every principal, where no configuration says who may come.
+    /// Every principal: no configuration names any.
     #[default]
     All,
     /// Principals without a credential of the gateway.
@@ -95,7 +95,7 @@ pub struct CredentialHolders {
     certificates: Option<Arc<CertificateNames>>,
 }
 
-/// Whether some block is for certificates with this name.
+/// Whether the configuration accepts certificates with this name.
 type CertificateNames = dyn Fn(&str) -> bool + Send + Sync;
 
 impl CredentialHolders {

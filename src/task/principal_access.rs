@@ -68,7 +68,7 @@ pub struct ToolScopes {
     pub scopes: BTreeSet<Arc<str>>,
 }
 
-/// Why a decision is as it is, with the `FILE:LINE` that decided.
+/// The reason for a decision, with the `FILE:LINE` that decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
     /// There are no rules, and nothing is narrowed.
@@ -93,7 +93,7 @@ impl DecidedBy {
 /// The configuration's part that withholds an upstream from a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WithheldBy {
-    /// The lists beside the caller's credential, which may be gone.
+    /// The lists of the caller's credential, or the lack of a configured credential.
     Lists,
     Rules,
     /// Rules, but not from a token with one of these scopes.
@@ -126,7 +126,7 @@ pub struct ToolAccess {
     rules: Option<Arc<CallerAccess>>,
     scopes: Option<Arc<[ToolScopes]>>,
     /// Whether the configuration has no credential of the caller.
-    is_none: bool,
+    is_unknown: bool,
 }
 
 impl PrincipalAccessTable {
@@ -200,7 +200,7 @@ impl PrincipalAccessTable {
             own,
             rules: self.caller_access(caller, upstream),
             scopes: self.scopes.get(upstream).cloned(),
-            is_none: false,
+            is_unknown: false,
         }
     }
 
@@ -248,12 +248,12 @@ impl AccessDecision {
 impl ToolAccess {
     #[must_use]
     pub(crate) fn none() -> Self {
-        Self { is_none: true, ..Self::default() }
+        Self { is_unknown: true, ..Self::default() }
     }
 
     /// Whether some tools are withheld, or require scopes: only listed names may then reach the server.
     pub fn is_narrowed(&self) -> bool {
-        self.is_none
+        self.is_unknown
             || self.rules.is_some()
             || self.scopes.is_some()
             || self.own.as_ref().is_some_and(|own| own.tools.is_some() || own.denied.is_some())
@@ -261,7 +261,7 @@ impl ToolAccess {
 
     /// Whether some prompts or resources are withheld.
     pub const fn narrows_others(&self) -> bool {
-        self.is_none || self.rules.is_some()
+        self.is_unknown || self.rules.is_some()
     }
 
     /// Whether a decision may depend on the arguments of a call.
@@ -289,7 +289,7 @@ impl ToolAccess {
 
     /// Decides about an item of an upstream that the caller may use.
     pub fn decision(&self, item: AccessItem<'_>, arguments: DecisionArguments<'_>) -> AccessDecision {
-        if self.is_none {
+        if self.is_unknown {
             return AccessDecision::unknown_caller();
         }
         if let (AccessItem::Tool(tool), Some(own)) = (item, &self.own)
@@ -333,7 +333,7 @@ impl ToolAccess {
     }
 }
 
-/// About the memory of all entries. At this bound all are dropped: a principal with many names slows others down.
+/// Approximate bound on the memory of all entries, beyond which all are dropped.
 const BYTES_MAX: usize = 32 << 20;
 const CALLER_BYTES: usize = 1_024;
 const ITEM_BYTES: usize = 128;
@@ -344,7 +344,7 @@ const NAME_BYTES_MAX: usize = 256;
 /// The entries by principal and credential, then by upstream.
 type CallerEntries = HashMap<(Principal, usize), HashMap<Arc<str>, Arc<CallerAccess>>>;
 
-/// Remembers which rules are about a caller, and about each item, until the rules are replaced.
+/// Caches the rules about each caller and each item until the rules are replaced.
 #[derive(Default)]
 struct AccessMemo {
     callers: RwLock<CallerEntries>,
@@ -428,7 +428,7 @@ impl CallerAccess {
     }
 }
 
-/// A copy decides alike, and begins without entries.
+/// A clone has the same rules and an empty cache.
 impl Clone for AccessMemo {
     fn clone(&self) -> Self {
         Self::default()

@@ -267,7 +267,7 @@ fn done_with(recovery: &Recovery) -> Recovery {
     Recovery { dispatched_at, pending_effects, ..Recovery::default() }
 }
 
-/// Settles the task while its upstream may be at work, and keeps the resumption point until the upstream is notified.
+/// Settles a task that its upstream may still work on; keeps the resumption point until the upstream is notified.
 fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let resume = task.recovery.resume.take();
     let was_sent = !matches!(task.phase, Phase::Queued);

@@ -138,7 +138,7 @@ impl Engine {
         self.store.bytes_max()
     }
 
-    /// Unsettled tasks of one principal, with calls that may become tasks; with other replicas' as of the last look.
+    /// One principal's unsettled tasks and calls that may become tasks, on this replica and, as last read, on the others.
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
         self.admission.used_by(owner, self.unsettled_rows(owner))
     }
@@ -314,13 +314,13 @@ struct UnstoredTaskLog {
 
 impl UnstoredTaskLog {
     fn stored(&self) {
-        forget(&self.is_full);
+        clear(&self.is_full);
         self.changed();
     }
 
     /// Records that the store replaced a task, which may succeed even where a new task finds no room.
     fn changed(&self) {
-        forget(&self.is_unavailable);
+        clear(&self.is_unavailable);
     }
 
     /// Logs a refused write. A full share of one owner is counted and returned to its client instead.
@@ -340,7 +340,7 @@ impl UnstoredTaskLog {
 }
 
 /// The flag is rarely set, and an atomic load costs less than an atomic store.
-fn forget(flag: &AtomicBool) {
+fn clear(flag: &AtomicBool) {
     if flag.load(Ordering::Relaxed) {
         flag.store(false, Ordering::Relaxed);
     }

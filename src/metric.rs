@@ -1,5 +1,5 @@
-//! Declares every metric once: its name, its description and its first series, so that dashboards and the code agree, and
-//! alerts find the series early. Any module may record metrics through the `metrics` facade.
+//! Declares every metric once: its name, its description and its first series, so that alerts find the series early. Any
+//! module may record metrics through the `metrics` facade. `docs/operating.md` lists the labels and their values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -64,35 +64,28 @@ families! {
     CERTIFICATE_END = "taskgate_certificate_end_seconds": Gauge Seconds Process(&[("use", &["clients", "replicas"])]),
         "Unix time of the end of a certificate, by use; 0 without one";
 
-    /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream began), `accepted` (a
-    /// notification), `error` (a JSON-RPC error, unless in a stream or forwarded), `refused` (an HTTP status from 400 on).
     REQUESTS = "taskgate_requests_total": Counter Count Elsewhere, "Requests of clients, by upstream and outcome";
     ANSWER_BYTES = "taskgate_answer_bytes": Gauge Bytes Process(&[]), "Bytes held by responses in progress";
     ANSWERS_REFUSED = "taskgate_answers_refused_total": Counter Count
         Process(&[("reason", &["too_much_unread", "answers_full"])]),
         "Responses and requests refused because responses in progress hold all bytes, by reason";
     TASKS_CREATED = "taskgate_tasks_created_total": Counter Count Upstream(&[]), "Handles created, by upstream";
-    /// Unsettled tasks, by `upstream`. Replicas on one database settle each other's tasks: only their sum is a count.
+    /// Replicas on one database settle each other's tasks: only the sum of all replicas is a count.
     TASKS_IN_FLIGHT = "taskgate_tasks_in_flight": Gauge Count Upstream(&[]),
         "Unsettled tasks, by upstream; of gateways with one database their sum";
     TASKS_SETTLED = "taskgate_tasks_settled_total": Counter Count
         Upstream(&[("outcome", &["returned", "tool_error", "upstream_error", "cancelled"])]),
         "Settled tasks, by upstream and outcome";
-    /// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
+    /// Counted from the dispatch of the call if that came before the task.
     TASK_AGE = "taskgate_task_age_seconds": Histogram Seconds Upstream(&[]), "Age of a task when it settled";
-    /// Outcomes of the grace period, by `upstream` and `result` (`plain` or `task`).
     GRACE = "taskgate_grace_total": Counter Count Upstream(&[("result", &["plain", "task"])]),
         "Outcomes of the grace period, by upstream and result";
-    /// Questions of upstreams during calls, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
     QUESTIONS = "taskgate_questions_total": Counter Count Upstream(&[("result", &["put", "refused"])]),
         "Questions of upstreams in mid-call, by upstream and result";
-    /// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
-    /// `settled`, `notified`).
     RECOVERED = "taskgate_recovered_total": Counter Count Process(&[("outcome", &["resumed", "rerun", "failed"])]),
         "Tasks of earlier incarnations, by the outcome of their recovery";
     TASK_POLLS = "taskgate_task_polls_total": Counter Count Process(&[]), "Polls of tasks";
     TASK_MISSES = "taskgate_task_misses_total": Counter Count Process(&[]), "Look-ups of tasks that found none";
-    /// Duration of an upstream request in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
     UPSTREAM_REQUEST = "taskgate_upstream_request_seconds": Histogram Seconds Elsewhere,
         "Duration of an upstream request";
     UPSTREAM_IN_FLIGHT = "taskgate_upstream_in_flight": Gauge Count Upstream(&[]),
@@ -106,8 +99,6 @@ families! {
         "How often an upstream was found to be failing";
     TOOLS_CUT_OFF = "taskgate_upstream_tools_cut_off": Gauge Count Upstream(&[]),
         "Above 0 while an upstream's tool list is larger than accepted";
-    /// Failures of an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
-    /// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
     UPSTREAM_FAILURES = "taskgate_upstream_failures_total": Counter Count
         Upstream(&[("reason", &[
             "upstream_unreachable", "upstream_timeout", "upstream_closed", "upstream_http_status", "upstream_malformed",
@@ -120,10 +111,8 @@ families! {
         "Open subscriptions/listen streams at an upstream";
     UPSTREAM_DROPPED = "taskgate_upstream_dropped_total": Counter Count Upstream(&[("reason", &["client_gone"])]),
         "Unusable upstream messages, by reason";
-    /// Forwarded messages of session clients, by `upstream` and `kind` (`call`, `request`, `notification`, `response`, `stream`).
     PIPED = "taskgate_piped_messages_total": Counter Count Elsewhere,
         "Messages of session clients forwarded, by upstream and kind";
-    /// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
     SESSION_RENEWALS = "taskgate_session_renewals_total": Counter Count
         Upstream(&[("outcome", &["renewed", "failed"])]),
         "Upstream sessions reopened, by upstream and outcome";
@@ -141,22 +130,17 @@ families! {
         "Open streams of HTTP+SSE towards clients, by upstream";
     SSE_STREAMS_REFUSED = "taskgate_sse_refused_total": Counter Count Upstream(&[]),
         "Streams of HTTP+SSE refused because too many are open";
-    /// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
-    /// and `outcome` (`answered`, `unreachable`, `lost`).
     FORWARDED = "taskgate_forwarded_total": Counter Count
         Process(&[("reason", &["session", "stream", "held_call"]), ("outcome", &["answered", "unreachable", "lost"])]),
         "Requests forwarded to the replica that owns their session, stream or held call, by reason and outcome";
-    /// Reloads of the configuration, by `outcome` (`applied`, `unchanged`, `rejected`).
     CONFIG_RELOADS = "taskgate_config_reloads_total": Counter Count Process(&[("outcome", &["applied", "rejected"])]),
         "Reloads of the configuration, by outcome";
-    /// Requests refused because of their principal's rate, by `limit` (`requests`, `unknown_tasks`).
     RATE_LIMITED = "taskgate_rate_limited_total": Counter Count Elsewhere,
         "Requests refused because their principal exceeded a rate";
-    /// Calls and tasks refused because there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
     QUOTA_REFUSED = "taskgate_quota_refused_total": Counter Count
         Process(&[("limit", &["principal", "all", "principal_bytes"])]),
         "Calls and tasks refused because there are too many, by limit";
-    /// Bytes of stored tasks: with a shared store the sum of all replicas, the same at each.
+    /// With a shared store each replica reports the same sum.
     STORE_BYTES = "taskgate_store_bytes": Gauge Bytes Process(&[]),
         "Bytes of stored tasks, of all gateways that share a store";
     /// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
@@ -177,7 +161,6 @@ families! {
 
     // Metrics of a shared database.
 
-    /// Writes of tasks with an unknown commit.
     DATABASE_UNRESOLVED_WRITES = "taskgate_database_unresolved_writes_total": Counter Count Database,
         "Task writes with an unknown commit";
     DATABASE_BARRIERS = "taskgate_database_barriers_total": Counter Count Database,

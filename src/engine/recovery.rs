@@ -119,7 +119,7 @@ async fn pass(engine: &Arc<Engine>, targets: &CallTargets, notices: &Notices) ->
             Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
             Ok(keys) if keys.is_empty() => CLAIM_EVERY,
             Ok(keys) => {
-                // Until each is handled: such a row is not without a runner, but waits for one.
+                // Until a row is handled, it does not count as a row without a runner.
                 engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
                 seen += for_all(rows, handle, &mut left.rows).await;

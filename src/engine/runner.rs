@@ -1,7 +1,7 @@
 //! Runs one upstream call: turns exchange events into task events or client events.
-//! Order (GW-32): `always` and `required` insert the row, send the handle, then the call; with a free permit as
-//! `Working`: the call may have been sent. `auto` sends the call, and inserts at the end of the grace period. A handle
-//! is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream call
+//! Order (GW-32): with `always` and `required`, the row is inserted, the handle sent, then the call; with a free permit
+//! the row says `Working` at once. With `auto`, the call is sent, and the row inserted at the end of the grace period. A
+//! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream call
 //! cancelled (T-27). `row` inserts rows and writes outcomes, `questions` and `rounds` handle questions.
 
 mod answers;
@@ -296,7 +296,7 @@ impl Runner {
             }
             RunnerEvent::SubtasksWait => {
                 Box::pin(self.mirror_subtasks()).await;
-                // A timer that is due hides the deadline.
+                // Only the earliest time has a timer, so another one may be due, too.
                 let now = Instant::now();
                 self.serve_timer(|due| due < now).await
             }

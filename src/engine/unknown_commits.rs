@@ -68,7 +68,7 @@ impl UnknownCommits {
     }
 
     /// Removes the writes to `revision`: another write to it succeeded, or the row is confirmed to have it.
-    fn forget_on(&self, key: &TaskKey, revision: Revision) {
+    fn remove_at(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
         if let Some(pending) = all.get_mut(key) {
             pending.writes.retain(|write| write.base > revision);
@@ -147,7 +147,7 @@ impl Engine {
 
     /// Resolves writes to this revision: another one succeeded, or none was committed.
     pub(super) fn resolve_at(&self, key: &TaskKey, base: Revision) {
-        self.unknown_commits.forget_on(key, base);
+        self.unknown_commits.remove_at(key, base);
     }
 
     /// Performs the effects that follow from the state alone.

@@ -43,7 +43,7 @@ pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
 pub(super) const BYTES_MAX: usize = 32 << 20;
 
-/// Most lists in each of the two caches, and their bytes; the least recently used list is evicted. A list in both counts twice.
+/// The most lists in each of the two caches, and the most bytes of both; the least recently used list is evicted.
 const LISTS_MAX: u64 = 1_000;
 const ALL_BYTES_MAX: u64 = 64 << 20;
 /// Memory of a tool beside its text.

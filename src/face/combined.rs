@@ -59,13 +59,14 @@ pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How long an introduction proves to a client without a session that a server lacks a capability: the server may be replaced.
+/// How long an introduction counts for clients without sessions: the server may be replaced by one that can do more.
 const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
 const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
-/// The time for an upstream that was late this often in a row: it must not delay each list. A program is slow at its start alone.
+/// The time for an upstream that was late `LATE_TIMES_MIN` times in a row, so that it does not delay each list. Once is not
+/// enough: a program is slow at its start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
 /// After this time one request waits longer again.

@@ -33,9 +33,9 @@ const EMPTY_CURSOR: &str = "\"\"";
 #[derive(Debug)]
 pub(super) struct FallbackToolService {
     rules: ToolRules,
-    /// A bit for each name that the upstream has. A name seen once stays the upstream's until restart, for all clients.
+    /// A bit for each of the names that an upstream's list has had: until a restart, these name the upstream's tools.
     taken: AtomicU16,
-    has_learned: AtomicBool,
+    has_complete_list: AtomicBool,
     walks: ListWalks,
 }
 
@@ -43,9 +43,9 @@ impl FallbackToolService {
     /// `None` if no tool's rules require it.
     pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules) -> Option<Arc<Self>> {
         let is_wanted = rules.any_falls_back_to_tools();
-        let (taken, has_learned) = (AtomicU16::new(0), AtomicBool::new(false));
+        let (taken, has_complete_list) = (AtomicU16::new(0), AtomicBool::new(false));
         let walks = || ListWalks::new(upstream);
-        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned, walks: walks() }))
+        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_complete_list, walks: walks() }))
     }
 
     pub(super) fn covers(&self, tool: &str) -> bool {
@@ -65,8 +65,8 @@ impl FallbackToolService {
     }
 
     /// Whether the upstream's complete list was seen.
-    pub(super) fn has_learned(&self) -> bool {
-        self.has_learned.load(Ordering::Relaxed)
+    pub(super) fn has_complete_list(&self) -> bool {
+        self.has_complete_list.load(Ordering::Relaxed)
     }
 
     pub(super) fn learn(&self, list: &Object) {
@@ -77,7 +77,7 @@ impl FallbackToolService {
             }
         }
         if next_cursor(list).is_none() {
-            self.has_learned.store(true, Ordering::Relaxed);
+            self.has_complete_list.store(true, Ordering::Relaxed);
         }
     }
 
@@ -125,7 +125,7 @@ impl FallbackListing {
         let end = self.reader.as_ref().and_then(|reader| service.walks.read(reader, self.sent.as_ref(), list));
         let is_cut = next.is_some() && end.is_some();
         if is_cut {
-            service.has_learned.store(true, Ordering::Relaxed);
+            service.has_complete_list.store(true, Ordering::Relaxed);
         }
         let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
         let is_last = next.as_ref().is_none_or(|next| next.as_str() == EMPTY_CURSOR) || is_cut;

@@ -24,7 +24,7 @@ pub(super) struct ListWalks {
     hasher: RandomState,
 }
 
-/// Who reads a list: a session, or a client without one that the server may show another list than others.
+/// The reader of a list: a session, or one of the clients without sessions that the server can tell apart.
 #[derive(Clone, Debug)]
 pub(super) struct ListReader {
     id: u128,

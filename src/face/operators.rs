@@ -341,7 +341,8 @@ impl Operators {
         }
     }
 
-    /// Finds any principal's task by its id, maybe secret: keep it out of URL and log. Examines some per request.
+    /// Finds any principal's task by its id, which may be secret and so is in the body, never in a URL or the log. One
+    /// request examines a limited number of tasks.
     async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {

@@ -1,6 +1,7 @@
 //! Limits the requests, polls and unknown-task requests of each principal (GW-40).
 //! Logs refused principals, and likely guessing: many requests for unknown tasks (L25-62).
-//! Polls count apart. A loopback listener's one user has no limits. Forgetting an idle principal gives it one burst.
+//! Polls have a separate limit. The single user of a loopback listener has none. The counters of an idle principal are
+//! dropped, which permits one more burst.
 
 use std::collections::HashMap;
 use std::num::{NonZeroU32, NonZeroUsize};

@@ -21,9 +21,9 @@ use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
 
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
-/// The header of its response: the replica took the request, and the notes of its face.
+/// The header of a replica's response that shows that the replica accepted the request, with notes of its face.
 const FORWARDED: HeaderName = HeaderName::from_static("taskgate-forwarded");
-/// The header with the scopes that its operation needs: the replica of the client writes the challenge.
+/// The header with the scopes that the operation needs: the replica of the client writes the challenge.
 const SCOPES_NEEDED: HeaderName = HeaderName::from_static("taskgate-scopes-needed");
 /// The values of [`FORWARDED`]: the first alone, or before a note.
 const TAKEN: &str = "taken";

@@ -20,7 +20,7 @@ const READ_BYTES: usize = 64 * 1024;
 const LINES_MAX: usize = 4;
 const MESSAGES_MAX: usize = 8;
 /// The client's time to read the last messages when the program ends.
-const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+const LAST_READ_MAX: Duration = Duration::from_millis(200);
 /// The client's time to read one message after its input has ended.
 const MESSAGE_READ_MAX: Duration = Duration::from_secs(30);
 /// The interval of checks for the output's reader after the end of the input.
@@ -30,7 +30,7 @@ const READER_CHECK: Duration = Duration::from_millis(200);
 pub struct StdioEnds<I, O> {
     pub input: I,
     pub output: O,
-    /// As far as that shows without a write.
+    /// Whether the output's reader is gone, as far as can be known without a write.
     pub is_reader_gone: fn() -> bool,
 }
 
@@ -88,7 +88,7 @@ pub async fn serve(
         let too_late = async {
             over.cancelled().await;
             leaving.cancelled().await;
-            tokio::time::sleep(LAST_WORDS_MAX).await;
+            tokio::time::sleep(LAST_READ_MAX).await;
         };
         tokio::select! {
             () = write(output, messages, &input_over) => (),

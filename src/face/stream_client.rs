@@ -190,7 +190,7 @@ struct StreamClientLoop {
     unanswered: Vec<UnansweredRequest>,
     serials: u64,
     /// Whether a handshake message is in progress. Other messages of the session wait for it.
-    shakes_hands: bool,
+    is_in_handshake: bool,
     held: VecDeque<ParsedMessage>,
     /// Ordered notifications, sent one after the other.
     notes: VecDeque<ParsedMessage>,
@@ -206,7 +206,7 @@ impl StreamClientLoop {
             work: FuturesUnordered::new(),
             unanswered: Vec::new(),
             serials: 0,
-            shakes_hands: false,
+            is_in_handshake: false,
             held: VecDeque::new(),
             notes: VecDeque::new(),
             is_noting: false,
@@ -224,7 +224,7 @@ impl StreamClientLoop {
     fn done(&mut self, done: CompletedWork) {
         match done {
             CompletedWork::Handshake { serial, listens } => {
-                self.shakes_hands = false;
+                self.is_in_handshake = false;
                 self.unanswered.retain(|request| Some(request.serial) != serial);
                 if listens {
                     self.open_stream();
@@ -238,7 +238,7 @@ impl StreamClientLoop {
             CompletedWork::Noted { in_order: false } => self.noting -= 1,
             CompletedWork::Sent => (),
         }
-        while !self.shakes_hands
+        while !self.is_in_handshake
             && let Some(parsed) = self.held.pop_front()
         {
             self.take(parsed);
@@ -247,7 +247,7 @@ impl StreamClientLoop {
 
     /// Opens the session's own stream. Requests wait for it briefly: without it, some servers drop unrelated messages.
     fn open_stream(&mut self) {
-        self.shakes_hands = true;
+        self.is_in_handshake = true;
         let opened = CancellationToken::new();
         let waiting = timeout(OPENING_MAX, opened.clone().cancelled_owned());
         self.work.push(waiting.map(|_| CompletedWork::Handshake { serial: None, listens: false }).boxed());
@@ -302,7 +302,7 @@ impl StreamClientLoop {
     }
 
     fn receive_in_session(&mut self, parsed: ParsedMessage) {
-        if self.shakes_hands { self.held.push_back(parsed) } else { self.take(parsed) }
+        if self.is_in_handshake { self.held.push_back(parsed) } else { self.take(parsed) }
     }
 
     /// Handles a message of a session, or the message that opens it.
@@ -336,7 +336,7 @@ impl StreamClientLoop {
             // Without a session these have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
-                self.shakes_hands = true;
+                self.is_in_handshake = true;
                 let link = Arc::clone(&self.link);
                 let inbound = link.inside(parsed);
                 let notifying = async move {
@@ -351,7 +351,7 @@ impl StreamClientLoop {
 
     fn shake_hands(&mut self, id: RequestId, parsed: ParsedMessage) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::Single, Face::Session) else { return };
-        self.shakes_hands = true;
+        self.is_in_handshake = true;
         let link = Arc::clone(&self.link);
         let shaking = async move {
             let with = parsed.received.headers.clone();

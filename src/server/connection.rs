@@ -41,7 +41,7 @@ use crate::waits::poll_cancelled;
 const READ_BUFFER: usize = 96 << 10;
 const FIRST_READ: usize = 2 << 10;
 /// How long a connection that was accepted just before the end may take to send its first byte.
-const FIRST_WORD_MAX: Duration = Duration::from_millis(500);
+const FIRST_BYTE_MAX: Duration = Duration::from_millis(500);
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 const SEND_BUFFER_MAX: usize = 1 << 20;
@@ -67,7 +67,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
             biased;
             detected = timeout_at(deadline, detection.as_mut()) => detected,
             // Its first request may be on its way, and no other listener would receive it.
-            () = shared.phases.stop.cancelled() => timeout(FIRST_WORD_MAX, detection).await,
+            () = shared.phases.stop.cancelled() => timeout(FIRST_BYTE_MAX, detection).await,
         }
     };
     // Silence, a slow preface and a broken socket end alike: no response is possible (B27).

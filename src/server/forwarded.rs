@@ -100,13 +100,13 @@ impl TrustedProxies {
         self.0.iter().any(|range| range.contains(address))
     }
 
-    /// Reads headers of a trusted `peer`; hops are believed from the nearest on, as long as trusted proxies named them.
+    /// Reads headers of a trusted `peer`, from the nearest hop on, as long as a trusted proxy named the hop.
     pub(super) fn read(&self, peer: IpAddr, headers: &HeaderMap) -> ForwardedRequest {
         let mut found = ForwardedRequest { client: peer, host: None, is_https: false };
         if !self.trusts(peer) {
             return found;
         }
-        // A proxy writes one of the two and forwards its client's other one: the gateway cannot tell them apart.
+        // A proxy sets one of the two headers, and may forward the other one as its client sent it.
         if headers.contains_key(FORWARDED) && headers.contains_key(FOR) {
             return found;
         }

@@ -24,7 +24,7 @@ use crate::task::{Principal, WithheldBy};
 use crate::wire::framing::BodyPart;
 use crate::wire::rpc_error;
 
-/// In seconds. An issuer's keys are fetched at most this often for tokens with unknown keys; proofs are forgotten each minute.
+/// In seconds: the interval at which an issuer's keys are fetched for tokens with unknown keys.
 const RETRY_LATER: HeaderValue = HeaderValue::from_static("30");
 /// How long the body of a refused HTTP/2 request is read and discarded.
 const REST_SPAN: Duration = Duration::from_secs(1);

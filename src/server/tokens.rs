@@ -46,7 +46,7 @@ struct VerifierState {
     issuers: Vec<TrustedIssuer>,
     remembered: RememberedTokens,
     claims: Arc<SharedClaims>,
-    /// Kept over reloads: a used proof stays used.
+    /// Kept over reloads, so that no proof is accepted twice.
     seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
     /// Runs lookups whose clients have disconnected; set once the gateway serves.

@@ -52,7 +52,7 @@ impl Dialog {
         &mut self.questions
     }
 
-    /// Forgets all questions, because the call is sent again.
+    /// Drops all questions, because the call is sent again.
     pub(super) fn forget_questions(&mut self) {
         self.questions = CallQuestions::default();
     }

@@ -78,7 +78,7 @@ impl Recorder {
         self.row = Some(RunnerRow::new(key, visibility, false, commands));
     }
 
-    /// Forgets the row, because it is removed.
+    /// Takes the row's key, because the row is removed.
     pub(super) fn take_row(&mut self) -> Option<TaskKey> {
         self.row.take().map(|row| row.key)
     }
@@ -236,7 +236,7 @@ impl Recorder {
     }
 
     /// Schedules the next try if a step waits.
-    pub(super) fn rest_from_store(&mut self) {
+    pub(super) fn schedule_store_retry(&mut self) {
         match self.unstored.as_mut().filter(|wait| !wait.steps.is_empty()) {
             Some(wait) => wait.rest(),
             None => self.unstored = None,

@@ -35,7 +35,7 @@ impl Runner {
             }
             Err(error) => {
                 tracing::debug!(error = %CauseChain(&error), "a call still waits for the store");
-                self.recorder.rest_from_store();
+                self.recorder.schedule_store_retry();
                 return RunnerFlow::Continue;
             }
         };
@@ -62,7 +62,7 @@ impl Runner {
                 return RunnerFlow::Stop;
             }
         }
-        self.recorder.rest_from_store();
+        self.recorder.schedule_store_retry();
         RunnerFlow::Continue
     }
 

@@ -99,7 +99,7 @@ impl ListenRequest {
         };
         let begun = match part.concern_the_upstream() {
             true => self.client.upstreams.in_time(at, ANSWER_MAX, beginning).await,
-            // The gateway answers this part, so it says nothing about a late server.
+            // The gateway itself answers this part: its delay shows no slow server.
             false => timeout(ANSWER_MAX, beginning).await.ok(),
         };
         begun.unwrap_or_else(|| Err(MemberRefusal::late()))

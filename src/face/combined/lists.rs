@@ -1,4 +1,4 @@
-//! Merges the lists of several upstreams, and remembers the owner of each item.
+//! Merges the lists of several upstreams, and caches the upstream of each item.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;

@@ -1,5 +1,5 @@
-//! Knows the tools of a session's server, as far as they were listed. Used for calls as tasks, and for all if tools are
-//! hidden. An unlisted name is looked up in the client's own session.
+//! Caches the names of the tools that servers listed in each session. Calls as tasks are checked against them, and all
+//! calls if some tools are hidden. A name that is not cached is looked up in the client's own session.
 
 use std::collections::HashSet;
 use std::sync::Arc;

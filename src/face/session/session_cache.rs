@@ -17,7 +17,7 @@ use crate::upstream::session::own::{OpenedSession, OwnSession};
 const TASK_CLIENTS_MAX: usize = 20_000;
 /// The most ended sessions. A client that uses a dropped one gets a new upstream session.
 const ENDED_MAX: usize = 100_000;
-/// By last use; about 1 kB each.
+/// The most opened sessions, about 1 kB each; the least recently used ones are dropped.
 const OPENED_MAX: usize = 4_096;
 
 #[derive(Clone, Debug)]

@@ -455,7 +455,7 @@ impl SessionFaceState {
     }
 
     /// A task as lists and status notifications show it.
-    fn in_passing(&self, task: &Task) -> Summary {
+    fn listed_summary(&self, task: &Task) -> Summary {
         let mut summary = Summary::of(task);
         self.leave_out_unrecorded(&mut summary);
         summary

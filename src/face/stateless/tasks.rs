@@ -30,7 +30,7 @@ pub(super) fn may_ask(metadata: &StatelessRequest, name: &str) -> bool {
 impl StatelessFace {
     pub(super) async fn task(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
         let answered = match request.metadata.takes_tasks() {
-            HandleSupport::No | HandleSupport::ByTools => Box::pin(self.look_after(request)).await,
+            HandleSupport::No | HandleSupport::ByTools => Box::pin(self.session_task_answer(request)).await,
             HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(request).await,
         };
         match answered {
@@ -63,7 +63,7 @@ impl StatelessFace {
 
     /// Answers a client without the extension about a task from a session, in that version's form. Any other id gets
     /// the error for the missing extension, so that existing and unknown ids look alike.
-    async fn look_after(&self, request: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
+    async fn session_task_answer(&self, request: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
         let command = dialect.decode(request.method, request.params).map_err(|_| other())?;
@@ -196,7 +196,7 @@ impl StatelessFace {
         let fallback = self
             .fallback_for(&request.metadata)
             .filter(|_| self.is_own_tool_call(request.method, Some(request.params)))?;
-        if !fallback.has_learned() {
+        if !fallback.has_complete_list() {
             let context = self.context(request);
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
                 && let Some(list) = Object::of(list.result())

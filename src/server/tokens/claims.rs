@@ -63,7 +63,7 @@ reasons! {
 
 impl TokenError {
     pub(super) fn shown_in(self, token: &str) -> Option<Box<str>> {
-        // Strangers send tokens: one with another fault is not read a second time.
+        // Only faults that configuration can cause are shown: parsing each stranger's token again would cost time.
         let is_shown = matches!(
             self,
             Self::Algorithm | Self::Type | Self::UnknownKey | Self::UnknownIssuer | Self::Audience | Self::Expired

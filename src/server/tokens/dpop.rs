@@ -43,7 +43,7 @@ reasons! {
     }
 }
 
-/// A proof that is read, and proves nothing yet.
+/// A parsed proof that is not verified.
 pub(in crate::server) struct UnverifiedProof<'p> {
     text: SignedText<'p>,
     key: VerificationKey,
@@ -59,7 +59,7 @@ pub(in crate::server) struct ProvenRequest<'r> {
     pub(in crate::server) token: &'r str,
 }
 
-/// A proof that is valid, and may have been used before.
+/// A valid proof; whether it was used before is not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) struct VerifiedProof {
     /// Identifies it among all proofs of all keys.

@@ -19,16 +19,16 @@ use crate::upstream::document::{FormAnswer, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
 use crate::wire::{Payload, ScanLimits};
 
-/// How long an answer is believed.
+/// How long an answer is used.
 const KEPT_FOR: Duration = Duration::from_secs(30);
-/// After a failure, every request gets it for this time, so that a failing issuer is not asked by each of them.
+/// How long a failure is the answer for every request with the token, so that a failing issuer is not asked each time.
 const FAILED_FOR: Duration = Duration::from_secs(1);
-/// How long after its last `active` a token is asked about without a share of its network's questions.
+/// How long after its last `active` a token does not count towards its network's question budget.
 const GOOD_FOR: Duration = Duration::from_secs(3600);
 const GOOD_MAX: u64 = 20_000;
 const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
-/// A claim in memory, in place of its two texts.
+/// The memory of a claim, as a multiple of its name and value.
 const CLAIM_FACTOR: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Introspector {
     failed: Cache<Digest, ()>,
     /// Tokens that were active when the issuer was asked last.
     good: Cache<Digest, ()>,
-    /// By the network of the client: its principal is not known yet. An error is the time after which it may ask.
+    /// Shared by the client's network, as its principal is not known yet. An error is the time until it may ask.
     lookups: SharedLookups<Digest, Result<IntrospectionAnswer, Duration>, IpAddr>,
     budget: QuestionBudget,
     failures_logged: LogLimit,
@@ -118,7 +118,7 @@ impl Introspector {
     }
 
     async fn asked(&self, token: &str) -> Result<IntrospectionAnswer, String> {
-        // The file may have another password by now.
+        // Reads the password's file again: it may have changed.
         let client = self.settings.client.over(&self.connections).map_err(|error| error.to_string())?;
         let answer = client.ask(&[("token", token), ("token_type_hint", "access_token")]).await;
         read(&answer.map_err(|error| error.to_string())?)

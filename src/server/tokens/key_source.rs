@@ -198,7 +198,7 @@ impl IssuerKeys {
                 }
                 known.set = Some((Arc::new(set), now));
             }
-            // The issuer is there, and no longer vouches for the keys that it had (SEC-53).
+            // The issuer responds, and no longer publishes the keys that it had (SEC-53).
             Err(KeySourceError::Set(error @ KeySetError::NoneUsable(_))) => {
                 known.set = None;
                 tracing::warn!(%issuer, %error, "the issuer publishes no usable key: its tokens are refused");
@@ -219,7 +219,7 @@ impl IssuerKeys {
         let mut faults = Vec::new();
         for location in metadata_locations(issuer) {
             let fetched = self.connections.fetch(&location, METADATA_BYTES_MAX, AddressReach::Any).await;
-            // A host that does not answer would take the time of each location.
+            // The other locations are on the same host: each would take the whole time limit again.
             let is_last = matches!(fetched, Err(DocumentError::Unreachable(_)));
             let named = fetched.map_err(|error| error.to_string());
             match named.and_then(|text| keys_in(&text, &self.settings.issuer)) {

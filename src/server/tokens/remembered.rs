@@ -1,7 +1,7 @@
-//! Remembers which tokens were verified, so that a poll costs one digest and no signature.
-//! The digest is SipHash-2-4 with 128 bits, under a random key that no other process has: a client cannot compute digests, so it
-//! can only guess one. SHA-256 has no secret, and takes several times as long where the processor has no instructions for it.
-//! A full memory forgets expired tokens, then others down to half: a principal's flood costs others a verification.
+//! Caches verified tokens, so that a poll costs one digest and no signature.
+//! The digest is SipHash-2-4 with 128 bits, under a random key of this process: a client cannot compute digests, only
+//! guess one. SHA-256 takes several times as long where the processor has no instructions for it. A full cache drops
+//! expired tokens, then others down to half: a principal's flood costs others a verification.
 
 use std::collections::HashMap;
 use std::hash::Hasher as _;
@@ -23,11 +23,11 @@ const SHARDS: usize = 64;
 const TOKENS_MAX: usize = (1 << 11) / 8 * 7;
 /// The bytes that the entries of a shard refer to: 16 MiB in all shards, and at most one large entry more in each.
 const BYTES_MAX: usize = (16 << 20) / SHARDS;
-/// How long a token is believed without another look at its issuer's keys.
+/// How long a token is accepted without another check against its issuer's keys.
 const KEPT_FOR: Duration = Duration::from_secs(300);
 /// The header of a reference-counted value, with the allocator's rounding.
 const SHARED_BYTES: usize = 32;
-/// Each token counts larger claims as its own, as the tokens that it shares them with may be forgotten first.
+/// Larger claims count for each token that shares them, as the other tokens may be dropped first.
 const SHARED_CLAIMS_MAX: usize = 512;
 
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ struct TokenTable {
 }
 
 impl RememberedToken {
-    /// Also not before it was kept: the clock may be set back.
+    /// False also before `kept_at`, as the clock may be set back.
     fn is_kept(&self, now: Timestamp) -> bool {
         let until = self.caller.until.map_or(self.kept_at, |until| until.min(self.kept_at.after(KEPT_FOR)));
         self.kept_at <= now && now < until
@@ -108,7 +108,7 @@ impl RememberedTokens {
         let of_binding = binding.as_ref().map_or(0, |_| SHARED_BYTES + size_of::<TokenBinding>());
         let of_claims = SHARED_BYTES + size_of::<Claims>() + claims.bytes();
         let shared = self.claims.of(claims);
-        // The copy there, and this one: no other token has these claims yet.
+        // The cache and this variable have the only copies: no other token has these claims yet.
         let is_first = Arc::strong_count(&shared) <= 3;
         let counted = if is_first || of_claims > SHARED_CLAIMS_MAX { of_claims } else { 0 };
         let bytes = SHARED_BYTES + owner.as_str().len() + of_binding + counted;

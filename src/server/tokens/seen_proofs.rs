@@ -1,5 +1,5 @@
-//! Remembers which proofs of possession were used, so that none is used twice. Refuses when it is full: a proof that
-//! cannot be remembered could be repeated. Each gateway has its own memory.
+//! Records used proofs of possession, so that none is used twice. Refuses proofs when it is full: an unrecorded proof
+//! could be repeated. Gateways do not share their records.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,7 +12,7 @@ use crate::task::{Principal, Timestamp};
 
 /// The most proofs at one time: at most 32 MiB.
 const PROOFS_MAX: usize = 400_000;
-/// The most of one principal: 333 requests a second for as long as a proof is valid.
+/// The most of one principal's proofs: 333 requests a second for as long as a proof is valid.
 const SHARE_MAX: usize = PROOFS_MAX / 4;
 const MINUTE: u64 = 60_000;
 

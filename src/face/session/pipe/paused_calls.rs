@@ -1,6 +1,6 @@
 //! Keeps calls that lost their stream before the response, until their client resumes. An upstream of 2025-11-25 may
 //! close a stream after an event id, by which the client resumes (T-29). Meanwhile the call keeps permit and deadline.
-//! Later clients get its fault, unless the upstream kept an earlier response.
+//! A client that resumes later gets the fault, unless the upstream has kept a response from before the deadline.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -40,7 +40,7 @@ const KEPT_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 type PauseKey = (u128, String);
 
-/// By session and event id. Each holds a permit, which limits their number.
+/// Paused calls by session and event id. Each holds a permit, which limits their number.
 #[derive(Debug)]
 pub(in crate::face) struct PausedCalls {
     waiting: Mutex<HashMap<PauseKey, PausedCall>>,

@@ -1,6 +1,5 @@
-//! Gives piped calls a resumable stream, where the upstream's cannot be resumed (T-81). Used if no head comes for long,
-//! or the transport has no streams per call. The stream has event ids from 2025-03-26 on and a replay buffer; the call
-//! continues while a response would be kept. Upstreams' own streams stay.
+//! Gives piped calls a resumable stream (T-81), with event ids from 2025-03-26 on and a replay buffer: used if the upstream
+//! sends no response head for 15 s, or its transport has no stream for each call. Other streams are forwarded unchanged.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,7 +33,7 @@ const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
 pub(super) struct RequestOrigin {
     pub(super) token: Arc<SessionToken>,
-    /// Of a call. Other requests are short.
+    /// The tool of a call; `None` for other requests, which are short.
     pub(super) tool: Option<Arc<str>>,
 }
 

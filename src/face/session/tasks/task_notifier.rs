@@ -59,7 +59,7 @@ impl TaskNotifier {
         subscribers: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
-        let shown = shown.map(|task| shared.tasks.codec().notice(&shared.in_passing(task)));
+        let shown = shown.map(|task| shared.tasks.codec().notice(&shared.listed_summary(task)));
         Self { shared, key, subscribers, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
@@ -133,7 +133,7 @@ impl TaskNotifier {
             return;
         }
         let codec = self.shared.tasks.codec();
-        let summary = self.shared.in_passing(task);
+        let summary = self.shared.listed_summary(task);
         let notice = codec.notice(&summary);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
         if is_news

@@ -35,13 +35,13 @@ struct TaskSubscriberState {
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
-    /// Can be cancelled while the task runs.
+    /// The call's request, which can be cancelled while the task runs.
     request: Option<Arc<TaskRequestEntry>>,
-    /// Answered by a client, but still open in the task.
+    /// Questions that a client has answered, but that are still open in the task.
     answered: BTreeSet<InputKey>,
     related: Option<RelatedTask>,
     rising: Option<SharedProgress>,
-    /// Then no more progress is sent (L25-47).
+    /// Whether progress is no longer sent (L25-47).
     is_muted: bool,
     is_closed: bool,
 }

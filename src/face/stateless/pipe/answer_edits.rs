@@ -1,7 +1,6 @@
-//! Edits responses of a server without sessions: states, tool lists, descriptions, results of other types, some errors.
-//! Seals states, edits tool lists and the server's description, and replaces errors about the gateway's own request.
-//! Holds the server to its version: results have a type that the client may get, and streams have no event ids,
-//! requests or notifications that the client did not ask for (U56, U57, U58). All else is unchanged.
+//! Edits responses of a server without sessions: seals states, edits tool lists and the server's description, and
+//! replaces errors about the gateway's own request. Removes types of results, event ids, requests and notifications that
+//! the protocol version does not have or the client did not ask for (U56, U57, U58). All else is unchanged.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -219,7 +219,7 @@ enum CliCommand {
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },
-    /// Shows the gateways that share a running gateway's store, and forgets one that is dead.
+    /// Lists the gateways that share a running gateway's store, and removes a dead one from the list.
     ///
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///

@@ -302,7 +302,7 @@ fn parse_as(
     let mut source = ConfigSource::new(text, env, MistakeCollector::new(name));
     if !broken.is_empty() && text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         let message =
-            format!("this is JSON, and a configuration is TOML: `taskgate import {name}` turns a host's into it");
+            format!("this is JSON, and a configuration is TOML; `taskgate import {name}` converts a host's JSON");
         source.report.unreadable(None, Some(1), message);
         return Err(source.report.into_error());
     }
@@ -519,7 +519,7 @@ mod tests {
             done.send((opened.unwrap_err(), loaded.unwrap_err().to_string())).unwrap();
         });
         let (opened, loaded) = ended.recv_timeout(std::time::Duration::from_secs(20)).expect("neither waits");
-        assert_eq!(opened, "it is no file");
+        assert_eq!(opened, "it is not a file");
         assert!(loaded.contains("no upstream is named"), "{loaded}");
     }
 

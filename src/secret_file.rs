@@ -18,7 +18,7 @@ const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 pub enum SecretFileError {
     #[error("cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    #[error("is no file")]
+    #[error("is not a file")]
     NoFile,
     /// `what` names the content of the file.
     #[error(
@@ -104,7 +104,7 @@ mod tests {
                 found.map_or_else(|error| error.to_string(), |held| String::from_utf8_lossy(&held).into_owned());
             assert_eq!(found, expected, "{content:?} {mode:o}");
         }
-        assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is no file");
+        assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is not a file");
         assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().starts_with("cannot be read: "));
     }
 

@@ -34,7 +34,7 @@ pub(crate) struct DiskSpace {
 /// Opens a regular file to read it; fails for others, as a pipe may have no writer, and a device no end.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     let file = open_without_waiting(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
 
 /// Limits on a program; without one, the gateway's limit applies.

@@ -47,7 +47,7 @@ const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 
 pub enum TelemetryError {
     #[error("{LOG_FILTER} is not a log filter; write one such as info,taskgate=debug")]
     Filter(#[source] tracing_subscriber::filter::ParseError),
-    #[error("{LOG_FILTER}: {0:?} is no level: write off, error, warn, info, debug or trace, or TARGET=LEVEL")]
+    #[error("{LOG_FILTER}: {0:?} is not a level: write off, error, warn, info, debug or trace, or TARGET=LEVEL")]
     Level(String),
     #[error("logs are installed already")]
     Logs(#[source] TryInitError),

@@ -425,8 +425,8 @@ mod tests {
             (strong.to_owned(), 0o640, "others than its owner may use it (mode 0640)"),
             (strong.to_owned(), 0o604, "others than its owner may use it (mode 0604)"),
             ("tg_a1_short\n".to_owned(), 0o600, "is a key with a secret of less than 128 bits"),
-            (format!("{strong}\n{strong}\n"), 0o600, "is no key"),
-            (String::new(), 0o600, "is no key"),
+            (format!("{strong}\n{strong}\n"), 0o600, "is not a key"),
+            (String::new(), 0o600, "is not a key"),
         ] {
             let path = folder.path().join("key");
             let _ = fs::remove_file(&path);

@@ -20,7 +20,7 @@ const DRAFT_SUFFIX: &str = ".next";
 pub enum AuditOpenError {
     #[error("{}: another process writes this audit file; end it, or name another file as `audit.path`", .path.display())]
     Locked { path: PathBuf },
-    #[error("{}: is no audit file, or is damaged at its end; move it away, or name another file as `audit.path`", .path.display())]
+    #[error("{}: is not an audit file, or is damaged at its end; move it away, or name another file as `audit.path`", .path.display())]
     Foreign { path: PathBuf },
     #[error("{}: {source}; `audit.path` names a file that the gateway may write to", .path.display())]
     File { path: PathBuf, source: io::Error },

@@ -21,7 +21,7 @@ pub enum AuditFault {
     Empty,
     #[error("line {line}: is longer than {LINE_BYTES_MAX} bytes")]
     TooLong { line: u64 },
-    #[error("line {line}: is no record")]
+    #[error("line {line}: is not a record")]
     NotARecord { line: u64 },
     #[error("line {line}, after seq {seq}: is incomplete")]
     Torn { line: u64, seq: u64 },
@@ -39,7 +39,7 @@ pub enum AuditFault {
     Unanchored { line: u64, seq: u64 },
     #[error("the anchors go on to seq {anchored}, and the lines end at seq {seq}: lines are missing at the end")]
     EndMissing { anchored: u64, seq: u64 },
-    #[error("line {line}: is no anchor")]
+    #[error("line {line}: is not an anchor")]
     NotAnAnchor { line: u64 },
 }
 

@@ -43,8 +43,8 @@ pub(super) struct CallArguments {
     /// Print the task's handle as JSON instead of waiting for its result, and on stderr the command that follows it.
     #[arg(long)]
     no_wait: bool,
-    /// Name the call with 1 to 256 visible characters: repeated under the same name it finds its task and does not
-    /// run again. For servers that are behind taskgate.
+    /// Send this idempotency key, 1 to 256 visible characters: a call that is repeated with it gets the first call's
+    /// result, and does not run again. For servers that are behind taskgate.
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     #[command(flatten)]

@@ -278,7 +278,7 @@ pub(super) fn may_pass(fault: &GatewayFault) -> bool {
 }
 
 pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
-    Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is no object"))
+    Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is not an object"))
 }
 
 /// The context of a caller that answers questions.

@@ -145,7 +145,7 @@ impl<'a> CallDialog<'a> {
     pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
         if content.as_ref().is_some_and(|content| !content.as_str().starts_with('[')) {
-            return Err(NoResultError::unintelligible("content is no list"));
+            return Err(NoResultError::unintelligible("content is not a list"));
         }
         if self.policy.result.is_json {
             let shown = self.fit_to_print(result);

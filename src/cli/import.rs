@@ -222,7 +222,7 @@ struct HostFile {
 
 fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     let Some(root) = Object::of(file) else {
-        notes.mistake("/", "is no object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");
+        notes.mistake("/", "is not an object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");
         return HostFile::default();
     };
     let mut found = HostFile::default();
@@ -261,7 +261,7 @@ fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
 
 fn add_servers(value: &Payload, pointer: &str, found: &mut Vec<HostServer>, notes: &mut ImportNotes) {
     let Some(all) = Object::of(value) else {
-        notes.mistake(pointer, "is no object; write a name and an object for each server");
+        notes.mistake(pointer, "is not an object; write a name and an object for each server");
         return;
     };
     for (name, value) in all.entries() {
@@ -271,7 +271,7 @@ fn add_servers(value: &Payload, pointer: &str, found: &mut Vec<HostServer>, note
                 let members = server.entries().map(|(key, value)| (key.into_owned(), value)).collect();
                 found.push(HostServer { name: name.into_owned(), pointer, members });
             }
-            None => notes.mistake(&pointer, "is no object; write {\"command\": ...} or {\"url\": ...}"),
+            None => notes.mistake(&pointer, "is not an object; write {\"command\": ...} or {\"url\": ...}"),
         }
     }
 }

@@ -108,7 +108,7 @@ fn own_words(own: &OwnCommand, is_released: bool) -> Result<Vec<String>, String>
              --locked --path .), then run this command with the installed one"
             .to_owned()),
         OwnCommand::Path(path) if path.to_str().is_none() => {
-            Err(format!("{}: this program's path is no UTF-8 text; move it", path.display()))
+            Err(format!("{}: this program's path is not UTF-8 text; move it", path.display()))
         }
         OwnCommand::Npx | OwnCommand::Uvx | OwnCommand::Path(_) => Ok(own.words()),
     }

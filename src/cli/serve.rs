@@ -183,7 +183,7 @@ pub(super) fn grace(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct DevArguments {
-    /// Start the program anew when this file changes, or a file in this folder; may be repeated. Without it, the folder
+    /// Restart the program when this file, or a file in this folder, changes; may be repeated. The default is the folder
     /// of the script that COMMAND names, or the working directory.
     #[arg(long, value_name = "PATH")]
     watch: Vec<PathBuf>,

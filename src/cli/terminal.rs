@@ -183,7 +183,7 @@ fn read_lines(mut input: impl BufRead, lines: &mpsc::Sender<String>) {
 /// Asks a question on standard error, and reads one line. Fails if standard input is no terminal.
 pub(super) fn confirmed(question: &str) -> Result<bool, String> {
     if !io::stdin().is_terminal() {
-        return Err("standard input is no terminal, so nothing can be confirmed; add --yes".to_owned());
+        return Err("standard input is not a terminal, so nothing can be confirmed; add --yes".to_owned());
     }
     let mut stderr = console::stderr();
     let _ = write!(stderr, "{question}").and_then(|()| stderr.flush());

@@ -96,7 +96,7 @@ impl NamedArgument {
         let split = word.split_once('=').filter(|(name, _)| !matches!(*name, "" | ":"));
         let Some((name, value)) = split else {
             return Err(format!(
-                "`{word}` is no argument: write key=text, key:=JSON or key=@FILE; a JSON object, @FILE and - stand alone"
+                "`{word}` is not an argument: write key=text, key:=JSON or key=@FILE; a JSON object, @FILE and - stand alone"
             ));
         };
         if let Some(name) = name.strip_suffix(':') {
@@ -152,7 +152,7 @@ fn as_object(payload: Payload, what: &str) -> Result<Payload, String> {
 
 fn text_of_file(path: &str) -> Result<String, String> {
     if path.is_empty() {
-        return Err("@ wants a file's name behind it: @FILE".to_owned());
+        return Err("@ needs a file's name after it: @FILE".to_owned());
     }
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     text_of(file, path, BYTES_MAX)
@@ -165,7 +165,7 @@ pub(super) fn text_of(reader: impl Read, name: &str, bytes_max: u64) -> Result<S
     if text.len() as u64 > bytes_max {
         return Err(format!("{name}: this is more than {} MiB", bytes_max >> 20));
     }
-    String::from_utf8(text).map_err(|_| format!("{name}: this is no UTF-8 text"))
+    String::from_utf8(text).map_err(|_| format!("{name}: this is not UTF-8 text"))
 }
 
 #[cfg(test)]
@@ -228,10 +228,10 @@ mod tests {
             (vec![r#"{"a":1,"a":2}"#], "twice"),
             (vec!["greet"], "write {\"key\": ...} or key=value"),
             (vec!["text=a", "text=b"], "the argument `text` is given twice"),
-            (vec!["text=a", "b"], "`b` is no argument: write key=text, key:=JSON or key=@FILE"),
+            (vec!["text=a", "b"], "`b` is not an argument: write key=text, key:=JSON or key=@FILE"),
             (vec!["text=a", "{}"], "stand alone"),
             (vec!["text=a", "-"], "stand alone"),
-            (vec!["=a"], "`=a` is no argument"),
+            (vec!["=a"], "`=a` is not an argument"),
             (vec!["other=a"], "`tool` takes no argument `other`; it takes any, count, flag"),
             (vec!["other:=1"], "`tool` takes no argument `other`"),
             (vec!["n=x"], "the argument `n` takes number, and not `x`"),
@@ -241,12 +241,12 @@ mod tests {
             (vec!["list={}"], "the argument `list` takes array"),
             (vec!["mode=slow"], "the argument `mode` takes \"fast\" | 2"),
             (vec!["n:=x"], "the value of `n:=`: not valid JSON"),
-            (vec!["@"], "@ wants a file's name"),
-            (vec!["text=@"], "@ wants a file's name"),
+            (vec!["@"], "@ needs a file's name"),
+            (vec!["text=@"], "@ needs a file's name"),
             (vec!["@/nowhere"], "/nowhere: No such file"),
             (vec!["text=@/nowhere"], "/nowhere: No such file"),
             (vec![&format!("@{}", path("list"))], "must be a JSON object"),
-            (vec![&format!("@{}", path("bytes"))], "no UTF-8 text"),
+            (vec![&format!("@{}", path("bytes"))], "not UTF-8 text"),
             (vec![&format!("text=@{}", path("large"))], "more than 64 MiB"),
         ] {
             let why = object(&words).unwrap_err();

@@ -272,7 +272,7 @@ pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName
     for text in texts {
         let (name, value) = text.split_once(':').ok_or("write 'NAME: VALUE', such as 'X-Tenant: acme'")?;
         let name = (CREDENTIAL_HEADER.read)(name)
-            .map_err(|_| "the name is not allowed: it is no header name, or belongs to a connection or to MCP")?;
+            .map_err(|_| "the name is not allowed: it is not a header name, or belongs to a connection or to MCP")?;
         let value =
             (SECRET.read)(value).map_err(|_| "the value is invalid; write one line of visible ASCII, at most 8KiB")?;
         if has_key && name == AUTHORIZATION {

@@ -492,7 +492,7 @@ keys! {
         /// Operators send it as `Authorization: Bearer …`; `taskgate tasks`, `replicas` and `health` take it from
         /// `TASKGATE_ADMIN_TOKEN`. With tokens any `Host` is served.
         reload file: PathBuf = require(&KEY_FILE), bounds "owner alone";
-        /// `"read"` reads everything on the admin listener; `"act"` also cancels tasks and forgets dead replicas.
+        /// `"read"` reads everything on the admin listener; `"act"` also cancels tasks and removes dead replicas.
         reload may: OperatorRight = word(RIGHTS), default "read";
     }
 }

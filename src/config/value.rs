@@ -73,7 +73,7 @@ fn duration(text: &str) -> Result<Duration, ValueError> {
         return Err(ValueError::Because("is longer than 3650d"));
     }
     if !span.is_zero() && span < Duration::from_millis(1) {
-        return Err(ValueError::Because("is shorter than 1ms, the finest step there is"));
+        return Err(ValueError::Because("is shorter than the minimum, 1ms"));
     }
     Ok(span)
 }
@@ -197,13 +197,13 @@ pub fn is_credential_header(name: &str) -> bool {
 
 fn secret(text: &str) -> Result<HeaderValue, ValueError> {
     secret_value(text)
-        .ok_or(ValueError::Because("is no value of a header; write one line of visible ASCII, at most 8KiB"))
+        .ok_or(ValueError::Because("is not the value of a header; write one line of visible ASCII, at most 8KiB"))
 }
 
 fn client_secret(text: &str) -> Result<String, ValueError> {
     match is_client_secret(text) {
         true => Ok(text.to_owned()),
-        false => Err(ValueError::Because("is no password of a client; write one line of text, at most 4KiB")),
+        false => Err(ValueError::Because("is not the password of a client; write one line of text, at most 4KiB")),
     }
 }
 
@@ -221,7 +221,7 @@ fn because(error: ApiKeyError) -> ValueError {
 
 fn algorithm(text: &str) -> Result<Algorithm, ValueError> {
     signature_algorithm(text).ok_or(ValueError::Because(
-        "is no algorithm with a public key; write RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 or EdDSA",
+        "is not an algorithm with a public key; write RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 or EdDSA",
     ))
 }
 
@@ -277,7 +277,7 @@ fn new_name(text: &str) -> Result<String, ValueError> {
 fn scope(text: &str) -> Result<String, ValueError> {
     if text.bytes().any(|byte| !byte.is_ascii_graphic() || matches!(byte, b'"' | b'\\')) {
         return Err(ValueError::Because(
-            "is no scope: it has a space, a quotation mark or another character that no scope has",
+            "is not a scope: it has a space, a quotation mark or another character that no scope has",
         ));
     }
     if text.len() > SCOPE_LEN_MAX {
@@ -336,7 +336,7 @@ fn principal_id(text: &str) -> Result<String, ValueError> {
 
 fn certificate_name(text: &str) -> Result<CertificatePattern, ValueError> {
     CertificatePattern::parse(text).ok_or(ValueError::Because(
-        "is no name of a certificate; write a URI, an e-mail address or a host name of at most 255 bytes, with one * at most",
+        "is not the name of a certificate; write a URI, an e-mail address or a host name of at most 255 bytes, with one * at most",
     ))
 }
 
@@ -385,7 +385,7 @@ mod tests {
                 ("-1s", Err(ValueError::Form)),
                 ("soon", Err(ValueError::Form)),
                 ("", Err(ValueError::Form)),
-                ("20us", because("is shorter than 1ms, the finest step there is")),
+                ("20us", because("is shorter than the minimum, 1ms")),
                 ("11y", because("is longer than 3650d")),
                 ("99999999999999999999y", Err(ValueError::Form)),
             ],

@@ -32,7 +32,7 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
         rest = tail;
         if !is_variable_name(name) {
             wrong.push(VariableMistake::Form(format!(
-                "${{{}}} is no variable's name; write $${{ for the characters themselves",
+                "${{{}}} is not a variable's name; write $${{ for the characters themselves",
                 name.escape_debug()
             )));
         } else if let Some(value) = env(name) {
@@ -66,7 +66,7 @@ mod tests {
         let form = |text: String| VariableMistake::Form(text);
         let unset = |name| VariableMistake::Unset(format!("the environment has no variable {name}"));
         let badly_named =
-            |name| form(format!("${{{name}}} is no variable's name; write $${{ for the characters themselves"));
+            |name| form(format!("${{{name}}} is not a variable's name; write $${{ for the characters themselves"));
         for (written, filled) in [
             ("plain $5 and }", Ok("plain $5 and }")),
             ("http://${HOST}/", Ok("http://mcp.example/")),

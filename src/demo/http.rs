@@ -89,12 +89,12 @@ async fn post(shared: &Arc<DemoState>, request: Request<Body>) -> Result<FaceRes
         Ok(Err(_)) => return Err(Box::new(plain(StatusCode::PAYLOAD_TOO_LARGE))),
         Ok(Ok(body)) => body.to_bytes(),
     };
-    let message = serde_json::from_slice(&body).map_err(|_| bad(rpc_error::PARSE_ERROR, "the body is no JSON"))?;
+    let message = serde_json::from_slice(&body).map_err(|_| bad(rpc_error::PARSE_ERROR, "the body is not JSON"))?;
     if let Value::Array(messages) = message {
         let session = session(shared, &head.headers)?;
         return batch(shared, &session, messages);
     }
-    let not_rpc = || bad(rpc_error::INVALID_REQUEST, "the body is no JSON-RPC message");
+    let not_rpc = || bad(rpc_error::INVALID_REQUEST, "the body is not a JSON-RPC message");
     match rpc::read(message).ok_or_else(not_rpc)? {
         Incoming::Request(request) if request.method == method::INITIALIZE => initialize(shared, &request),
         // Clients that probe for newer versions have no session yet, and expect that the method is unknown.
@@ -157,7 +157,7 @@ fn batch(
     }
     let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();
     let messages =
-        messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch has an element that is no message"))?;
+        messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch has an element that is not a message"))?;
     let (events, answers) = mpsc::channel(EVENTS_MAX);
     let mut asked = false;
     for message in messages {

@@ -61,14 +61,14 @@ struct DemoClient {
 impl DemoClient {
     async fn take(&mut self, line: &[u8]) {
         let Ok(message) = serde_json::from_slice(line) else {
-            return self.say(rpc::refusal(&RpcError::new(rpc_error::PARSE_ERROR, "the line is no JSON"))).await;
+            return self.say(rpc::refusal(&RpcError::new(rpc_error::PARSE_ERROR, "the line is not JSON"))).await;
         };
         let messages = if let Value::Array(messages) = message { messages } else { vec![message] };
         for message in messages {
             match rpc::read(message) {
                 Some(message) => self.take_one(message).await,
                 None => {
-                    let error = RpcError::new(rpc_error::INVALID_REQUEST, "the line is no JSON-RPC message");
+                    let error = RpcError::new(rpc_error::INVALID_REQUEST, "the line is not a JSON-RPC message");
                     self.say(rpc::refusal(&error)).await;
                 }
             }

@@ -73,13 +73,13 @@ impl FallbackTool {
             Self::Status => (
                 "Task status",
                 format!(
-                    "Tells how a task stands: a call of another tool that took too long to wait for and goes on in the background. Once it is completed, {result} gives its result."
+                    "Reports the state of a task: a call of another tool that takes long and continues in the background. Once it is completed, {result} gives its result."
                 ),
             ),
             Self::Result => (
                 "Task result",
                 format!(
-                    "Waits for a task to end and gives the result of the call that it stands for. If it still runs after wait_seconds, the answer says so: call {result} again then. {status} does not wait."
+                    "Waits until a task ends, and returns the result of its call. If it still runs after wait_seconds, the answer says so: call {result} again then. {status} does not wait."
                 ),
             ),
             Self::Cancel => (

@@ -47,9 +47,9 @@ impl ApiKeyError {
     /// The explanation for operators; it follows the name of the setting or file.
     pub const fn explanation(&self) -> &'static str {
         match self {
-            Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
+            Self::Form => "is not a key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
             Self::Weak => "is a key with a secret of less than 128 bits; take 32 random hex digits or more",
-            Self::Digest => "is no digest of a key; write ID:SHA256, the latter as 64 hex digits of the whole key",
+            Self::Digest => "is not the digest of a key; write ID:SHA256, the latter as 64 hex digits of the whole key",
         }
     }
 }

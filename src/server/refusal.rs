@@ -217,7 +217,7 @@ impl Refusal {
     /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
     const fn sentence(&self) -> &'static str {
         match self {
-            Self::ConnectMethod => "Method not allowed: the gateway is no proxy and serves no CONNECT",
+            Self::ConnectMethod => "Method not allowed: the gateway is not a proxy and serves no CONNECT",
             Self::HeadTooLarge => "Request headers too large: send at most 32 KiB in 64 fields",
             Self::TargetTooLong => "Request target too long: send at most 8 KiB",
             Self::HostAmbiguous => "Bad request: exactly one Host header is required",

@@ -75,7 +75,7 @@ pub(super) fn of_answer(answer: &FormAnswer) -> Result<IssuedToken, TokenFailure
     }
     let header = answer.get("access_token").and_then(Value::as_str).and_then(bearer).ok_or_else(no_access_token)?;
     let lifetime = answer.get("expires_in").map_or(Some(LIFETIME_UNKNOWN), seconds);
-    let wrong = || TokenFailure::malformed("the token endpoint's `expires_in` is no positive number");
+    let wrong = || TokenFailure::malformed("the token endpoint's `expires_in` is not a positive number");
     Ok(IssuedToken { header, lifetime: lifetime.ok_or_else(wrong)? })
 }
 
@@ -111,7 +111,7 @@ fn granted(answer: &FormAnswer) -> Result<Map<String, Value>, TokenFailure> {
         return Err(TokenFailure::malformed(format!("the token endpoint answers with HTTP {}", status.as_u16())));
     }
     let answer = object(&answer.text);
-    answer.ok_or_else(|| TokenFailure::malformed("the token endpoint's answer is no JSON object"))
+    answer.ok_or_else(|| TokenFailure::malformed("the token endpoint's answer is not a JSON object"))
 }
 
 fn check_token_type(answer: &Map<String, Value>, wanted: &str) -> Result<(), TokenFailure> {
@@ -133,7 +133,7 @@ fn no_access_token() -> TokenFailure {
 
 /// The token in the output of a command: `{"token": "…", "expires": 3600}`, or a time in UTC as `expires`.
 pub(super) fn of_output(text: &Bytes, now: Timestamp) -> Result<IssuedToken, TokenFailure> {
-    let output = object(text).ok_or_else(|| TokenFailure::malformed("the command's output is no JSON object"))?;
+    let output = object(text).ok_or_else(|| TokenFailure::malformed("the command's output is not a JSON object"))?;
     let header = output.get("token").and_then(Value::as_str).and_then(bearer);
     let header = header.ok_or_else(|| TokenFailure::malformed("the command's output has no `token`"))?;
     let lifetime = match output.get("expires") {
@@ -141,7 +141,8 @@ pub(super) fn of_output(text: &Bytes, now: Timestamp) -> Result<IssuedToken, Tok
         Some(Value::String(time)) => left_until(time, now),
         Some(span) => seconds(span),
     };
-    let wrong = || TokenFailure::malformed("the command's `expires` is no positive number and no later time in UTC");
+    let wrong =
+        || TokenFailure::malformed("the command's `expires` is neither a positive number nor a later time in UTC");
     Ok(IssuedToken { header, lifetime: lifetime.ok_or_else(wrong)? })
 }
 
@@ -221,8 +222,8 @@ mod tests {
             (200, token(r#","expires_in":-1"#), Malformed, "`expires_in`"),
             (200, token(r#","expires_in":0"#), Malformed, "`expires_in`"),
             (200, token(r#","expires_in":null"#), Malformed, "`expires_in`"),
-            (200, token(r#","expires_in":1e999"#), Malformed, "no JSON object"),
-            (200, token(r#","access_token":"another""#), Malformed, "no JSON object"),
+            (200, token(r#","expires_in":1e999"#), Malformed, "not a JSON object"),
+            (200, token(r#","access_token":"another""#), Malformed, "not a JSON object"),
             (200, token(r#","issued_token_type":"urn:ietf:params:oauth:token-type:id_token""#), Malformed, "issued"),
             (200, token("").replace("Bearer", "DPoP"), Malformed, "`token_type`"),
             (200, format!(r#"{{"access_token":"{CANARY}"}}"#), Malformed, "`token_type`"),
@@ -232,9 +233,9 @@ mod tests {
             (200, token("").replace("canary", "two words"), Malformed, "no `access_token`"),
             (200, token("").replace("canary", "line\\r\\nX-Other: 1"), Malformed, "no `access_token`"),
             (200, token("").replace("canary", &"x".repeat(9_000)), Malformed, "no `access_token`"),
-            (200, format!("[{}]", token("")), Malformed, "no JSON object"),
-            (200, String::new(), Malformed, "no JSON object"),
-            (200, format!("<html>{CANARY}</html>"), Malformed, "no JSON object"),
+            (200, format!("[{}]", token("")), Malformed, "not a JSON object"),
+            (200, String::new(), Malformed, "not a JSON object"),
+            (200, format!("<html>{CANARY}</html>"), Malformed, "not a JSON object"),
             (204, String::new(), Malformed, "HTTP 204"),
             (400, r#"{"error":"invalid_grant"}"#.to_owned(), Refused, "HTTP 400: invalid_grant"),
             (401, r#"{"error":"invalid_client"}"#.to_owned(), Refused, "HTTP 401: invalid_client"),
@@ -263,9 +264,9 @@ mod tests {
             (r#"{"token":"t","expires":false}"#, Err("`expires`")),
             (r#"{"token":"two words"}"#, Err("no `token`")),
             (r#"{"access_token":"t"}"#, Err("no `token`")),
-            ("t", Err("no JSON object")),
-            ("", Err("no JSON object")),
-            (r#"{"token":"t"}{"token":"u"}"#, Err("no JSON object")),
+            ("t", Err("not a JSON object")),
+            ("", Err("not a JSON object")),
+            (r#"{"token":"t"}{"token":"u"}"#, Err("not a JSON object")),
         ] {
             let read = of_output(&Bytes::from_static(output.as_bytes()), now);
             match (read, expected) {

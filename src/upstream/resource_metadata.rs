@@ -171,10 +171,10 @@ impl ResourceMetadata {
 /// Metadata that is safe for clients: the members that they follow are present and of the right type.
 fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
     let payload = Payload::parse(text, ScanLimits::UPSTREAM).map_err(|_| MetadataError::Unusable("it is not JSON"))?;
-    let metadata = Object::of(&payload).ok_or(MetadataError::Unusable("it is no object"))?;
+    let metadata = Object::of(&payload).ok_or(MetadataError::Unusable("it is not an object"))?;
     let is_named = metadata.get_string("resource").is_some_and(|resource| is_address(&resource));
     if !is_named {
-        return Err(MetadataError::Unusable("`resource` is no address"));
+        return Err(MetadataError::Unusable("`resource` is not an address"));
     }
     if let Some(servers) = metadata.get("authorization_servers") {
         let servers: Option<Vec<String>> = servers.read().ok();
@@ -182,7 +182,7 @@ fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
             (1..=SERVERS_MAX).contains(&servers.len()) && servers.iter().all(|one| is_address(one))
         };
         if !servers.as_ref().is_some_and(fits) {
-            return Err(MetadataError::Unusable("`authorization_servers` is no list of addresses"));
+            return Err(MetadataError::Unusable("`authorization_servers` is not a list of addresses"));
         }
     }
     let is_fit = |(name, value): (Cow<'_, str>, Payload)| {
@@ -258,7 +258,7 @@ mod tests {
             (r#"{"resource":"https://up/mcp","authorization_servers":["https://as"],"x":[1]}"#, "fine"),
             ("", "not JSON"),
             ("<html>", "not JSON"),
-            ("[]", "no object"),
+            ("[]", "not an object"),
             (r#""https://up""#, "no object"),
             ("{}", "`resource`"),
             (r#"{"resource":7}"#, "`resource`"),

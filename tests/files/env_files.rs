@@ -56,7 +56,7 @@ fn each_mistake_is_told_with_its_line_and_unset_variables_are_no_second_one() {
             "main.toml:1: key `env_files[0]`: a.env: others than its owner may use it (mode 0640); change that to 0600, and \
              the values if they may have read it",
         ),
-        ("[\"sub\"]", "", 0o600, "main.toml:1: key `env_files[0]`: sub: is no file"),
+        ("[\"sub\"]", "", 0o600, "main.toml:1: key `env_files[0]`: sub: is not a file"),
         (
             r#"["a.env", "a.env"]"#,
             "NAME=s3cret",
@@ -69,7 +69,12 @@ fn each_mistake_is_told_with_its_line_and_unset_variables_are_no_second_one() {
             0o600,
             "main.toml:1: key `env_files`: is a string; write an array of strings, each a file such as \"taskgate.env\"",
         ),
-        ("[\"a.env\"]", "\ns3cret", 0o600, "a.env:2: is no NAME=VALUE; write one, or a comment that begins with #"),
+        (
+            "[\"a.env\"]",
+            "\ns3cret",
+            0o600,
+            "a.env:2: is not a NAME=VALUE line; write one, or a comment that begins with #",
+        ),
         (
             BOTH,
             "NAME=s3cret",

@@ -82,7 +82,7 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
         0o600,
         "main.toml:3: key `auth.api_key_files[0]`: keys/none.toml: cannot be read: ",
     ),
-    (r#"["keys"]"#, good!(), b"", 0o600, "main.toml:3: key `auth.api_key_files[0]`: keys: is no file"),
+    (r#"["keys"]"#, good!(), b"", 0o600, "main.toml:3: key `auth.api_key_files[0]`: keys: is not a file"),
     (
         TEAM,
         good!(),

@@ -133,21 +133,21 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
             "[upstreams.a]\nurl = 1".to_owned(),
             "in.json:1: not valid JSON (at byte 1); a host's file is JSON, and no TOML",
         ),
-        ("[]".to_owned(), "in.json: /: is no object; write {\"mcpServers\""),
+        ("[]".to_owned(), "in.json: /: is not an object; write {\"mcpServers\""),
         ("{\"theme\": 1}".to_owned(), "in.json: /: names no servers: there is neither `mcpServers` nor `servers`"),
         ("{\"mcpServers\": {}}".to_owned(), "in.json: /: names no server"),
-        ("{\"servers\": []}".to_owned(), "in.json: /servers: is no object"),
-        (server("1"), "in.json: /mcpServers/a~1b: is no object; write {\"command\": ...} or {\"url\": ...}"),
+        ("{\"servers\": []}".to_owned(), "in.json: /servers: is not an object"),
+        (server("1"), "in.json: /mcpServers/a~1b: is not an object; write {\"command\": ...} or {\"url\": ...}"),
         (server("{}"), "in.json: /mcpServers/a~1b: names no server; write a `command` or `url`"),
         (server("{\"type\": \"http\"}"), "in.json: /mcpServers/a~1b: names no server; write a `url`"),
-        (server("{\"command\": 1}"), "in.json: /mcpServers/a~1b/command: is no string"),
+        (server("{\"command\": 1}"), "in.json: /mcpServers/a~1b/command: is not a string"),
         (server("{\"command\": \"\"}"), "in.json: /mcpServers/a~1b/command: names no program"),
-        (server("{\"command\": \"a\", \"args\": \"b\"}"), "/mcpServers/a~1b/args: is no list of strings"),
-        (server("{\"command\": \"a\", \"args\": [[]]}"), "/mcpServers/a~1b/args/0: is no string"),
+        (server("{\"command\": \"a\", \"args\": \"b\"}"), "/mcpServers/a~1b/args: is not a list of strings"),
+        (server("{\"command\": \"a\", \"args\": [[]]}"), "/mcpServers/a~1b/args/0: is not a string"),
         (server("{\"command\": \"a\", \"args\": [\"\\u0000\"]}"), "/mcpServers/a~1b/args/0: has a NUL character"),
-        (server("{\"command\": \"a\", \"args\": [\"\\ud800\"]}"), "/mcpServers/a~1b/args/0: is no string"),
-        (server("{\"command\": \"a\", \"env\": [\"A=1\"]}"), "/mcpServers/a~1b/env: is no object of strings"),
-        (server("{\"command\": \"a\", \"env\": {\"A\": {}}}"), "/mcpServers/a~1b/env/A: is no string"),
+        (server("{\"command\": \"a\", \"args\": [\"\\ud800\"]}"), "/mcpServers/a~1b/args/0: is not a string"),
+        (server("{\"command\": \"a\", \"env\": [\"A=1\"]}"), "/mcpServers/a~1b/env: is not an object of strings"),
+        (server("{\"command\": \"a\", \"env\": {\"A\": {}}}"), "/mcpServers/a~1b/env/A: is not a string"),
         (
             server("{\"command\": \"a\", \"env\": {\"A\\nB\": \"c\"}}"),
             "has a control character, such as a line break, in its name",
@@ -174,7 +174,7 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
     }
     fs::write(folder.path().join("in.json"), b"{\"a\": \"\xff\"}").unwrap();
     for (file, expected) in [
-        ("in.json", "in.json: this is no UTF-8 text"),
+        ("in.json", "in.json: this is not UTF-8 text"),
         ("nowhere.json", "nowhere.json: No such file or directory"),
         (".", ".: Is a directory"),
     ] {
@@ -206,7 +206,7 @@ fn a_hosts_file_in_place_of_a_configuration_is_answered_with_the_command_that_tu
             let output = Command::new(TASKGATE).current_dir(folder.path()).args([command, file]).output().unwrap();
             assert_eq!(output.status.code(), Some(64), "{command} {file}");
             let expected = format!(
-                "{file}:1: this is JSON, and a configuration is TOML: `taskgate import {file}` turns a host's into it"
+                "{file}:1: this is JSON, and a configuration is TOML; `taskgate import {file}` converts a host's JSON"
             );
             assert!(text(&output.stderr).contains(&expected), "{}", text(&output.stderr));
         }

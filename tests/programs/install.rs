@@ -330,7 +330,7 @@ fn a_file_that_cannot_be_changed_is_refused_and_stays() {
     let rows: [(&[u8], &[&str], &str); 12] = [
         (b"", &[], ": the file is empty; add a server in the host first"),
         (b" \n", &[], ": the file is empty; add a server in the host first"),
-        (b"{\"a\": \"\xff\"}", &[], ": this is no UTF-8 text"),
+        (b"{\"a\": \"\xff\"}", &[], ": this is not UTF-8 text"),
         (large.as_bytes(), &[], ": this is more than 4 MiB"),
         (b"{\n  \"mcpServers\" {}}", &[], ": line 2, column 16: Expected colon"),
         (b"{\"mcpServers\": {}} x", &[], ": line 1, column 20: Text cannot contain more than one JSON value"),
@@ -339,7 +339,7 @@ fn a_file_that_cannot_be_changed_is_refused_and_stays() {
         (b"{\"mcpServers\": 1}", &[], ": `mcpServers` holds no servers: each needs a name and settings"),
         (valid.as_bytes(), &["c"], ": there is no server `c`; there is `a`"),
         (b"{\"mcpServers\": {\"a\": {}}}", &["a"], ": a: has neither a command nor an address"),
-        (valid.as_bytes(), &[], "standard input is no terminal, so nothing can be confirmed; add --yes"),
+        (valid.as_bytes(), &[], "standard input is not a terminal, so nothing can be confirmed; add --yes"),
     ];
     for (content, servers, expected) in rows {
         let machine = Machine::new();
@@ -375,7 +375,7 @@ fn a_missing_file_a_read_only_one_and_one_that_another_run_changes_are_refused()
             .refused(&[command, "zed"], "zed: there is no ~/.config/zed/settings.json; add a server in the host first");
         machine.refused(&[command, "librechat"], "librechat: there is no librechat.yaml; ");
         machine.refused(&[command, "zed", "--file", "a.json"], "a.json: there is no such file; ");
-        machine.refused(&[command, "zed", "--file", "."], ".: this is no file; name the host's file by --file");
+        machine.refused(&[command, "zed", "--file", "."], ".: this is not a file; name the host's file by --file");
     }
     let file = machine.put("home/.cursor/mcp.json", "{\"mcpServers\": {\"a\": {\"command\": \"b\"}}}");
     let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

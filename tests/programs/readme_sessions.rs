@@ -115,7 +115,7 @@ $ taskgate call http://127.0.0.1:8080/demo/mcp confirm_delete '{\"path\":\"/tmp/
 calling
 the tool asks: Delete /tmp/old?
   Delete it (yes/no) [no]: maybe
-  yes or no is wanted
+  expected yes or no
   Delete it (yes/no) [no]: y
   Send this? (accept/decline/cancel) [accept]:
 Deleted /tmp/old.

@@ -50,7 +50,7 @@ fn each_tampering_is_found_with_its_line() {
     check("a blank", |lines| edit(&mut lines[0], ":", ": "), "line 1, seq 1: its digest is not the one");
     check("a digest", |lines| edit(&mut lines[0], "0000", "0001"), "line 1, seq 1: neither begins a chain");
     check("a number", |lines| edit(&mut lines[1], ":2,", ":3,"), "line 2, seq 3: does not follow seq 1");
-    check("number 0", |lines| edit(&mut lines[0], ":1,", ":0,"), "line 1: is no record");
+    check("number 0", |lines| edit(&mut lines[0], ":1,", ":0,"), "line 1: is not a record");
     check("removed", |lines| drop(lines.remove(1)), "line 2, seq 3: does not follow seq 1");
     check("the first removed", |lines| drop(lines.remove(0)), "line 1, seq 2: the lines before it are missing");
     check("swapped", |lines| lines.swap(2, 3), "line 3, seq 4: does not follow seq 2");
@@ -58,11 +58,11 @@ fn each_tampering_is_found_with_its_line() {
     check("the last twice", |lines| lines.push(lines[4].clone()), "line 6, seq 5: does not follow seq 5");
     check("cut off", |lines| lines[4].truncate(40), "line 5, after seq 4: is incomplete");
     check("no line end", |lines| assert_eq!(lines[4].pop(), Some(b'\n')), "line 5, after seq 4: is incomplete");
-    check("CRLF", |lines| edit(&mut lines[4], "\n", "\r\n"), "line 5: is no record");
-    check("a blank line", |lines| lines.insert(2, b"\n".to_vec()), "line 3: is no record");
-    check("another text", |lines| lines.insert(2, b"hello\n".to_vec()), "line 3: is no record");
-    check("a NUL", |lines| lines[2][9] = 0, "line 3: is no record");
-    check("two members", |lines| edit(&mut lines[2], "{", "{\"seq\":3,"), "line 3: is no record");
+    check("CRLF", |lines| edit(&mut lines[4], "\n", "\r\n"), "line 5: is not a record");
+    check("a blank line", |lines| lines.insert(2, b"\n".to_vec()), "line 3: is not a record");
+    check("another text", |lines| lines.insert(2, b"hello\n".to_vec()), "line 3: is not a record");
+    check("a NUL", |lines| lines[2][9] = 0, "line 3: is not a record");
+    check("two members", |lines| edit(&mut lines[2], "{", "{\"seq\":3,"), "line 3: is not a record");
     check("long", |lines| lines.push([vec![b'x'; 1 << 20], b"\n".to_vec()].concat()), "line 6: is longer");
     check("long and torn", |lines| lines.push(vec![b'{'; 1 << 20]), "line 6: is longer");
     check("empty", Vec::clear, "is empty");
@@ -132,7 +132,7 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
         assert!(verify(&lines[..1_999], &anchors).unwrap_err().starts_with("the anchors go on to seq 2000"));
     }
     for wrong in ["1000 x\n", "x\n", &format!("1 {}\n", "a".repeat(65)), &"9".repeat(1 << 20)] {
-        assert_eq!(verify(&lines, wrong).unwrap_err(), "line 1: is no anchor");
+        assert_eq!(verify(&lines, wrong).unwrap_err(), "line 1: is not an anchor");
     }
 }
 

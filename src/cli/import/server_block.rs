@@ -255,7 +255,7 @@ impl BlockWriter<'_> {
                 continue;
             }
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                self.notes.note(pointer, "is no variable that a program can be given, and left out");
+                self.notes.note(pointer, "is not a variable that a program can be given, and left out");
                 continue;
             }
             let at = TextLocation { upstream: self.upstream, pointer };
@@ -331,7 +331,7 @@ fn text(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<Strin
         // As if it were absent.
         Ok(Value::Null) => (),
         Ok(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) | Err(_) => {
-            notes.mistake(pointer, "is no string");
+            notes.mistake(pointer, "is not a string");
         }
     }
     None
@@ -343,7 +343,7 @@ fn texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(String
         Some('[') => (),
         Some('n') => return Vec::new(),
         Some(_) | None => {
-            notes.mistake(pointer, "is no list of strings");
+            notes.mistake(pointer, "is not a list of strings");
             return Vec::new();
         }
     }
@@ -364,7 +364,7 @@ fn names(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<String>
 fn named_texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(String, String, String)> {
     let Some(all) = Object::of(value) else {
         if value.as_str() != "null" {
-            notes.mistake(pointer, "is no object of strings");
+            notes.mistake(pointer, "is not an object of strings");
         }
         return Vec::new();
     };
@@ -380,7 +380,7 @@ fn named_texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(
 fn scalar(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<String> {
     match value.as_str().chars().next() {
         Some('{' | '[') => {
-            notes.mistake(pointer, "is no string");
+            notes.mistake(pointer, "is not a string");
             None
         }
         Some('"' | 'n') => text(value, pointer, notes),

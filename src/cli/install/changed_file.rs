@@ -47,7 +47,7 @@ impl ReadFile {
         let path = path.canonicalize().map_err(refused)?;
         let metadata = fs::metadata(&path).map_err(refused)?;
         if !metadata.is_file() {
-            return Err(format!("{name}: this is no file; name the host's file by --file"));
+            return Err(format!("{name}: this is not a file; name the host's file by --file"));
         }
         let text = text_of(File::open(&path).map_err(refused)?, &name, BYTES_MAX)?;
         if text.trim().is_empty() {

@@ -316,7 +316,7 @@ impl SpliceWriter<'_> {
             splices.push(splice(&(end..end), self.sibling(entry, command, &words)));
             return Ok(splices);
         };
-        let items = arguments.value.items().ok_or("has `args` that are no list; write a list")?;
+        let items = arguments.value.items().ok_or("has `args` that are not a list; write a list")?;
         let list = &arguments.value.range;
         let is_flow = self.text[list.clone()].starts_with('[');
         words.push(if is_flow { self.in_list(&raw, &command.value) } else { raw });
@@ -563,7 +563,7 @@ impl SpliceWriter<'_> {
             NodeKind::Text(text) if !text.is_empty() && !raw.contains('\n') => Ok(raw.to_owned()),
             NodeKind::Text(text) if text.is_empty() => Err(format!("has an empty `{key}`; write one")),
             NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Table(_) | NodeKind::Shared | NodeKind::Other => {
-                Err(format!("has a `{key}` that is no text on one line; write it so"))
+                Err(format!("has a `{key}` that is not text on one line; write it so"))
             }
         }
     }

@@ -85,7 +85,7 @@ impl ElicitationForm {
             params.get_object("requestedSchema").ok_or_else(|| UnsupportedSchema::new("the form has no schema"))?;
         known(&schema, "the form", &["type", "properties", "required", "additionalProperties"])?;
         if schema.get_string("type").as_deref() != Some("object") {
-            return Err(UnsupportedSchema::new("the form is no object"));
+            return Err(UnsupportedSchema::new("the form is not an object"));
         }
         let properties =
             schema.get_object("properties").ok_or_else(|| UnsupportedSchema::new("the form has no fields"))?;
@@ -102,7 +102,8 @@ impl ElicitationForm {
         }
         let field = |(name, schema): (Cow<'_, str>, Payload)| {
             let what = format!("the field {name}");
-            let schema = Object::of(&schema).ok_or_else(|| UnsupportedSchema::new(format!("{what} is no schema")))?;
+            let schema =
+                Object::of(&schema).ok_or_else(|| UnsupportedSchema::new(format!("{what} is not a schema")))?;
             Field::of_schema(&name, required.contains(&*name), &schema, &what)
         };
         Ok(Self { message, fields: properties.entries().map(field).collect::<Result<_, _>>()? })
@@ -209,15 +210,15 @@ impl FieldKind {
                 format.map_or(Ok(()), |format| format.check(text))?;
                 Ok(Value::from(text))
             }
-            Self::Number(range) => number(line, *range, "a number is wanted").map(Value::Number),
+            Self::Number(range) => number(line, *range, "expected a number").map(Value::Number),
             Self::Integer(range) => {
-                let number = number(line, *range, "a whole number is wanted")?;
-                whole(&number).map(Value::Number).ok_or_else(|| "a whole number is wanted".to_owned())
+                let number = number(line, *range, "expected a whole number")?;
+                whole(&number).map(Value::Number).ok_or_else(|| "expected a whole number".to_owned())
             }
             Self::Boolean => match line.to_ascii_lowercase().as_str() {
                 "y" | "yes" | "true" => Ok(Value::Bool(true)),
                 "n" | "no" | "false" => Ok(Value::Bool(false)),
-                _ => Err("yes or no is wanted".to_owned()),
+                _ => Err("expected yes or no".to_owned()),
             },
             Self::One(choices) => choose(choices, line).map(Value::from),
             Self::Many { choices, count } => {
@@ -285,8 +286,8 @@ impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Val
     fn check(&self, value: T, what: &str) -> Result<(), String> {
         let what = if what.is_empty() { String::new() } else { format!(" {what}") };
         match (self.min, self.max) {
-            (Some(min), _) if value < min => Err(format!("at least {min}{what} wanted")),
-            (_, Some(max)) if value > max => Err(format!("at most {max}{what} wanted")),
+            (Some(min), _) if value < min => Err(format!("expected at least {min}{what}")),
+            (_, Some(max)) if value > max => Err(format!("expected at most {max}{what}")),
             _ => Ok(()),
         }
     }
@@ -408,7 +409,7 @@ impl Format {
         }
     }
 
-    /// The error is the expected form.
+    /// The error names the expected form.
     fn check(self, text: &str) -> Result<(), String> {
         let fits = match self {
             Self::Email => is_email(text),
@@ -416,7 +417,7 @@ impl Format {
             Self::Date => date_of(text).is_some(),
             Self::DateTime => is_date_time(text),
         };
-        if fits { Ok(()) } else { Err(format!("this is wanted: {}", self.hint())) }
+        if fits { Ok(()) } else { Err(format!("expected: {}", self.hint())) }
     }
 }
 

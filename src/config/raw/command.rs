@@ -65,7 +65,7 @@ fn check_variables(raw: &RawUpstream, report: &mut MistakeCollector) {
     let files: Vec<_> = each(raw.program.env_files.as_ref()).map(|one| (&one.location, &one.value.0)).collect();
     for (location, name) in env.iter().chain(&files) {
         if name.is_empty() || name.len() > VARIABLE_NAME_LEN_MAX || name.contains(['=', '\0']) {
-            report.mistake(location, "is no name of a variable; write one without = and at most 256 bytes long");
+            report.mistake(location, "is not the name of a variable; write one without = and at most 256 bytes long");
         }
     }
     for (location, name) in files {

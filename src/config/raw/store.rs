@@ -114,7 +114,7 @@ fn database_schema(text: &str) -> Result<String, ValueError> {
         true => Ok(text.to_owned()),
         false if text.is_empty() => Err(ValueError::Form),
         false => Err(ValueError::Because(
-            "needs quotes in SQL; write at most 40 characters out of a-z, 0-9 and _, beginning with no digit and no pg_",
+            "needs quotes in SQL; write at most 40 characters out of a-z, 0-9 and _, that begin with neither a digit nor pg_",
         )),
     }
 }
@@ -128,7 +128,7 @@ fn replica_name(text: &str) -> Result<String, ValueError> {
         true => Ok(text.to_owned()),
         false if text.is_empty() => Err(ValueError::Form),
         false => Err(ValueError::Because(
-            "is no name of a replica; write at most 64 characters out of A-Z, a-z, 0-9, _, - and .",
+            "is not the name of a replica; write at most 64 characters out of A-Z, a-z, 0-9, _, - and .",
         )),
     }
 }

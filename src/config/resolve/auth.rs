@@ -271,7 +271,7 @@ fn resolve_implied(raw: &RawIssuerValues, report: &mut MistakeCollector) -> Impl
         .collect();
     for one in &written.value {
         if (SCOPE.read)(&one.value.0).is_err() {
-            report.mistake(&one.location, format!("is no scope; write {}", SCOPE.wanted));
+            report.mistake(&one.location, format!("is not a scope; write {}", SCOPE.wanted));
         }
     }
     let mut all = Implied::new();

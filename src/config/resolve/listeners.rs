@@ -203,7 +203,7 @@ fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
         0 => ("", "write in [auth] `anonymous = true` if that is intended, or `mode = \"api_keys\"`"),
         _ => (
             " at the upstreams without `forward_authorization`",
-            "write `mode = \"api_keys\"` in [auth], or serve these upstreams from a gateway of their own",
+            "write `mode = \"api_keys\"` in [auth], or serve these upstreams from a separate gateway",
         ),
     };
     report.warning(

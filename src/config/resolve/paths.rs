@@ -77,7 +77,7 @@ fn decide<'a>(
     let mut is_new = true;
     if !unknown && let Some(other) = taken.0.insert(current.clone(), raw.owner) {
         let location = raw.current.map_or(raw.location, |path| &path.location);
-        report.mistake(location, format!("the {other} has the same path; give one another `path`"));
+        report.mistake(location, format!("the {other} has the same path; give one of them a different `path`"));
         is_new = false;
     }
     // A path derived from a faulty one would repeat its mistake.
@@ -90,7 +90,7 @@ fn decide<'a>(
                 PathOwner::Upstream(_) => "is the `path` of the same upstream; give it another one".to_owned(),
                 PathOwner::Endpoint(_) => "is the `path` of the same endpoint; give it another one".to_owned(),
             },
-            Some(_) => format!("the {other} has the same path; give one of them another one"),
+            Some(_) => format!("the {other} has the same path; give one of them a different path"),
             None => format!("its path for HTTP+SSE, {events}, is one of the {other}; write a `sse_path`"),
         };
         report.mistake(location, message);

@@ -55,7 +55,10 @@ fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCo
     }
     let write_max = raw.write_max.value;
     if let Some(location) = raw.write_max.location().filter(|_| write_max > WRITE_MAX_LONGEST) {
-        report.mistake(location, format!("is more than {}; clients wait no longer", words(WRITE_MAX_LONGEST)));
+        report.mistake(
+            location,
+            format!("is longer than the maximum, {}; clients do not wait longer", words(WRITE_MAX_LONGEST)),
+        );
     }
     DatabaseSettings {
         limits,
@@ -111,7 +114,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
         report.mistake(
             &address.location,
-            "is no address that other replicas can reach; write one, with a port that is not 0",
+            "is not an address that other replicas can reach; write one, with a port that is not 0",
         );
     }
     ReplicaSettings {

@@ -29,7 +29,7 @@ reasons! {
     /// Why a token is refused. Only operators see the reason; clients see only the refusal.
     pub enum TokenError {
         TooLarge: "token_too_large", "a token is refused: it is larger than 16 KiB, or its header than 4 KiB";
-        Malformed: "token_malformed", "a token is refused: it is no signed token of three parts with JSON objects";
+        Malformed: "token_malformed", "a token is refused: it is not a signed token of three parts with JSON objects";
         Algorithm: "token_algorithm", "a token is refused: its algorithm is not one of `algorithms`";
         Critical: "token_critical", "a token is refused: its header has `crit`, which the gateway does not know";
         Type: "token_type",
@@ -39,7 +39,7 @@ reasons! {
         UnknownKey: "token_key_unknown", "a token is refused: its issuer has no key with its `kid`";
         UnfitKey: "token_key_unfit", "a token is refused: its key is for another algorithm";
         Signature: "token_signature", "a token is refused: its signature is wrong";
-        Times: "token_times", "a token is refused: `exp` is missing, or a time is no number of seconds";
+        Times: "token_times", "a token is refused: `exp` is missing, or a time is not a number of seconds";
         Expired: "token_expired", "a token is refused: it has expired";
         NotYetValid: "token_not_yet_valid", "a token is refused: it is not valid yet; compare the clocks";
         Audience: "token_audience",

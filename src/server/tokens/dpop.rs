@@ -29,11 +29,11 @@ reasons! {
     pub enum ProofError {
         NotOne: "proof_not_one", "a DPoP proof is refused: a request has none, or more than one";
         Malformed: "proof_malformed",
-            "a DPoP proof is refused: it is no signed token of three parts, or has no `jti` of 255 bytes";
+            "a DPoP proof is refused: it is not a signed token of three parts, or has no `jti` of 255 bytes";
         Type: "proof_type", "a DPoP proof is refused: its header's `typ` is not dpop+jwt";
         Algorithm: "proof_algorithm",
             "a DPoP proof is refused: its algorithm is none of ES256, ES384, EdDSA, PS256 and RS256";
-        Key: "proof_key", "a DPoP proof is refused: its `jwk` is no public key for its algorithm";
+        Key: "proof_key", "a DPoP proof is refused: its `jwk` is not a public key for its algorithm";
         Signature: "proof_signature", "a DPoP proof is refused: its signature is wrong";
         Request: "proof_request",
             "a DPoP proof is refused: its `htm` and `htu` are of another request; `htu` is `listen.public_url` with the path";

@@ -239,7 +239,7 @@ pub(super) fn keys_in(text: &Bytes, issuer: &str) -> Result<Url, String> {
     let metadata = Payload::parse(text, ScanLimits::CLIENT).ok().and_then(|text| text.read().ok());
     let metadata: Map<String, Value> = metadata.unwrap_or_default();
     let says = |name: &str| metadata.get(name).and_then(Value::as_str);
-    let named = says("issuer").ok_or("it is no JSON object with an `issuer`")?;
+    let named = says("issuer").ok_or("it is not a JSON object with an `issuer`")?;
     if named != issuer {
         let shown = one_line::shown(named, SHOWN_BYTES_MAX);
         return Err(format!("it is of the issuer `{shown}`; if that is yours, write it as `issuer`, byte for byte"));

@@ -18,7 +18,7 @@ pub enum PostgresOpenError {
     #[error("a url names sockets of this machine or other hosts, and not both: {host} is another")]
     MixedHosts { host: String },
     #[error(
-        "{schema:?} is no schema's name: it has at most 40 small letters, digits and `_`, and begins with no digit"
+        "{schema:?} is not a schema's name: it has at most 40 lower-case letters, digits and `_`, and does not begin with a digit"
     )]
     SchemaName { schema: String },
     #[error("{}: {source}", .path.display())]

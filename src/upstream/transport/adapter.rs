@@ -154,7 +154,7 @@ impl TransportAdapter {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let Some(Ok(message)) = outgoing.message().map(|text| text.read(ScanLimits::UPSTREAM)) else {
-            return Ok(refusal(None, "the body is no message"));
+            return Ok(refusal(None, "the body is not a message"));
         };
         let session = match (outgoing.session(), &*message) {
             (None, message) if outgoing.is_stateless() => {

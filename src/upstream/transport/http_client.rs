@@ -67,7 +67,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("the address is no URI")]
+    #[error("the address is not a URI")]
     Address(#[from] http::uri::InvalidUri),
     #[error("the system's trusted roots cannot be used")]
     Tls(#[from] rustls::Error),

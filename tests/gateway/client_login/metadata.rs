@@ -132,7 +132,7 @@ async fn metadata_of_no_use_is_not_passed_on() {
         ("a redirect", redirect, 502, "not followed"),
         ("HTML", || whole("<html>"), 502, "not application/json"),
         ("broken", || json_text("{\"resource\":"), 502, "not JSON"),
-        ("an array", || json_text("[]"), 502, "no object"),
+        ("an array", || json_text("[]"), 502, "not an object"),
         ("nothing in it", || json_text("{}"), 502, "`resource`"),
         ("deep", || json_text("[".repeat(60_000)), 502, "not JSON"),
         ("a resource that is none", || json_text("{\"resource\":\"javascript:alert(1)\"}"), 502, "`resource`"),

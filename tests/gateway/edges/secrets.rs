@@ -96,6 +96,6 @@ fn sec_12_a_mistake_in_a_secret_does_not_repeat_it() {
     {
         let text = format!("[upstreams.up]\nurl = \"http://127.0.0.1:1/\"\n[upstreams.up.auth]\n{keys}\n");
         let words = taskgate::config::parse("test", &text, &env).unwrap_err().to_string();
-        assert!(words.contains("is no value of a header") && !words.contains("canary"), "{words}");
+        assert!(words.contains("is not the value of a header") && !words.contains("canary"), "{words}");
     }
 }

@@ -41,7 +41,7 @@ const LIES: [Lie; 15] = [
     ("a name with another's prefix", |seen| listed(seen, &json!([tool("good__hello")])), &["liar__good__hello"]),
     ("a name with its own prefix", |seen| listed(seen, &json!([tool("liar__hello")])), &["liar__liar__hello"]),
     ("a page", |_| whole("<html>Bad gateway</html>"), &[]),
-    ("text that is no JSON", |_| json_text("{\"jsonrpc\":\"2.0\",\"id\":"), &[]),
+    ("text that is not JSON", |_| json_text("{\"jsonrpc\":\"2.0\",\"id\":"), &[]),
     ("that it wants a login", |seen| refused(seen, 401), &[]),
     (
         "half an answer",

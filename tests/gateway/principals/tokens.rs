@@ -114,7 +114,7 @@ fn hostile_credentials(at: &TokenGate) -> Vec<(&'static str, String)> {
         ("claims in a list", text("[]")),
         ("claims twice", text(r#"{"iss":"https://login.example","iss":"https://login.example"}"#)),
         ("claims 1,000 deep", text(&format!("{}{}", "[".repeat(1_000), "]".repeat(1_000)))),
-        ("claims that are no JSON", text("iss=1")),
+        ("claims that are not JSON", text("iss=1")),
         ("17 KiB", token(json!({ "x": "x".repeat(17 << 10) }))),
         ("a key that nobody has", EVE.to_owned()),
         ("a key that is cut", ADA[..ADA.len() - 1].to_owned()),

@@ -238,7 +238,7 @@ async fn sec_35_two_writers_of_one_file_are_refused() {
     is_one_chain(&[&audit.path()]);
 
     for (text, said) in
-        [("hello\n", "is no audit file"), ("{\"seq\":0}\n", "is no audit file"), ("x", "is no audit file")]
+        [("hello\n", "is not an audit file"), ("{\"seq\":0}\n", "is not an audit file"), ("x", "is not an audit file")]
     {
         fs::write(audit.path(), text).unwrap();
         let refused = in_time(second.command().kill_on_drop(true).output()).await.unwrap();

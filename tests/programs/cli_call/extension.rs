@@ -270,7 +270,7 @@ async fn a_tasks_questions_are_answered_by_updates_each_once() {
     assert_eq!(seen[2].headers["mcp-name"], "t1");
     assert_eq!(seen[2].message["params"]["taskId"], "t1");
     drop(seen);
-    run.assert_note("yes or no is wanted");
+    run.assert_note("expected yes or no");
 }
 
 /// UPC-14: all answers of a round, the state byte for byte, and a new id.

@@ -91,7 +91,7 @@ async fn fastmcp_4_asks_in_a_task_of_the_extension_and_before_a_plain_answer() {
     let lines = "40\n4\nmiddle\naisle\ny\n\n";
     let asks = [
         "the tool asks: Which seat",
-        "at most 20 wanted",
+        "expected at most 20",
         "middle is none of the choices",
         "quiet (yes/no, optional) [no]: y",
     ];

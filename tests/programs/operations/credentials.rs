@@ -64,8 +64,8 @@ async fn a_command_prints_the_credential_without_a_shell_and_with_few_variables(
 #[tokio::test]
 async fn a_command_that_fails_is_named_in_the_log_and_the_server_is_not_called() {
     for (script, kind, cause) in [
-        (format!("echo {CANARY}"), "malformed", "the command's output is no JSON object"),
-        ("true".to_owned(), "malformed", "the command's output is no JSON object"),
+        (format!("echo {CANARY}"), "malformed", "the command's output is not a JSON object"),
+        ("true".to_owned(), "malformed", "the command's output is not a JSON object"),
         (format!("echo '{{\"token\":\"{CANARY}\",\"expires\":\"soon\"}}'"), "malformed", "`expires`"),
         (format!("echo '{{\"tokens\":\"{CANARY}\"}}'"), "malformed", "no `token`"),
         ("head -c 20000000 /dev/zero".to_owned(), "malformed", "larger than 64 KiB"),

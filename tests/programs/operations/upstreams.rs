@@ -161,7 +161,7 @@ async fn an_upstream_that_answers_nothing_of_mcp_stays_failing() {
     let json = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
     for (server, what) in [
         (ScriptedServer::start(|_| Some(status(404))).await, "404"),
-        (ScriptedServer::start(move |_| Some(no_message())).await, "JSON that is no message"),
+        (ScriptedServer::start(move |_| Some(no_message())).await, "JSON that is not a message"),
     ] {
         for client in ["without sessions", "with sessions"] {
             let folder = Folder::new();

@@ -129,7 +129,7 @@
 {{- $found = append $found "httpRoute.hostnames: a route without a host takes the requests of every name; name one." }}
 {{- end }}
 {{- if and (or $values.ingress.host $values.httpRoute.hostnames) (or $values.ingress.enabled $values.httpRoute.enabled) (not $values.listen.publicUrl) (not (include "taskgate.outsideHost" .)) }}
-{{- $found = append $found "listen.publicUrl: a host with a wildcard is no address that clients can use; set it, or name a host without one." }}
+{{- $found = append $found "listen.publicUrl: a host with a wildcard is not an address that clients can use; set it, or name a host without one." }}
 {{- end }}
 {{- if and $values.httpRoute.enabled $values.listen.tlsSecret }}
 {{- $found = append $found "httpRoute: its Gateway sends plain HTTP to pods that expect TLS; set listen.plaintext to true in place of listen.tlsSecret." }}

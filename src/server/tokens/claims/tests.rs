@@ -261,7 +261,7 @@ fn b143_b147_claims_have_a_subject_and_one_reading() {
             ("bound to a certificate", of(json!({ "cnf": { "x5t": "x" } })), Err(E::Bound)),
             ("bound to nothing", of(json!({ "cnf": {} })), Err(E::Bound)),
             ("claims in a list", body("[]".to_owned()), Err(E::Malformed)),
-            ("claims that are no JSON", body("{".to_owned()), Err(E::Malformed)),
+            ("claims that are not JSON", body("{".to_owned()), Err(E::Malformed)),
             ("claims that are a token", body(of(json!({}))), Err(E::Malformed)),
             ("claims 1,000 deep", more(&deep), Err(E::Malformed)),
             ("half of a surrogate pair", more(r#""x":"\ud800""#), Err(E::Malformed)),
@@ -407,7 +407,7 @@ fn metadata_is_its_issuers_alone_and_its_fault_is_named() {
     let keys = "https://login.example/keys";
     let other = "it is of the issuer `https://login.example/`; if that is yours, write it as `issuer`, byte for byte";
     let hidden = "it is of the issuer `a b`; if that is yours, write it as `issuer`, byte for byte";
-    let none = "it is no JSON object with an `issuer`";
+    let none = "it is not a JSON object with an `issuer`";
     let no_keys = "it has no `jwks_uri` of https";
     for (text, expected) in [
         (json!({ "issuer": ISSUER, "jwks_uri": keys }).to_string(), Ok(keys)),

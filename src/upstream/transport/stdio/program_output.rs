@@ -82,9 +82,9 @@ impl ProgramOutputLog {
         self.count("stray_line");
         if let Some(left_out) = self.budget.admit() {
             let (bytes, line) = (line.len(), shown(line));
-            dev_output::show_output(DevSource::Stdout, left_out, &format!("is no message: {line}"));
-            tracing::warn!(upstream = %self.upstream, left_out, bytes, "a program wrote a line to standard output that is no message");
-            tracing::debug!(upstream = %self.upstream, line, "the line of standard output that is no message");
+            dev_output::show_output(DevSource::Stdout, left_out, &format!("is not a message: {line}"));
+            tracing::warn!(upstream = %self.upstream, left_out, bytes, "a program wrote a line to standard output that is not a message");
+            tracing::debug!(upstream = %self.upstream, line, "the line of standard output that is not a message");
         }
     }
 

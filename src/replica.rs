@@ -4,7 +4,7 @@
 //! waits for nothing. `tests/engine/replicas.rs` runs [`commit_trust::fate`], [`ReadTrust`], [`GuardedWrite::judge`]
 //! and claims through random faults. It models the store's SQL and the engine's handling of unresolved writes itself.
 //!
-//! [`fencing`] (writes name revision and holder) and [`commit_trust`] (no fact is believed that a failover can undo)
+//! [`fencing`] (writes name revision and holder) and [`commit_trust`] (a fact that a failover can undo is not trusted)
 //! give the guarantees. [`membership`] only decides when rows are claimed: a wrong verdict loses nothing.
 
 pub mod commit_trust;

@@ -190,7 +190,7 @@ pub enum MessageConcern {
     Client,
     /// A task of the upstream, unknown to the client.
     Task,
-    /// It names an id that only a call may know.
+    /// It names a request or a progress token, which only a running call can recognise.
     Unsure,
 }
 

@@ -9,7 +9,7 @@ use crate::task::Timestamp;
 
 /// How far below the highest a number may arrive: more than one sender's concurrent requests.
 const NUMBERS_KEPT: u64 = 1 << 14;
-/// A sender is forgotten once all its requests have expired.
+/// A sender is removed once all its requests have expired.
 const SENDERS_MAX: usize = 256;
 const WORD: u64 = 64;
 const WORDS: usize = (NUMBERS_KEPT / WORD) as usize;

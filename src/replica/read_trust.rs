@@ -1,4 +1,4 @@
-//! Determines which reads may be believed.
+//! Determines which reads may be trusted.
 //!
 //! A server shows rows that a failover rolls back: commits with a cancelled wait or a terminated session, or in
 //! progress at a restart, and all after another promotion. A *barrier* protects: a write of fate

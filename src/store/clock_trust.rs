@@ -1,6 +1,6 @@
 //! Judges whether a clock can be right, for every store that outlives a process. A wrong clock at startup must not
-//! delete tasks: if it is ahead of the store's last use by more than a day and than any task lives, nothing is freed at
-//! first and the time is not recorded. [`RESET`] discards a wrong recorded time.
+//! delete tasks: if it is ahead of the store's last use by more than a day, and by more than the longest lifetime of a
+//! stored task, nothing is freed at first and the time is not recorded. [`RESET`] discards a wrong recorded time.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ pub(super) struct ClockTrust {
 
 impl ClockTrust {
     /// For a replica that joins others with a distrusted time.
-    pub(super) fn withheld(distrust: Duration) -> Self {
+    pub(super) fn distrusted(distrust: Duration) -> Self {
         tracing::warn!(?distrust, "the clock of the other gateways jumped ahead: nothing is freed for now");
         Self { distrusted_until: Some(Instant::now() + distrust) }
     }
 
     /// For a replica that joins others with a trusted time, and for an unused store.
-    pub(super) const fn given() -> Self {
+    pub(super) const fn trusted() -> Self {
         Self { distrusted_until: None }
     }
 

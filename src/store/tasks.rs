@@ -178,7 +178,7 @@ impl WriteOutcome {
         if let Self::Claimed(keys) = self { Ok(keys) } else { Err(Self::of_another_write()) }
     }
 
-    /// No writer returns it.
+    /// The error if a writer returned the outcome of another kind of write, which none does.
     fn of_another_write() -> StoreError {
         StoreError::Io(io::Error::other("another write's outcome"))
     }

@@ -52,7 +52,7 @@ fn edited(
     }
 }
 
-/// Stands for a part that its client does not get: the server has shown that it lives.
+/// Replaces a part that is withheld from the client, so that it still counts as activity of the server.
 const LEFT_OUT: BodyPart = BodyPart::Bytes(Bytes::new());
 
 struct EditedBody<E> {

@@ -29,7 +29,7 @@ pub(crate) enum AnswerHealth {
     Well,
     /// With the upstream's `Retry-After`, if it sent one.
     Ill(Option<Duration>),
-    /// Says nothing: the fault is elsewhere.
+    /// The fault is not the upstream's, or says nothing about its health.
     Neutral,
 }
 

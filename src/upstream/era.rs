@@ -64,9 +64,9 @@ pub(super) fn era_of_refusal(error: &RpcError) -> Era {
 pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
     match error {
         Some(error) if error.code == UNSUPPORTED_VERSION => era_of_refusal(error) == Era::Session,
-        // How servers with sessions refuse a request without one.
+        // Servers with sessions refuse a request without one like this.
         Some(error) => http_status == Some(400) && matches!(error.code, TRANSPORT_ERROR | INVALID_REQUEST),
-        // Servers refuse without JSON-RPC. The excluded statuses are about credentials or load.
+        // Some servers refuse without JSON-RPC. The excluded statuses are about credentials or load.
         None => http_status.is_some_and(|status| {
             matches!(status, 400..=499 | 501) && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429)
         }),
@@ -200,7 +200,7 @@ struct EraProbe<'a> {
 impl Drop for EraProbe<'_> {
     fn drop(&mut self) {
         let mut known = self.eras.known.lock();
-        // A verdict that was learned meanwhile stays.
+        // A verdict that a request has recorded meanwhile stays.
         if matches!(&*known, EraKnowledge::Asking(asking) if Arc::ptr_eq(asking, &self.answered)) {
             *known = self.outcome.clone();
         }

@@ -36,7 +36,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Fails only if nothing was sent (`Executed::No`). A dropped future usually sends nothing, but it may have.
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
-    /// Resumes another process's exchange. Fails for a foreign token; a forgotten exchange may be `Lost` at first.
+    /// Resumes another process's exchange. Fails for a foreign token. If the server has dropped it, the first event is `Lost`.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
     /// The params of a `tools/call` in a form that a later process can send under changed settings.

@@ -134,7 +134,7 @@ impl ResourceMetadata {
     }
 
     async fn fetch_at(&self, address: &Url) -> Result<Payload, MetadataError> {
-        let client = self.client.at(address).map_err(|_| MetadataError::Unusable("its address is none"))?;
+        let client = self.client.at(address).map_err(|_| MetadataError::Unusable("its address is invalid"))?;
         let sent = client.try_send(&SessionHeaders::default().document(), &HandedOver::default()).await;
         let response = sent.map_err(|fault| MetadataError::Unreachable(fault.reason.key()))?;
         match response.status() {
@@ -189,7 +189,7 @@ fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
         !names_address(&name) || value.read::<String>().is_ok_and(|address| is_address(&address))
     };
     if !metadata.entries().all(is_fit) {
-        return Err(MetadataError::Unusable("a member that is an address is none of http or https"));
+        return Err(MetadataError::Unusable("a member that is an address is not http or https"));
     }
     Ok(payload)
 }

@@ -1,6 +1,6 @@
-//! Runs calls in one session at a streamable HTTP upstream, after its handshake. A session never changes: a forgotten
-//! one is replaced in the [`pool`], and callers compare the two. Read [`calls`] and [`route`] for its incoming
-//! messages, `refusals` for a session that the upstream forgot silently.
+//! Runs calls in one session at a streamable HTTP upstream, after its handshake. A session never changes: one that the
+//! upstream has lost is replaced in the [`pool`], and callers compare the two. Read [`calls`] and [`route`] for its
+//! incoming messages, `refusals` for the detection of a session that the upstream has lost silently.
 
 pub(crate) mod calls;
 pub(crate) mod get_stream;

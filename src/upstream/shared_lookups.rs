@@ -16,7 +16,8 @@ pub(crate) const SHARE_MAX: usize = RUNNING_MAX / 4;
 
 type Running<T> = Shared<BoxFuture<'static, Option<T>>>;
 
-/// The lookups in progress, by question. `C` is the client that begins one: its principal, or address if it is sought.
+/// The lookups in progress, by question. `C` is the client that begins one: its principal, or its address before that is
+/// known.
 pub(crate) struct SharedLookups<K, T, C = ()>(Arc<Mutex<LookupTable<K, T, C>>>);
 
 struct LookupTable<K, T, C> {

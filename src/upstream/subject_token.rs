@@ -14,7 +14,7 @@ use crate::task::{Caller, Claims, Principal, Timestamp};
 /// The bytes of all kept tokens, and those that the cache needs for an entry.
 const WEIGHT_MAX: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 256;
-/// A token is forgotten after this time without a request that uses it. A running call keeps its own token.
+/// A token is dropped after this time without a request that uses it. A running call keeps its own token.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
 named_variants! {

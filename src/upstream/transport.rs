@@ -75,9 +75,8 @@ impl Transport {
     }
 }
 
-/// Detects which of the two HTTP transports a server has.
-///
-/// After a 400, 404 or 405 to `initialize`, a GET asks for a stream with `endpoint` first. Kept until it proves wrong.
+/// Detects which of the two HTTP transports a server has. After a 400, 404 or 405 to `initialize`, a GET asks for a stream
+/// with `endpoint` first. The result is kept until a request contradicts it.
 #[derive(Debug)]
 pub(crate) struct TransportDetection {
     name: Arc<str>,

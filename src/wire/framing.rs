@@ -21,10 +21,10 @@ pub enum FramingError {
     EventTooLarge { max: usize },
     #[error("one line is longer than {max} bytes")]
     LineTooLong { max: usize },
-    /// Its beginning passed as one message, and then readers may take it for another.
+    /// Its beginning was forwarded as one message, and with the rest readers may take it for another.
     #[error("one message can be read as two")]
     TwoMessagesInOne,
-    /// Most of it passed as a response, and then it turned out to ask something.
+    /// Most of it was forwarded as a response before a question in it was found.
     #[error("a response held a question after most of it was forwarded")]
     AsksTooLate,
 }

@@ -11,9 +11,9 @@ pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 /// Text for the model while a task runs, in a 2025-11-25 handle.
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
-/// The client's key for a call, so that a repeated call finds the same task. Ours; the same as the header `Idempotency-Key`.
+/// The client's key for a call, so that a repeated call finds the same task. The gateway's own, as the header `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: &str = "io.taskgate/idempotency-key";
-/// The outcomes of a task's parts so far. Ours.
+/// The outcomes of a task's parts so far. The gateway's own.
 pub const SUBTASKS: &str = "io.taskgate/subtasks";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";

@@ -25,7 +25,7 @@ const PIECE_BYTES: usize = 8 << 20;
 const TRIES_MAX: usize = 20;
 /// How long the writer waits for the check to stop, which takes milliseconds.
 const WAY_MAX: Duration = Duration::from_secs(2);
-/// Steps of a statement between two looks at what it should do, microseconds apart.
+/// Steps of a statement, microseconds together, between two checks of whether it has to stop.
 const STEPS: i32 = 1000;
 
 #[derive(Default)]

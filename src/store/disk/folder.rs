@@ -59,7 +59,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     examine(folder)
 }
 
-/// A repository around the folder must not take up the key and the results. Nothing depends on the file that says so.
+/// Adds a `.gitignore`, so that no repository takes up the key and the results. Nothing depends on that file.
 pub(super) fn prepare_for_gateway(folder: &Path, database: &Path) -> Result<(), OpenError> {
     prepare(folder)?;
     if !database.exists() {
@@ -115,7 +115,8 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// The kernel frees it with the process. Locks the folder, as a lock file can be removed, and the file of old versions.
+/// Locks the folder itself, as a lock file can be removed, and the lock file of old versions. The kernel releases both
+/// locks at the end of the process.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it unlocks the folder")] Vec<File>);
 

@@ -240,7 +240,7 @@ impl ResidentRows {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
 
-    /// From here on readers may find rows that memory does not know yet.
+    /// Begins a commit: from here on readers may find rows that memory does not have yet.
     pub(super) fn begin(&self, changes: &[RowChange]) {
         for shard in Self::touched(changes) {
             self.shards[shard].lock().commits += 1;

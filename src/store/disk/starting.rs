@@ -140,7 +140,8 @@ pub(super) struct OpenedDatabase {
     pub(super) longest: Duration,
 }
 
-/// Opens the file, and reads the state that must be known before serving requests. Even reading takes some space; if the disk is full, the ballast is removed (F53).
+/// Opens the file, and reads the state that must be known before requests are served. That takes disk space: if the disk
+/// is full, the ballast is removed first (F53).
 pub(super) fn read_in_at_last(
     path: &Path,
     ballast: Option<&Ballast>,

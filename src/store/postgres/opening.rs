@@ -241,8 +241,8 @@ async fn clock_start(
             let longest = gone.map_or(Duration::ZERO, |gone| gone.since(seen));
             ClockTrust::new(Some(server), seen, longest, DISTRUST)
         }
-        (living, _) if living.iter().any(|one| one.is_time_distrusted) => ClockTrust::withheld(DISTRUST),
-        _ => ClockTrust::given(),
+        (living, _) if living.iter().any(|one| one.is_time_distrusted) => ClockTrust::distrusted(DISTRUST),
+        _ => ClockTrust::trusted(),
     };
     let living = living.iter().map(|one| one.row.now).max();
     Ok((ClockStart { living, server, stored }, trust))

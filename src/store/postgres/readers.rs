@@ -1,5 +1,5 @@
-//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections. A read is believed if
-//! its server has lately proved, on any of this replica's connections, that its data is durable; else the proof is made
+//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections. A read is trusted if its
+//! server has proved lately, on any of this replica's connections, that its data is durable; else the proof is made
 //! before the caller gets an answer ([`crate::replica::read_trust`]).
 
 use std::collections::HashMap;
@@ -118,7 +118,7 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads without a barrier: the result may be rolled back. For callers that check again, and tell no client.
+    /// Reads without a barrier: the result may be rolled back. For callers that check again and send no client the result.
     pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,

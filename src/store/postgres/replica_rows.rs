@@ -17,7 +17,7 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// Reads all rows. The result may be rolled back by a failover, and believing it is harmless.
+/// Reads all rows. A failover may roll the result back, which is harmless here.
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";

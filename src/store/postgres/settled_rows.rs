@@ -69,7 +69,7 @@ impl SettledRows {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    /// Returns a cached row if its read is proven, or if `judge` believes it now.
+    /// Whether there is a cached row with a read that is proven, or that `judge` trusts now.
     pub(super) fn has(&self, key: &TaskKey) -> bool {
         self.rows.contains_key(key)
     }

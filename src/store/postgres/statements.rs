@@ -231,9 +231,9 @@ fn retire() -> String {
 }
 
 /// The incarnation without a process; real ones are numbered from 1.
-const NOBODY: i64 = 0;
+const NO_INCARNATION: i64 = 0;
 
-/// Reassigns sums of the owners `$3` to [`NOBODY`]. Returns a row for the guard, and one for each sum.
+/// Reassigns sums of the owners `$3` to [`NO_INCARNATION`]. Returns a row for the guard, and one for each sum.
 fn merge() -> String {
     format!(
         "WITH {GUARD},
@@ -245,7 +245,7 @@ fn merge() -> String {
             RETURNING u.owner, u.tasks, u.unsettled, u.bytes),
         merged AS (
             INSERT INTO tg_usage AS u (incarnation, owner, tasks, unsettled, bytes)
-            SELECT {NOBODY}, owner, tasks, unsettled, bytes FROM moved ORDER BY owner
+            SELECT {NO_INCARNATION}, owner, tasks, unsettled, bytes FROM moved ORDER BY owner
             ON CONFLICT (incarnation, owner) DO UPDATE SET tasks = u.tasks + excluded.tasks,
                 unsettled = u.unsettled + excluded.unsettled, bytes = u.bytes + excluded.bytes)
         SELECT true, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint FROM guard
@@ -258,7 +258,7 @@ fn drop_merged() -> String {
     format!(
         "DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
             SELECT l.ctid FROM unnest($1::bytea[]) AS o (owner) CROSS JOIN LATERAL (
-                SELECT ctid FROM tg_usage l WHERE l.incarnation = {NOBODY} AND l.owner = o.owner LIMIT 1) l))
+                SELECT ctid FROM tg_usage l WHERE l.incarnation = {NO_INCARNATION} AND l.owner = o.owner LIMIT 1) l))
         AND u.tasks = 0 AND u.unsettled = 0 AND u.bytes = 0"
     )
 }

@@ -29,7 +29,8 @@ use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
-/// How long a cancel waits until the upstream knows its call: it may overtake it. JSON servers give no sign before.
+/// How long a cancel is held back until the upstream has shown that it knows the call, which the cancel could overtake.
+/// A server that answers in JSON shows nothing before its answer.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
 /// How long a cancel waits for a task handle; servers send handles at once.
 const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);

@@ -26,7 +26,7 @@ const MALFORMED_MAX: u16 = 5;
 const HELD_MAX: Duration = Duration::from_secs(5);
 /// The poll interval if the upstream names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
-/// Bounds on the upstream's interval: below, polls flood it; above, it looks forgotten.
+/// Bounds on the upstream's interval, against floods of polls and outcomes that are found hours late.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
 /// Shortest time between two polls caused by hints: some upstreams hint at every step.
@@ -207,7 +207,7 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// The polled status; `None` if unknown for now. An error if polling is pointless, as when the upstream forgot it.
+    /// The polled status; `None` if unknown for now. An error if polling is pointless, as when the upstream has no such task.
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
@@ -342,7 +342,7 @@ pub(super) struct TaskEnds {
     /// The call's start, before its task was made.
     began: Instant,
     deadline: Option<Instant>,
-    /// When the upstream may forget the task, if before the deadline.
+    /// When the upstream may remove the task, if before the deadline.
     expires: Option<Instant>,
 }
 

@@ -39,7 +39,7 @@ pub struct HeldCallEntry {
     pub tool: Arc<str>,
     pub owner: Principal,
     pub began: Instant,
-    /// When the upstream last sent a message about it, less than a second too early.
+    /// When the upstream last sent a message about it, rounded down by less than a second.
     pub last_sign: Option<Instant>,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct CallPermitsState {
     waiting: usize,
     /// Numbers the waiting calls, to find them again; within a lane it rises.
     next_ticket: u64,
-    /// Never empty ones.
+    /// The waiting calls of each principal, in order of arrival. No lane is empty.
     lanes: HashMap<Principal, VecDeque<PermitWaiter>>,
     /// Each lane once, the next one to be served first.
     turns: VecDeque<Principal>,

@@ -54,7 +54,7 @@ struct QuestionState {
 pub(crate) enum UpstreamTaskState {
     Never,
     Asked,
-    /// It did for another process.
+    /// The upstream made this task of the call for another process.
     Made(Arc<str>),
 }
 

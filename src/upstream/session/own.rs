@@ -1,6 +1,6 @@
-//! Manages clients' own sessions at one server: opens, renews, lends and ends them. It belongs to one client and is
-//! never pooled. Requests carry all that renews it ([`OwnSession`]); the state here is bounded, and may be lost. Read
-//! `lease` (calls that outlive the client's session) and `stream` (its GET).
+//! Manages clients' own sessions at one server: opens, renews, lends and ends them. Each belongs to one client and is
+//! never pooled. A request carries all that is needed to renew its session ([`OwnSession`]); the state here is bounded,
+//! and may be lost. Read `lease` (calls that outlive the client's session) and `stream` (its GET).
 
 mod memory;
 mod stream;
@@ -234,7 +234,7 @@ impl OwnSessions {
     }
 
     /// Ends an unused upstream session, in the background.
-    pub(crate) fn let_go(&self, binding: SessionBinding, credential: &ClientCredential) {
+    pub(crate) fn end_unused(&self, binding: SessionBinding, credential: &ClientCredential) {
         let (channel, forwarded) = (Arc::clone(&self.channel), ForwardedHeaders::bearing(credential));
         self.scope.tracker.spawn(async move {
             let request = RawRequest { binding, verb: RawMethod::Delete, forwarded };
@@ -528,7 +528,7 @@ impl Drop for SessionLease {
             // Without a runtime nothing can be sent to the server.
             && tokio::runtime::Handle::try_current().is_ok()
         {
-            self.sessions.let_go(binding, &self.session.forwarded.credential());
+            self.sessions.end_unused(binding, &self.session.forwarded.credential());
         }
     }
 }

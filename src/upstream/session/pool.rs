@@ -30,7 +30,7 @@ pub(crate) struct SessionPool {
     places: Mutex<HashMap<SessionKey, PooledSession>>,
     /// Sessions of another process in which tasks are resumed, while in use.
     adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
-    /// As of the last sweep.
+    /// The number of open sessions at the last sweep.
     open: GaugeShare,
 }
 
@@ -222,7 +222,7 @@ impl SessionPool {
         }
     }
 
-    /// Forgets handshakes that have not succeeded: the next request begins another, and does not get their errors.
+    /// Drops handshakes that have not succeeded: the next request begins another, and does not get their errors.
     pub(crate) fn forget_handshakes(&self) {
         self.places.lock().retain(|_, place| place.session().is_some());
     }

@@ -104,7 +104,7 @@ impl UpstreamSession {
             if request.method != method::PING {
                 self.link.dropped("stray_request");
             }
-            self.reply(nobodys_answer(&request));
+            self.reply(unassigned_answer(&request));
         }
     }
 
@@ -222,8 +222,8 @@ impl UpstreamSession {
 }
 
 /// The response to a request that belongs to no call (T-20).
-pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
-    let refusal = RpcError::new(INTERNAL_ERROR, "no single call that this can belong to");
+pub(crate) fn unassigned_answer(request: &Request) -> Bytes {
+    let refusal = RpcError::new(INTERNAL_ERROR, "the request cannot be assigned to a single call");
     match &*request.method {
         method::PING => envelope::result(&request.id, &Payload::empty_object()),
         _ => envelope::error(Some(&request.id), &refusal),

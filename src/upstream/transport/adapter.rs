@@ -354,7 +354,7 @@ fn owner_of(outgoing: &OutgoingRequest) -> Principal {
     outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }
 
-/// Unguessable.
+/// A new id that no client can guess.
 fn new_id() -> Result<HeaderValue, GatewayFault> {
     let internal = GatewayFault::new(Reason::Internal, Executed::No);
     let mut bytes = [0; 16];

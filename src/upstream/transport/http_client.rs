@@ -48,7 +48,7 @@ const RESENDS_MAX: u32 = 2;
 const RESENDS_SHARE: f32 = 0.2;
 const RESENDS_PER_SECOND: u32 = 10;
 const RESENDS_SPAN: Duration = Duration::from_secs(1);
-/// Times the number of the retry.
+/// The pause before a retry, multiplied by its number.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
 
 /// TLS alerts about a client's certificate.

@@ -216,7 +216,7 @@ impl MessageTransport for StdioTransport {
 
 #[derive(Debug)]
 struct ServerProcess {
-    /// Tells it from the upstream's other processes.
+    /// Distinguishes it from the upstream's other processes.
     number: u64,
     shows_stderr: bool,
     outgoing: mpsc::Sender<QueuedMessage>,
@@ -282,7 +282,7 @@ impl Drop for StdoutReceiver {
     }
 }
 
-/// One line each, until the process takes no more.
+/// Writes each message as one line, until the process reads no more.
 async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, process: Arc<ServerProcess>) {
     let writing = async {
         while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {

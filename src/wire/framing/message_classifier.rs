@@ -19,7 +19,7 @@ const STATE: &[u8] = b"requestState";
 const TYPE: &[u8] = b"resultType";
 const COMPLETE: &[u8] = b"complete";
 const OTHER_TYPES: [&[u8]; 2] = [b"input_required", b"task"];
-/// A server's methods that ask for the user's input or the client's own resources, or tell of a resource.
+/// A server's methods that ask for the user's input or the client's own resources, or report a resource's update.
 const JUDGED: [&str; 4] = [method::ELICIT, method::SAMPLE, method::ROOTS, method::RESOURCE_UPDATED];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,7 +124,7 @@ impl StatelessCall {
         Ok(())
     }
 
-    /// Drops the event without an owner.
+    /// Queues an event; drops it if its owner is gone.
     async fn tell(&self, event: ExchangeEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
@@ -224,7 +224,8 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
     asked(line, &draft).await.map(drop)
 }
 
-/// In its own tokio task: it ends and frees its permit even if a slow client's call is not polled. Dropping drops it.
+/// Sends a request in a separate tokio task: it ends and frees its permit even if a slow client's call is not polled.
+/// Dropping the future drops the request.
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let (sender, draft) = (line.clone(), draft.clone());
     let asking = async move {

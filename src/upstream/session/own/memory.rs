@@ -1,4 +1,5 @@
-//! Remembers a client session's renewed upstream session and its preferences for the next one. Bounded; may be lost.
+//! Caches, for each client session, the upstream session that replaced a lost one, and the preferences to repeat in the
+//! next one. Bounded; may be lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

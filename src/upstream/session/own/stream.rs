@@ -20,7 +20,7 @@ use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::reply::JudgedResponse;
-use crate::upstream::session::route::{CallMatch, nobodys_answer};
+use crate::upstream::session::route::{CallMatch, unassigned_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, MessageText, ScanLimits};
 
@@ -351,7 +351,7 @@ impl OwnSessions {
             None => false,
             Some(_) if may_be_clients => true,
             Some(Message::Request(request)) => {
-                self.reply(session, nobodys_answer(&request));
+                self.reply(session, unassigned_answer(&request));
                 false
             }
             Some(Message::Notification(_) | Message::Response(_)) => {

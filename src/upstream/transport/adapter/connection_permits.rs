@@ -151,7 +151,7 @@ impl RestartBackoff {
         Ok(())
     }
 
-    /// Forgets the failures: the server is another one now.
+    /// Resets the count of failures: another server was started.
     pub(super) fn reset(&self) {
         *self.state.lock() = BackoffState::default();
     }

@@ -1,5 +1,5 @@
-//! Runs calls on their own connections (`process_per_call`), one for each call. It repeats the session's `initialize`.
-//! Its messages go to the call, and the ids of its questions lead back to it.
+//! Runs calls on separate connections (`process_per_call`), one for each call. Each connection repeats the session's
+//! `initialize`. Its messages go to its call, and the ids of its questions name it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -28,7 +28,8 @@ pub(super) struct StatelessConnections {
 }
 
 impl StatelessConnections {
-    /// The principal's connection. The spare one is taken unless `has_share`: then the principal has all of its own.
+    /// The principal's connection, else the spare one; not the spare one if the principal `has_share`, its full share of
+    /// permits.
     fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
         if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));

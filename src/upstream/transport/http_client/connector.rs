@@ -200,7 +200,7 @@ impl Proxy {
         (url.scheme() == "http").then_some(Self { address, authorization })
     }
 
-    /// For people.
+    /// The proxy's host and port, for logs.
     pub(super) fn name(&self) -> &str {
         self.address.authority().map_or("", |authority| authority.as_str())
     }

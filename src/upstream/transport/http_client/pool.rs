@@ -112,7 +112,7 @@ struct Http2Usage {
     waiting: usize,
     /// When the last of them got its stream, or the first began to wait.
     waited_since: Instant,
-    /// How long others had waited before: all have left without a stream.
+    /// How long earlier requests waited that left without a stream.
     waited: Duration,
     is_left: bool,
 }

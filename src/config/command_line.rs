@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
-use url::{Host, Url};
+use url::Url;
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{RawConfig, RawCredential, RawCredentialValues, RawStore, RawUpstream, StoreKind};
@@ -17,6 +17,7 @@ use super::toml_writer::{fallback_name, fitting_name};
 use super::value::{CREDENTIAL_HEADER, SECRET, UPSTREAM_URL, ValueError};
 use super::variables::{Environment, is_variable_name};
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
+use crate::server::is_at_loopback;
 use crate::task::{FallbackPolicy, TaskMode};
 use crate::upstream::transport::stdio::StderrUse;
 
@@ -45,7 +46,7 @@ impl ServerTarget {
     /// A name from its address: the host, or the program or package that a launcher runs.
     pub fn name(&self) -> String {
         let name = match self {
-            Self::Url(url) if is_loopback(url) => {
+            Self::Url(url) if is_at_loopback(url) => {
                 let port = url.port_or_known_default().map(|port| port.to_string());
                 fitting_name(&format!("localhost {}", port.unwrap_or_default()))
             }
@@ -53,15 +54,6 @@ impl ServerTarget {
             Self::Program(words) => fitting_name(started(words)),
         };
         name.unwrap_or_else(fallback_name)
-    }
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.to_canonical().is_loopback(),
-        None => false,
     }
 }
 

@@ -20,6 +20,7 @@ use super::rpc::{self, Incoming};
 use super::session::{DemoCall, DemoClientCapabilities, DemoMessages, DemoSession, DemoSessions};
 use super::tools::{self, DemoCaller};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::server::is_loopback;
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
@@ -70,10 +71,6 @@ fn guard(shared: &DemoState, request: &Request<Body>) -> Result<(), DemoRefusal>
 
 fn url_host(text: &str) -> Option<String> {
     url::Url::parse(text).ok()?.host_str().map(str::to_owned)
-}
-
-fn is_loopback(host: &str) -> bool {
-    matches!(host, "localhost" | "127.0.0.1" | "[::1]")
 }
 
 async fn post(shared: &Arc<DemoState>, request: Request<Body>) -> Result<FaceResponse, DemoRefusal> {

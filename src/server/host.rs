@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use http::header::{HOST, ORIGIN};
 use http::{HeaderValue, Request, Version};
+use url::Url;
 
 use super::handshake::ListenerCertificate;
 use super::refusal::Refusal;
@@ -99,6 +100,10 @@ pub(crate) fn is_loopback(name: &str) -> bool {
     is_local(name)
         || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
         || is_local(&name.to_ascii_lowercase())
+}
+
+pub(crate) fn is_at_loopback(url: &Url) -> bool {
+    url.host_str().is_some_and(is_loopback)
 }
 
 /// Whether every host of a request is this machine. An unreadable host is not.

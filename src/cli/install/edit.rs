@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
-use url::{Host, Url};
+use url::Url;
 
 use super::shape::{BEARER, HostEntry, HostShape, KEY_VARIABLE, ServerTable, ShapeError, WrappedServer, WrappedTarget};
 use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax};
 use crate::config::{ServerTarget, is_command_line};
+use crate::server::is_at_loopback;
 
 const HTTP: &str = "http://";
 const NO_LINES: &str = "has `args` in lines that cannot be changed; edit it by hand";
@@ -258,14 +259,8 @@ fn may_need_login(address: &str) -> bool {
     if address.get(..HTTP.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTP)) {
         return false;
     }
-    let is_here = |url: Url| match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    };
     // An address that begins with a variable may be any.
-    !Url::parse(address).is_ok_and(is_here)
+    !Url::parse(address).is_ok_and(|url| is_at_loopback(&url))
 }
 
 /// A string of JSON, which is one of TOML and YAML, too.

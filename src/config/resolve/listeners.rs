@@ -10,7 +10,7 @@ use super::super::raw::{AuthMode, RawAdmin, RawAdminToken, RawConfig, RawListen,
 use super::{certificates, count, identity, is_at, is_loopback, not_zero};
 use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::forwarded::AddressRange;
-use crate::server::{AdminSettings, ListenSettings};
+use crate::server::{self, AdminSettings, ListenSettings, is_at_loopback};
 use crate::task::{Caller, Principal};
 
 pub(in crate::config) fn listen_address() -> SocketAddr {
@@ -194,9 +194,8 @@ fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
     }
     let hosts = raw.listen.allowed_hosts.location();
     let public = raw.listen.public_url.as_ref();
-    let named = hosts.filter(|_| !raw.listen.allowed_hosts.value.iter().all(|name| crate::server::is_loopback(name)));
-    let public =
-        public.filter(|url| !url.value.host_str().is_some_and(crate::server::is_loopback)).map(|url| &url.location);
+    let named = hosts.filter(|_| !raw.listen.allowed_hosts.value.iter().all(|name| server::is_loopback(name)));
+    let public = public.filter(|url| !is_at_loopback(&url.value)).map(|url| &url.location);
     let proxies = raw.listen.trusted_proxies.location().filter(|_| !raw.listen.trusted_proxies.value.is_empty());
     let Some(location) = named.or(public).or(proxies) else { return };
     let (which, remedy) = match forwarding {

@@ -1,12 +1,12 @@
 //! Resolves the headers for an upstream: one credential, and forwarded headers of clients.
 
 use http::header::AUTHORIZATION;
-use url::Host;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{RawCredential, RawUpstream};
 use crate::face::client_login::ResourceName;
+use crate::server::is_at_loopback;
 use crate::upstream::ForwardingRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 
@@ -53,13 +53,7 @@ fn warn_of_secret_in_file(auth: &RawCredential, report: &mut MistakeCollector) {
 
 fn warn_of_clear_text(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
-    let is_here = match url.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.to_canonical().is_loopback(),
-        None => true,
-    };
-    if !is_here {
+    if !is_at_loopback(url) {
         report.warning(location, "can be read on the network: the `url` begins with http://");
     }
 }

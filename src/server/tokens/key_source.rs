@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use url::{Host, Url};
+use url::Url;
 
 use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
+use crate::server::is_at_loopback;
 use crate::system;
 use crate::task::digest::Digest;
 use crate::upstream::TaskScope;
@@ -267,21 +268,12 @@ fn metadata_locations(issuer: &Url) -> Vec<Url> {
 
 /// Whether a document from this address cannot be replaced on its way: by https, or on this machine.
 pub fn is_trustworthy(url: &Url) -> bool {
-    url.scheme() == "https" || (url.scheme() == "http" && is_loopback(url))
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        None => false,
-    }
+    url.scheme() == "https" || (url.scheme() == "http" && is_at_loopback(url))
 }
 
 /// The issuer's own host may have any address. Another, named by metadata, must be public unless the issuer is local.
 fn reach_of(url: &Url, issuer: &Url) -> AddressReach {
-    if url.host() == issuer.host() || is_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
+    if url.host() == issuer.host() || is_at_loopback(issuer) { AddressReach::Any } else { AddressReach::Public }
 }
 
 pub fn check_file(path: &Path) -> Result<(), KeySourceError> {

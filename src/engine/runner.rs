@@ -141,8 +141,8 @@ impl Runner {
 
     async fn run(mut self: Box<Self>) {
         // Boxed, and left out for most calls.
-        let next = if self.needs_preparation() { Box::pin(self.prepare()).await } else { RunnerFlow::Continue };
-        if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
+        let next = if self.needs_preparation() { Box::pin(self.prepare()).await } else { RunnerFlow::Continue(()) };
+        if self.unless_fenced(next).await.is_break() {
             return Box::pin(self.leave()).await;
         }
         if self.recorder.has_row() && !self.call.is_queued() {
@@ -163,7 +163,7 @@ impl Runner {
                 continue;
             }
             let next = Box::pin(self.handle_step(step)).await;
-            if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
+            if self.unless_fenced(next).await.is_break() {
                 return Box::pin(self.leave()).await;
             }
         }
@@ -191,9 +191,9 @@ impl Runner {
             Plan::Grace(_) if !self.recorder.has_permit() => {
                 self.spec.plan = Plan::Direct;
                 self.dialog.clients().send(CallEvent::StaysPlain).await;
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
-            Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
+            Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue(()),
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
             Plan::Task if !self.recorder.has_permit() => self.refuse_unpermitted().await,
             Plan::Task => match self.begin_task().await {
@@ -210,7 +210,7 @@ impl Runner {
         }
         self.insert(TaskVisibility::Hidden, None).await?;
         self.dialog.set_grace_end(Some(self.spec.arrived + self.spec.policy.grace));
-        Ok(RunnerFlow::Continue)
+        Ok(RunnerFlow::Continue(()))
     }
 
     /// Takes a permit, or a queue position, before the row is written; fails if the queue is full.
@@ -269,21 +269,19 @@ impl Runner {
         match step {
             RunnerEvent::Upstream(StageEvent::PermitTaken) => self.dispatched(None).await,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => Box::pin(self.end(outcome)).await,
-            RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.exchange_event(event).await {
+            RunnerEvent::Upstream(StageEvent::Exchange(event)) => {
+                self.exchange_event(event).await?;
                 // A constantly active upstream must not starve the timers.
-                RunnerFlow::Continue => {
-                    let now = Instant::now();
-                    self.serve_timer(|due| due < now).await
-                }
-                RunnerFlow::Stop => RunnerFlow::Stop,
-            },
+                let now = Instant::now();
+                self.serve_timer(|due| due < now).await
+            }
             RunnerEvent::Command(RunnerCommand::Fenced) => {
                 self.stop_as_fenced();
-                RunnerFlow::Stop
+                RunnerFlow::Break(())
             }
             RunnerEvent::Command(RunnerCommand::Abandon) => {
                 Box::pin(self.abandoned()).await;
-                RunnerFlow::Stop
+                RunnerFlow::Break(())
             }
             RunnerEvent::Command(RunnerCommand::Deliver(answers)) => Box::pin(self.deliver(answers)).await,
             RunnerEvent::Command(RunnerCommand::LookAgain) => Box::pin(self.deliver_rest()).await,
@@ -347,7 +345,7 @@ impl Runner {
         }
         self.spec.plan = Plan::Direct;
         self.dialog.clients().send(CallEvent::StaysPlain).await;
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
@@ -366,7 +364,7 @@ impl Runner {
             ExchangeEvent::Progress(progress) => Box::pin(self.progress_received(progress)).await,
             ExchangeEvent::Status(text) => self.status_received(text),
             // Only subscribers of the upstream task receive it.
-            ExchangeEvent::Task(_) => RunnerFlow::Continue,
+            ExchangeEvent::Task(_) => RunnerFlow::Continue(()),
             ExchangeEvent::Subtasks(named) => Box::pin(self.subtasks_received(named)).await,
             ExchangeEvent::Log(log) => Box::pin(self.log_received(log)).await,
             ExchangeEvent::Asked { ask, method, params } => Box::pin(self.question_received(ask, method, params)).await,
@@ -396,7 +394,7 @@ impl Runner {
             self.dialog.set_grace_status(progress.status().filter(|_| self.dialog.grace_end().is_some()));
             self.dialog.send_within_grace(CallEvent::Progress(progress)).await;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Keeps the upstream task's status text. A plain call cannot show it as progress: no number grows (GW-24).
@@ -406,7 +404,7 @@ impl Runner {
         } else if self.dialog.grace_end().is_some() {
             self.dialog.set_grace_status(Some(text));
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     async fn log_received(&mut self, log: Payload) -> RunnerFlow {
@@ -418,26 +416,26 @@ impl Runner {
         } else {
             self.dialog.send_within_grace(CallEvent::Log(log)).await;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     async fn store_progress(&mut self) -> RunnerFlow {
-        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue(()) };
         if self.recorder.waits_for(UnstoredStep::Progress) {
             self.recorder.progress_waits(None);
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
-        let Some(message) = self.recorder.next_progress() else { return RunnerFlow::Continue };
+        let Some(message) = self.recorder.next_progress() else { return RunnerFlow::Continue(()) };
         let event = Event::Progressed { attempt: self.recorder.attempt(), message: Arc::clone(&message) };
         match self.apply(&key, event).await {
-            Ok(_) => RunnerFlow::Continue,
+            Ok(_) => RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => {
                 self.recorder.progress_waits(Some(message));
                 self.wait_for_store(UnstoredStep::Progress, &error)
             }
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "progress was not stored");
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
         }
     }
@@ -483,7 +481,7 @@ impl Runner {
             Some((_, RunnerTimer::Input)) => Box::pin(self.expire_inputs()).await,
             Some((_, RunnerTimer::Progress)) => Box::pin(self.store_progress()).await,
             Some((_, RunnerTimer::Checkpoint)) => Box::pin(self.checkpoint_due()).await,
-            None => RunnerFlow::Continue,
+            None => RunnerFlow::Continue(()),
         }
     }
 }

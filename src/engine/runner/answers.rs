@@ -27,7 +27,7 @@ impl Runner {
 
     async fn hand_over(&mut self, answers: Vec<(Payload, Answer)>, certain: Option<&Task>) -> RunnerFlow {
         // A call that is to be resent asks again: its old exchange takes no answers.
-        let Some(key) = self.recorder.key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue(()) };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.dialog.questions_mut().close(&ask);
@@ -57,9 +57,7 @@ impl Runner {
                 Err(error) => return self.undelivered(unstored(&error)).await,
             }
             if self.call.is_elicited(&ask) {
-                if matches!(self.elicitation_answered(&ask, &answer).await, RunnerFlow::Stop) {
-                    return RunnerFlow::Stop;
-                }
+                self.elicitation_answered(&ask, &answer).await?;
                 continue;
             }
             let answer = plain::encode_answer(answer);
@@ -68,7 +66,7 @@ impl Runner {
             }
             failpoint::hit("answer-delivered");
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     fn child_with_question(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
@@ -108,7 +106,7 @@ impl Runner {
 
     /// Delivers answers that are in the row but were not in a command, or could not be delivered before.
     pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
-        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue(()) };
         if self.recorder.waits_for_store() {
             self.recorder.postpone(UnstoredStep::Answers);
             return self.try_again().await;
@@ -116,13 +114,13 @@ impl Runner {
         match self.engine.load_any(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
             // The row was removed, and its answers with it.
-            Err(TaskError::Unknown) => RunnerFlow::Continue,
+            Err(TaskError::Unknown) => RunnerFlow::Continue(()),
             Err(error) => self.wait_for_store(UnstoredStep::Answers, &error),
         }
     }
 
     pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        let Some(task) = certain else { return RunnerFlow::Continue };
+        let Some(task) = certain else { return RunnerFlow::Continue(()) };
         let answers = self.dialog.questions().to_deliver(task.recovery.undelivered.clone());
         self.hand_over(answers, Some(task)).await
     }
@@ -132,11 +130,7 @@ impl Runner {
         tracing::warn!(reason = fault.reason.key(), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
             match self.next_event().now_or_never() {
-                Some(StageEvent::Exchange(event)) => {
-                    if matches!(self.exchange_event(event).await, RunnerFlow::Stop) {
-                        return RunnerFlow::Stop;
-                    }
-                }
+                Some(StageEvent::Exchange(event)) => self.exchange_event(event).await?,
                 Some(StageEvent::PermitTaken | StageEvent::NotBegun(_)) | None => break,
             }
         }

@@ -75,7 +75,7 @@ impl Runner {
         if let Err(error) = self.keep_position().await {
             tracing::warn!(error = %CauseChain(&error), "a call's resume position was not stored");
         }
-        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
+        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue(()) }
     }
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
@@ -85,18 +85,18 @@ impl Runner {
         let knows_more = self.dialog.questions().has_unstored() || self.dialog.questions().has_unresolved();
         if !self.recorder.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.recorder.check_soon();
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         match self.keep_position().await {
             Ok(()) => {
                 self.record_orderly_end().await;
                 tracing::info!("a call is left to a later process");
-                RunnerFlow::Stop
+                RunnerFlow::Break(())
             }
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a call could not be left to a later process and is waited for");
                 self.recorder.check_soon();
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
         }
     }
@@ -108,7 +108,7 @@ impl Runner {
             let executed = if self.call.is_unsent() { self.recorder.executed_so_far() } else { Executed::Unknown };
             self.answer_waiting(self.engine.calls_end.fault(executed)).await;
         }
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 
     pub(super) async fn answer_waiting(&mut self, fault: GatewayFault) {

@@ -41,7 +41,7 @@ impl Runner {
         if let Some(chosen) = self.spec.chosen.clone() {
             return self.prepare_chosen(&chosen).await;
         }
-        let Some(named) = self.spec.idempotency else { return RunnerFlow::Continue };
+        let Some(named) = self.spec.idempotency else { return RunnerFlow::Continue(()) };
         for _ in 0..TRIES_MAX {
             let now = self.engine.clock.now();
             match self.engine.store.find_idempotent(&self.spec.owner, &named.key, now).await {
@@ -77,7 +77,7 @@ impl Runner {
         // A damaged row has lost its call's hash, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
             self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
-            return Some(RunnerFlow::Stop);
+            return Some(RunnerFlow::Break(()));
         }
         // Drops the row, so that a large result is in memory once, in the shared buffer.
         let key = row.task.key.clone();
@@ -90,7 +90,7 @@ impl Runner {
                 } else {
                     self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
                 }
-                Some(RunnerFlow::Stop)
+                Some(RunnerFlow::Break(()))
             }
             Err(TaskError::Unknown) => None,
             Err(error) => {
@@ -106,7 +106,7 @@ impl Runner {
     fn hold(&mut self) -> RunnerFlow {
         self.becomes_task();
         self.recorder.set_visibility(TaskVisibility::Hidden);
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// The client of a held call left: the call continues as a task, and a repetition finds its outcome.
@@ -118,7 +118,7 @@ impl Runner {
         self.recorder.take_repetitions(true);
         tracing::debug!("a call under an idempotency key continues without its client");
         self.mirror_subtasks().await;
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Whether the client that could receive questions has left for good.
@@ -213,7 +213,7 @@ impl Runner {
             Ok(Some(next)) => next,
             Ok(None) => {
                 self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
-                RunnerFlow::Stop
+                RunnerFlow::Break(())
             }
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a call under a chosen id has no task");

@@ -28,7 +28,7 @@ impl Runner {
         params: Option<Payload>,
     ) -> RunnerFlow {
         if self.dialog.questions().is_replayed(&ask) {
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         let request = match plain::decode_question(&method, params.as_ref()) {
             Ok(request) => request,
@@ -37,25 +37,25 @@ impl Runner {
                     tracing::warn!(%method, "the client cannot receive a question; it and others of the call are refused");
                 }
                 self.refuse_question(&ask, refused).await;
-                return RunnerFlow::Continue;
+                return RunnerFlow::Continue(());
             }
         };
         if self.is_unattended() {
             self.refuse_question(&ask, plain::refuse(&method, QuestionRefusal::Unanswered)).await;
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         match self.askable(&request) {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {
                     self.refuse_question(&ask, plain::refuse(&method, why)).await;
-                    RunnerFlow::Continue
+                    RunnerFlow::Continue(())
                 }
             },
             Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
             Askable::Undeclared | Askable::Required(_) => {
                 self.refuse_question(&ask, plain::refuse(&method, QuestionRefusal::Undeclared)).await;
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
         }
     }
@@ -79,7 +79,7 @@ impl Runner {
         self.dialog.clients_mut().end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
         self.mark_notified().await;
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 
     pub(super) async fn put(
@@ -97,7 +97,7 @@ impl Runner {
         let unasked = UnaskedQuestion { question, method: Arc::clone(method) };
         if self.dialog.questions().has_unasked() {
             self.dialog.questions_mut().add_unasked(unasked);
-            return Ok(RunnerFlow::Continue);
+            return Ok(RunnerFlow::Continue(()));
         }
         self.store_question(unasked).await
     }
@@ -109,7 +109,7 @@ impl Runner {
         match self.apply(&key, event).await {
             Ok(applied) if applied.changed => {
                 self.is_put(unasked);
-                Ok(RunnerFlow::Continue)
+                Ok(RunnerFlow::Continue(()))
             }
             Ok(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
             Err(error) if error.is_passing() => {
@@ -117,7 +117,7 @@ impl Runner {
                 Ok(self.wait_for_store(UnstoredStep::Questions, &error))
             }
             // The task's new holder receives the question, too.
-            Err(TaskError::Store(StoreError::Fenced)) => Ok(RunnerFlow::Stop),
+            Err(TaskError::Store(StoreError::Fenced)) => Ok(RunnerFlow::Break(())),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
                 Err(QuestionError(QuestionRefusal::Unanswered))
@@ -148,20 +148,14 @@ impl Runner {
             if certain.is_some_and(|task| is_answered(task, &ask)) {
                 continue;
             }
-            let next = match self.store_question(unasked).await {
-                Ok(_) if self.recorder.waits_for(UnstoredStep::Questions) => return RunnerFlow::Continue,
-                Ok(next) => next,
-                Err(QuestionError(_)) if self.call.is_elicited(&ask) => self.elicitation_declined().await,
-                Err(QuestionError(why)) => {
-                    self.refuse_question(&ask, plain::refuse(&method, why)).await;
-                    RunnerFlow::Continue
-                }
-            };
-            if matches!(next, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
+            match self.store_question(unasked).await {
+                Ok(_) if self.recorder.waits_for(UnstoredStep::Questions) => return RunnerFlow::Continue(()),
+                Ok(next) => next?,
+                Err(QuestionError(_)) if self.call.is_elicited(&ask) => self.elicitation_declined().await?,
+                Err(QuestionError(why)) => self.refuse_question(&ask, plain::refuse(&method, why)).await,
             }
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Inserts the row for the first question: visible if the call may have a handle, else hidden.
@@ -179,7 +173,7 @@ impl Runner {
                     Ok(self.put_later(unasked))
                 }
                 Err(fault) => {
-                    self.stay_plain(fault.reason).await;
+                    let _ = self.stay_plain(fault.reason).await;
                     Err(QuestionError(QuestionRefusal::Unanswered))
                 }
             };
@@ -197,7 +191,7 @@ impl Runner {
         match self.insert(TaskVisibility::Hidden, Some(question)).await {
             Ok(_) => {
                 self.is_put(unasked);
-                Ok(RunnerFlow::Continue)
+                Ok(RunnerFlow::Continue(()))
             }
             Err(fault) if is_passing(&fault) => Ok(self.put_later(unasked)),
             Err(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
@@ -207,27 +201,27 @@ impl Runner {
     fn put_later(&mut self, unasked: UnaskedQuestion) -> RunnerFlow {
         self.dialog.questions_mut().put_back_unasked(unasked);
         self.recorder.postpone(UnstoredStep::Questions);
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
         let was_unasked = self.dialog.questions().is_unasked(&ask);
         if !self.dialog.questions_mut().close(&ask) {
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         let withdrawn = WithdrawnQuestion { ask, refused: None };
         if was_unasked {
             // The next try shows whether the row has it.
             self.dialog.questions_mut().add_withdrawn(withdrawn);
             self.recorder.postpone(UnstoredStep::Withdrawals);
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         self.withdraw(withdrawn, None).await
     }
 
     /// Removes a question from the task, then refuses it at the upstream where required, unless it was just answered.
     async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
-        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue(()) };
         let WithdrawnQuestion { ask, refused } = &withdrawn;
         // The write that failed was committed, unless the question was answered.
         let is_off = certain.filter(|task| !is_open(task, ask)).map(|task| !is_answered(task, ask));
@@ -240,24 +234,24 @@ impl Runner {
         };
         match is_withdrawn {
             Ok(true) => (),
-            Ok(false) => return RunnerFlow::Continue,
+            Ok(false) => return RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => {
                 self.dialog.questions_mut().add_withdrawn(withdrawn);
                 return self.wait_for_store(UnstoredStep::Withdrawals, &error);
             }
-            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
+            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Break(()),
             Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be removed from its task"),
         }
         let Some(method) = refused else {
             self.count_question("withdrawn");
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         };
         self.count_question("expired");
         if self.call.is_elicited(ask) {
             return self.elicitation_declined().await;
         }
         self.refuse_question(ask, plain::refuse(method, QuestionRefusal::Unanswered)).await;
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Removes the questions from the task that waited for the store.
@@ -265,21 +259,17 @@ impl Runner {
         // One at a time: the call's position is not stored while others still wait.
         for _ in 0..self.dialog.questions().withdrawals() {
             let Some(withdrawn) = self.dialog.questions_mut().take_withdrawn() else { break };
-            if matches!(self.withdraw(withdrawn, certain).await, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
-            }
+            self.withdraw(withdrawn, certain).await?;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Expires unanswered questions: the upstream receives a refusal, and the call continues.
     pub(super) async fn expire_inputs(&mut self) -> RunnerFlow {
         for open in self.dialog.questions_mut().take_overdue() {
-            if matches!(self.refuse_open(open).await, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
-            }
+            self.refuse_open(open).await?;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     pub(super) async fn refuse_open(&mut self, open: OpenQuestion) -> RunnerFlow {
@@ -323,16 +313,13 @@ impl Runner {
         self.call.await_answers(error);
         for (number, request) in requests.into_iter().enumerate() {
             let askable = if self.is_unattended() { Askable::Undeclared } else { self.askable(&request) };
-            let next = match askable {
+            match askable {
                 Askable::Declared => self.put_elicitation(repeats, number, request).await,
                 Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
                 Askable::Undeclared | Askable::Required(_) => self.elicitation_declined().await,
-            };
-            if matches!(next, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
-            }
+            }?;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     async fn put_elicitation(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
@@ -349,7 +336,7 @@ impl Runner {
         if !plain::is_consent(answer) {
             return self.elicitation_declined().await;
         }
-        if self.call.accept(ask) { self.repeat_call().await } else { RunnerFlow::Continue }
+        if self.call.accept(ask) { self.repeat_call().await } else { RunnerFlow::Continue(()) }
     }
 
     /// Repeats the call, once the row says so.
@@ -358,10 +345,10 @@ impl Runner {
         match self.forget_position().await {
             Ok(()) => {
                 self.call.repeat(&self.spec);
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Repeat, &error),
-            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Break(()),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
                 self.end(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await
@@ -371,7 +358,7 @@ impl Runner {
 
     /// Ends the call with its error, because the user declined.
     pub(super) async fn elicitation_declined(&mut self) -> RunnerFlow {
-        let Some(error) = self.call.take_declined() else { return RunnerFlow::Continue };
+        let Some(error) = self.call.take_declined() else { return RunnerFlow::Continue(()) };
         self.end(Outcome::Faulted(Failure::Upstream(error))).await
     }
 }

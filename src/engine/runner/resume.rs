@@ -122,10 +122,10 @@ impl Runner {
 
     async fn run_row(mut self: Box<Self>, task: Arc<Task>, action: RecoveryAction) {
         let next = match action {
-            RecoveryAction::Dispatch => RunnerFlow::Continue,
+            RecoveryAction::Dispatch => RunnerFlow::Continue(()),
             RecoveryAction::Resend => {
                 self.recorder.will_resend(false);
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
             RecoveryAction::Resume(token) => Box::pin(self.resume(&task, token)).await,
             RecoveryAction::Watch => {
@@ -135,9 +135,10 @@ impl Runner {
                 self.deliver(task.recovery.undelivered.clone()).await
             }
         };
-        match self.unless_fenced(next).await {
-            RunnerFlow::Continue => self.run_loop().await,
-            RunnerFlow::Stop => Box::pin(self.leave()).await,
+        if self.unless_fenced(next).await.is_break() {
+            Box::pin(self.leave()).await;
+        } else {
+            self.run_loop().await;
         }
     }
 
@@ -147,7 +148,7 @@ impl Runner {
         // If the event no longer applies, a command with the reason is queued.
         if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.recorder.attempt() }]).await {
             if self.recorder.is_fenced() {
-                return RunnerFlow::Stop;
+                return RunnerFlow::Break(());
             }
             tracing::warn!(error = %CauseChain(&error), "a call's resumption was not stored");
         }
@@ -180,7 +181,7 @@ impl Runner {
             self.family.finish();
             self.call.requeue(ExchangeStage::again(&self.spec));
             self.recorder.will_resend(true);
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         self.end(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }

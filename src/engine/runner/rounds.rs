@@ -18,10 +18,10 @@ impl Runner {
     /// Sends the open questions as the response to the waiting client, which detaches it.
     pub(super) async fn ask_client(&mut self) -> RunnerFlow {
         self.dialog.questions_mut().stop_gathering();
-        let Some(key) = self.recorder.key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue(()) };
         if !self.dialog.questions().has_open() {
             self.begin_grace();
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         if self.dialog.questions().rounds() >= ROUNDS_MAX {
             tracing::warn!("too many rounds of questions; the rest is refused");
@@ -30,7 +30,7 @@ impl Runner {
         let task = match self.engine.load_any(&key).await {
             Ok(task) if !task.is_settled() => task,
             // The command that says so is already queued.
-            Ok(_) => return RunnerFlow::Continue,
+            Ok(_) => return RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Round, &error),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "questions could not be read and are refused");
@@ -45,29 +45,27 @@ impl Runner {
         if self.spec.is_held_by_key() {
             self.recorder.take_repetitions(true);
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     async fn refuse_all_open(&mut self) -> RunnerFlow {
         for open in self.dialog.questions_mut().take_open() {
-            if matches!(self.refuse_open(open).await, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
-            }
+            self.refuse_open(open).await?;
         }
         self.begin_grace();
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Resumes the call for a client that returned. Its answers are stored first; then it waits as before.
     pub(super) async fn retried(&mut self, sender: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
-        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue };
+        let Some(key) = self.recorder.key() else { return RunnerFlow::Continue(()) };
         self.dialog.clients_mut().attach(sender);
         self.recorder.take_repetitions(false);
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,
             // `unless_fenced` notifies the waiting client.
-            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
+            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Break(()),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");
                 // The call continues, and waits for the answers: the client may send them again.
@@ -78,7 +76,7 @@ impl Runner {
                     }
                 };
                 self.dialog.clients_mut().end(end).await;
-                return RunnerFlow::Continue;
+                return RunnerFlow::Continue(());
             }
         };
         let is_held = self.spec.is_held_by_key() && retry.plan != Plan::Task;
@@ -97,7 +95,7 @@ impl Runner {
         self.dialog.questions_mut().retain_open(is_open);
         if !self.dialog.questions().has_open() {
             self.begin_grace();
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         self.ask_client().await
     }
@@ -109,7 +107,7 @@ impl Runner {
             }
             Plan::Direct | Plan::Refuse => self.dialog.clients_mut().end(CallEnd::CallLost).await,
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Restarts the grace period after a round, for a client that may get a handle after it (GW-36).

@@ -47,7 +47,7 @@ impl Runner {
         if self.family.has_waiting() {
             Box::pin(self.mirror_subtasks()).await;
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Records that the row is a task's from now on.
@@ -197,7 +197,7 @@ impl Runner {
             self.family.remove_elements().await;
         }
         self.cancel_exchanges("the client left").await;
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 
     /// Cancels the call of a client without a handle that left (MOD-20).
@@ -209,7 +209,7 @@ impl Runner {
         self.cancel_exchanges("the client left").await;
         self.settle_cancelled().await;
         self.mark_notified().await;
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 
     pub(super) async fn settle_cancelled(&mut self) {
@@ -231,7 +231,7 @@ impl Runner {
 
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
         if self.recorder.is_fenced() {
-            return RunnerFlow::Stop;
+            return RunnerFlow::Break(());
         }
         let outcome = self.of_all_attempts(outcome);
         if let Some(audited) = &self.audited {
@@ -242,8 +242,7 @@ impl Runner {
         if self.spec.plan == Plan::Task && self.asks_first() && self.recorder.has_row() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quickly the call ended after its questions.
             match Box::pin(self.promote(None)).await {
-                Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
-                Ok(RunnerFlow::Continue) => (),
+                Ok(next) => next?,
                 Err(_) => tracing::warn!("a call that should get a handle got none"),
             }
         }
@@ -259,7 +258,7 @@ impl Runner {
         if let Some(outcome) = awaited.filter(|_| is_rows || self.spec.idempotency.is_none()) {
             self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 
     /// Keeps `executed` unknown if the call was sent before.
@@ -334,22 +333,22 @@ impl Runner {
     pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(key) = self.recorder.key() else {
             self.call_sent();
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         };
         match Box::pin(self.mark(&key, certain)).await {
             Ok(true) => {
                 self.call_sent();
                 self.record_resend();
                 failpoint::hit("intent-durable");
-                RunnerFlow::Continue
+                RunnerFlow::Continue(())
             }
             // It settled while it waited: nothing is sent after an acknowledged cancel.
             Ok(false) => {
                 Box::pin(self.mark_notified()).await;
-                RunnerFlow::Stop
+                RunnerFlow::Break(())
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
-            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Break(()),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
                 let fault = GatewayFault::new(error.reason(), self.recorder.executed_so_far());

@@ -1,5 +1,6 @@
 //! Defines the runner, and all writes to its row.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::call_state::{StageEvent, UpstreamCall};
@@ -26,10 +27,8 @@ pub(super) struct Runner {
     pub(super) audited: Option<Box<AuditedCall>>,
 }
 
-pub(super) enum RunnerFlow {
-    Continue,
-    Stop,
-}
+/// Whether the runner's loop continues.
+pub(super) type RunnerFlow = ControlFlow<()>;
 
 impl Runner {
     pub(super) async fn next_event(&mut self) -> StageEvent {
@@ -83,7 +82,7 @@ impl Runner {
             let fault = GatewayFault::new(self.engine.why_lost(), Executed::Unknown);
             self.answer_waiting(fault).await;
         }
-        RunnerFlow::Stop
+        RunnerFlow::Break(())
     }
 }
 

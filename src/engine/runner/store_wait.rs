@@ -23,7 +23,7 @@ impl Runner {
         } else {
             tracing::debug!(?step, error = %CauseChain(error), "a call still waits for the store");
         }
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     pub(super) async fn try_again(&mut self) -> RunnerFlow {
@@ -31,12 +31,12 @@ impl Runner {
             Ok(certain) => certain,
             Err(StoreError::Fenced) => {
                 self.stop_as_fenced();
-                return RunnerFlow::Stop;
+                return RunnerFlow::Break(());
             }
             Err(error) => {
                 tracing::debug!(error = %CauseChain(&error), "a call still waits for the store");
                 self.recorder.schedule_store_retry();
-                return RunnerFlow::Continue;
+                return RunnerFlow::Continue(());
             }
         };
         let steps = self.recorder.begin_try();
@@ -45,10 +45,10 @@ impl Runner {
             self.recorder.end_tries();
             // The command of the settlement may be lost: without it, a runner that waits for nothing else would never end.
             self.engine.follow_state(&task.key, task);
-            return RunnerFlow::Continue;
+            return RunnerFlow::Continue(());
         }
         for step in steps {
-            let next = match step {
+            match step {
                 UnstoredStep::Mark => self.dispatched(certain).await,
                 UnstoredStep::Answers => self.deliver_again(certain).await,
                 UnstoredStep::Questions => self.put_again(certain).await,
@@ -57,13 +57,10 @@ impl Runner {
                 UnstoredStep::Repeat => self.repeat_call().await,
                 UnstoredStep::Subtasks => self.mirror_again().await,
                 UnstoredStep::Progress => self.store_progress().await,
-            };
-            if matches!(next, RunnerFlow::Stop) {
-                return RunnerFlow::Stop;
-            }
+            }?;
         }
         self.recorder.schedule_store_retry();
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// The task in its row's confirmed state; `None` if it has no row. Fails with `Fenced` if another process holds it.

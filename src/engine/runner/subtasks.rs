@@ -51,12 +51,12 @@ impl Runner {
     pub(super) async fn subtasks_received(&mut self, named: Vec<Arc<str>>) -> RunnerFlow {
         self.family.add(named);
         self.mirror_subtasks().await;
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     pub(super) async fn mirror_again(&mut self) -> RunnerFlow {
         self.mirror_subtasks().await;
-        RunnerFlow::Continue
+        RunnerFlow::Continue(())
     }
 
     /// Whether more of the named subtasks can become tasks now: before the next event (SUB-13), after deadline and cancel.
@@ -85,7 +85,7 @@ impl Runner {
                 self.spec.context.subtasks.close();
             }
             Err(error) if error.is_passing() => {
-                self.wait_for_store(UnstoredStep::Subtasks, &error);
+                let _ = self.wait_for_store(UnstoredStep::Subtasks, &error);
             }
             Err(TaskError::Store(StoreError::Fenced)) => self.family.drop_waiting(),
             Err(error) => {

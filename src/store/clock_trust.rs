@@ -19,18 +19,25 @@ pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockTrust {
     distrusted_until: Option<Instant>,
+    /// The store's last use before this start, as far as it is known.
+    last_use: Timestamp,
 }
 
 impl ClockTrust {
     /// For a replica that joins others with a distrusted time.
     pub(super) fn distrusted(distrust: Duration) -> Self {
         tracing::warn!(?distrust, "the clock of the other gateways jumped ahead: nothing is freed for now");
-        Self { distrusted_until: Some(Instant::now() + distrust) }
+        Self { distrusted_until: Some(Instant::now() + distrust), ..Self::trusted() }
     }
 
     /// For a replica that joins others with a trusted time, and for an unused store.
     pub(super) const fn trusted() -> Self {
-        Self { distrusted_until: None }
+        Self { distrusted_until: None, last_use: Timestamp::from_millis(0) }
+    }
+
+    /// The time by which settled tasks expire. While the clock is distrusted, it is the last use (F88).
+    pub(super) fn expiry_time(&self, now: Timestamp) -> Timestamp {
+        if self.is_distrusted() { self.last_use } else { now }
     }
 
     pub(super) fn is_distrusted(&self) -> bool {
@@ -40,7 +47,7 @@ impl ClockTrust {
     /// Logs a warning for the operator. `longest` is the longest remaining lifetime of a stored task at the last use.
     pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
         let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {
-            return Self { distrusted_until: None };
+            return Self::trusted();
         };
         let (ahead, behind) = (shown.since(seen), seen.since(shown));
         if behind > DIFFERENCE_MAX {
@@ -51,7 +58,7 @@ impl ClockTrust {
             );
         }
         if ahead <= DIFFERENCE_MAX {
-            return Self { distrusted_until: None };
+            return Self::trusted();
         }
         let is_leap = ahead > longest && !longest.is_zero();
         if is_leap {
@@ -63,6 +70,6 @@ impl ClockTrust {
         } else {
             tracing::warn!(clock = %shown, last_used = %seen, "the task store was last used more than a day ago");
         }
-        Self { distrusted_until: is_leap.then(|| Instant::now() + distrust) }
+        Self { distrusted_until: is_leap.then(|| Instant::now() + distrust), last_use: seen }
     }
 }

@@ -184,6 +184,7 @@ impl DiskStore {
 
     /// Returns the latest time used so far, so that a clock that is set back revives no expired task (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
+        let now = self.clock.expiry_time(now);
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))
     }

@@ -48,7 +48,6 @@ use self::settled_rows::ReadSource;
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
-use super::clock_trust::ClockTrust;
 use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
@@ -85,7 +84,6 @@ pub struct PostgresStore {
     view: SharedReplicaView,
     content: watch::Sender<HeartbeatContent>,
     clock: Arc<SharedClock>,
-    trust: ClockTrust,
     generation: StoreGeneration,
     tracker: TaskTracker,
     /// Stops heartbeats and looks at the other replicas' rows.
@@ -110,7 +108,7 @@ impl PostgresStore {
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
         let (beginning, writer) = begin(&connector, &settings).await?;
-        let Beginning { membership, generation, clock, trust, state, view } = beginning;
+        let Beginning { membership, generation, clock, state, view } = beginning;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(incarnation = %state.holder, schema = settings.access.schema, "the database is open");
         let link = WriterLink::of(writer, &state).await?;
@@ -145,7 +143,6 @@ impl PostgresStore {
             state: Arc::clone(&state),
             view: view.clone(),
             clock: Arc::clone(&clock),
-            trust,
             membership,
             content: content.subscribe(),
             end: silence.clone(),
@@ -153,7 +150,7 @@ impl PostgresStore {
             dead: std::collections::BTreeSet::new(),
         };
         tracker.spawn(control.run());
-        tracker.spawn(upkeep::run(queue.clone(), Arc::clone(&state), trust, end.clone()));
+        tracker.spawn(upkeep::run(queue.clone(), Arc::clone(&state), end.clone()));
         Ok(Arc::new(Self {
             queue,
             rows,
@@ -163,7 +160,6 @@ impl PostgresStore {
             view,
             content,
             clock,
-            trust,
             generation,
             tracker,
             silence,
@@ -254,7 +250,7 @@ impl TaskStore for PostgresStore {
     }
 
     fn is_time_distrusted(&self) -> bool {
-        self.trust.is_distrusted()
+        self.state.clock_trust.is_distrusted()
     }
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
@@ -264,6 +260,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        let now = self.state.clock_trust.expiry_time(now);
         let judge = |read: ReadSource| self.connector.trust.lock().judge(read.server, read.received, boot_time());
         if let Some(row) = self.state.settled.get(key, judge) {
             return Ok(row.is_there(now).then_some(row));
@@ -294,6 +291,7 @@ impl TaskStore for PostgresStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
+        let now = self.state.clock_trust.expiry_time(now);
         for _ in 0..NAMED_TRIES_MAX {
             let found = self.lists.reader()?.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
             let Some(found) = found else { return Ok(None) };
@@ -311,7 +309,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        let reader = self.lists.reader()?;
+        let (reader, now) = (self.lists.reader()?, self.state.clock_trust.expiry_time(now));
         for _ in 0..readers::SETTLE_TRIES_MAX {
             self.write(TaskWrite::Barrier).await.map_err(StoreError::as_failed)?;
             let Some(found) = reader.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
@@ -331,28 +329,28 @@ impl TaskStore for PostgresStore {
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        if self.trust.is_distrusted() {
+        if self.state.clock_trust.is_distrusted() {
             return Ok(0);
         }
         self.write(TaskWrite::Sweep { now, limit }).await?.count()
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
-        if self.trust.is_distrusted() {
+        if self.state.clock_trust.is_distrusted() {
             return Ok(());
         }
         self.write(TaskWrite::SweepOne { key: key.clone(), now }).await.map(|_| ())
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        if self.trust.is_distrusted() {
+        if self.state.clock_trust.is_distrusted() {
             return Ok(Vec::new());
         }
         self.lists.reader()?.read(async |link| lists::overdue(link, now, limit).await).await
     }
 
     async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {
-        let reader = self.lists.reader()?;
+        let (reader, range) = (self.lists.reader()?, self.unexpired(range));
         let (found, next) = reader.read(async |link| lists::page(link, owner, range).await).await?;
         Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
@@ -366,7 +364,7 @@ impl TaskStore for PostgresStore {
         if filter.is_empty() {
             return Ok(SummaryPage { tasks: Vec::new(), next: None });
         }
-        let reader = self.lists.reader()?;
+        let (reader, range) = (self.lists.reader()?, self.unexpired(range));
         if let Some(ids) = &filter.ids {
             let keys: Vec<_> = ids.iter().map(|id| TaskKey { owner: owner.clone(), id: *id }).collect();
             let found = reader.read(async |link| lists::named(link, &keys).await).await?;
@@ -413,7 +411,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn survey(&self, range: PageRange<NewestCursor>) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        let reader = self.lists.reader()?;
+        let (reader, range) = (self.lists.reader()?, self.unexpired(range));
         let (found, next) = reader.read(async |link| lists::survey(link, range).await).await?;
         Ok(SummaryPage { tasks: self.listed(found, range.now).await, next })
     }
@@ -471,6 +469,10 @@ fn boot_time() -> BootTime {
 }
 
 impl PostgresStore {
+    fn unexpired<P>(&self, range: PageRange<P>) -> PageRange<P> {
+        PageRange { now: self.state.clock_trust.expiry_time(range.now), ..range }
+    }
+
     /// The task of a row; `None` if it has expired.
     async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.state.unresolved.hides(read.key()) {

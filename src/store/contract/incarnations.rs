@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 
 use super::{NAME, START, TTL, known, named, settled, task};
 use crate::replica::Incarnation;
-use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
+use crate::store::{PageRange, Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
 use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreeLinks, transition};
 
 /// While it is on, writes are made and their acknowledgements lost.
@@ -65,7 +65,7 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
 
 /// F58, F88: however often the store is opened under such a clock, and despite rows inserted meanwhile.
 pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
-    let (kept, live) = (settled(task("a", 1), "r"), task("a", 2));
+    let (kept, live) = (settled(named("a", 1), "r"), task("a", 2));
     store.insert(&kept).await.unwrap();
     store.insert(&live).await.unwrap();
     row(&*store, &kept.key).await;
@@ -75,6 +75,13 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
         assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
         store.sweep_one(&kept.key, shown).await.unwrap();
         assert!(store.overdue(shown, 9).await.unwrap().is_empty());
+        assert_eq!(*store.load(&kept.key, shown).await.unwrap().unwrap().task, kept);
+        let repeated = Task { created_at: shown, updated_at: shown, ..named("a", id) };
+        assert!(matches!(store.insert(&repeated).await, Err(StoreError::Exists)), "its key is taken");
+        let found = store.find_idempotent(&kept.key.owner, &NAME.key, shown).await.unwrap();
+        assert_eq!(found.unwrap().task.key, kept.key);
+        let page = store.page(&kept.key.owner, PageRange::new(None, 9, shown)).await.unwrap();
+        assert_eq!(page.tasks.len(), 2);
         let made = Task { created_at: shown, updated_at: shown, ..settled(task("b", id), "r") };
         store.insert(&made).await.unwrap();
         (store, shown) = kind.next_incarnation_ahead(store).await.unwrap();

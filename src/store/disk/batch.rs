@@ -10,6 +10,7 @@ use super::resident::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteOutcome, WriteRole};
 use crate::task::{Task, TaskKey, Timestamp};
 
@@ -69,32 +70,21 @@ impl InsertRefusal {
 
 /// Dropping it decides nothing: the connection's owner commits or rolls back.
 pub(super) struct WriteBatch<'a> {
-    conn: &'a Connection,
-    no_new: Option<InsertRefusal>,
+    pub(super) conn: &'a Connection,
+    pub(super) no_new: Option<InsertRefusal>,
     /// The size of all rows, including this transaction's.
-    bytes: usize,
-    bytes_max: usize,
-    seen: Timestamp,
-    stuck: &'a Mutex<UnfreeableRows>,
+    pub(super) bytes: usize,
+    pub(super) bytes_max: usize,
+    pub(super) seen: Timestamp,
+    pub(super) clock: ClockTrust,
+    pub(super) stuck: &'a Mutex<UnfreeableRows>,
     /// Whether records are inserted anew instead of overwritten.
-    is_careful: bool,
+    pub(super) is_careful: bool,
     pub(super) changes: Vec<RowChange>,
     pub(super) has_barrier: bool,
 }
 
-impl<'a> WriteBatch<'a> {
-    pub(super) const fn new(
-        conn: &'a Connection,
-        no_new: Option<InsertRefusal>,
-        bytes: usize,
-        bytes_max: usize,
-        seen: Timestamp,
-        stuck: &'a Mutex<UnfreeableRows>,
-        is_careful: bool,
-    ) -> Self {
-        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
-    }
-
+impl WriteBatch<'_> {
     /// A refused write changes nothing. The outer error ends the whole transaction; the inner one is its caller's.
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         match write {
@@ -123,7 +113,7 @@ impl<'a> WriteBatch<'a> {
         if !self.has_room(bytes) || bytes > ROW_BYTES_MAX {
             return Ok(Err(StoreError::Full { what: "bytes" }));
         }
-        let now = task.created_at.max(self.seen);
+        let now = self.clock.expiry_time(task.created_at).max(self.seen);
         let is_named = match &task.idempotency {
             Some(named) => rows::is_named(self.conn, &task.key.owner, &named.key, now)?,
             None => false,

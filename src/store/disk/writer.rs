@@ -224,15 +224,18 @@ impl DiskWriter {
         }
         let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
         let began = Instant::now();
-        let mut batch = WriteBatch::new(
+        let mut batch = WriteBatch {
             conn,
-            no_new(self.monitor.now()),
-            self.resident.usage().bytes,
-            self.stored_bytes_max,
-            self.seen(),
-            self.resident.stuck(),
-            self.is_careful,
-        );
+            no_new: no_new(self.monitor.now()),
+            bytes: self.resident.usage().bytes,
+            bytes_max: self.stored_bytes_max,
+            seen: self.seen(),
+            clock: self.clock,
+            stuck: self.resident.stuck(),
+            is_careful: self.is_careful,
+            changes: Vec::new(),
+            has_barrier: false,
+        };
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
         execute(conn, BEGIN)?;

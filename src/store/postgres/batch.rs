@@ -12,6 +12,7 @@ use super::task_write::{ClaimableRows, ROW_BYTES_MAX, TaskWrite};
 use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
 use crate::replica::membership::DEAD_ROWS_KEPT;
 use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, UnknownCommitCause, WriteVerdict};
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::{Revision, StoreError, WriteOutcome, WriteRole};
 use crate::task::{Principal, TaskKey};
 
@@ -117,6 +118,7 @@ pub(super) struct GroupedWrites<'a> {
     pub(super) identity: WriterIdentity,
     /// Free bytes in the store.
     pub(super) room: usize,
+    pub(super) clock_trust: ClockTrust,
 }
 
 impl GroupedWrites<'_> {
@@ -189,7 +191,7 @@ impl GroupedWrites<'_> {
     async fn write(&self, writes: &[TaskWrite], me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
         let arrays = RowArrays::of(writes, self.room);
         let mut statements = vec![(&self.statements.batch, arrays.parameters(&me))];
-        let names = ReleasedNames::of(writes);
+        let names = ReleasedNames::of(writes, self.clock_trust);
         if !names.names.is_empty() {
             let values: Parameters<'_> = vec![&names.owners, &names.names, &names.times, &me.0, &me.1];
             statements.insert(0, (&self.statements.release, values));
@@ -294,7 +296,7 @@ pub(super) struct ReleasedNames<'a> {
 }
 
 impl<'a> ReleasedNames<'a> {
-    pub(super) fn of(writes: &'a [TaskWrite]) -> Self {
+    pub(super) fn of(writes: &'a [TaskWrite], clock_trust: ClockTrust) -> Self {
         let mut all = Self::default();
         for write in writes {
             if let TaskWrite::Insert(row) = write
@@ -302,7 +304,7 @@ impl<'a> ReleasedNames<'a> {
             {
                 all.owners.push(row.owner());
                 all.names.push(name);
-                all.times.push(row.created);
+                all.times.push(columns::at(clock_trust.expiry_time(columns::time(row.created))));
             }
         }
         all

@@ -25,7 +25,6 @@ use super::{SharedClock, boot_time};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{HeartbeatAnswer, Incarnation, Membership, OwnStanding};
-use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
@@ -66,7 +65,6 @@ pub(super) struct ReplicaControl {
     pub(super) state: Arc<StoreState>,
     pub(super) view: SharedReplicaView,
     pub(super) clock: Arc<SharedClock>,
-    pub(super) trust: ClockTrust,
     pub(super) membership: Membership,
     pub(super) content: watch::Receiver<HeartbeatContent>,
     pub(super) end: CancellationToken,
@@ -226,7 +224,7 @@ impl ReplicaControl {
 
     async fn heartbeat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
-        let (me, now) = (holder_column(self.state.holder), row_time(self.clock.now(), self.trust));
+        let (me, now) = (holder_column(self.state.holder), row_time(self.clock.now(), self.state.clock_trust));
         let HeartbeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // The reason for a heartbeat that updated no row is read after a barrier.

@@ -56,7 +56,6 @@ pub(super) struct Beginning {
     pub(super) membership: Membership,
     pub(super) generation: StoreGeneration,
     pub(super) clock: SharedClock,
-    pub(super) trust: ClockTrust,
     pub(super) state: StoreState,
     pub(super) view: ReplicaView,
 }
@@ -100,11 +99,11 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     let sent = boot_time();
     let own = register(session, settings, row_time(clock.now(), trust)).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
-    let state = StoreState::new(Arc::clone(settings), own);
+    let state = StoreState::new(Arc::clone(settings), own, trust);
     let view = ReplicaView::of(read_replicas(session).await.map_err(unavailable)?, boot_time());
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(unavailable)?;
     state.sums.reset_others(SumChange::all(&sums).map_err(unavailable)?);
-    Ok(Beginning { membership, generation, clock, trust, state, view })
+    Ok(Beginning { membership, generation, clock, state, view })
 }
 
 /// The row of the process before this one, if it exists. A restored store may have given another replica its number.

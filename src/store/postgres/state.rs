@@ -12,6 +12,7 @@ use super::settled_rows::SettledRows;
 use super::sums::StoreSums;
 use super::task_write::TaskWrite;
 use crate::replica::Incarnation;
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
@@ -22,6 +23,7 @@ const HINTS_MAX: usize = 4_096;
 pub(super) struct StoreState {
     pub(super) settings: Arc<PostgresSettings>,
     pub(super) holder: Incarnation,
+    pub(super) clock_trust: ClockTrust,
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
     pub(super) unresolved: UnresolvedWrites,
@@ -51,10 +53,11 @@ impl PartsHealth {
 }
 
 impl StoreState {
-    pub(super) fn new(settings: Arc<PostgresSettings>, holder: Incarnation) -> Self {
+    pub(super) fn new(settings: Arc<PostgresSettings>, holder: Incarnation, clock_trust: ClockTrust) -> Self {
         Self {
             settings,
             holder,
+            clock_trust,
             sums: StoreSums::default(),
             settled: SettledRows::new(),
             unresolved: UnresolvedWrites::default(),

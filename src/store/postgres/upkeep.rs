@@ -19,18 +19,12 @@ use super::sums::StoreSums;
 use super::task_write::TaskWrite;
 use super::writer::PendingWrite;
 use crate::replica::Incarnation;
-use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 
 const PASS_EVERY: Duration = Duration::from_secs(60);
 const PORTIONS_MAX: usize = 16;
 
-pub(super) async fn run(
-    queue: mpsc::Sender<PendingWrite>,
-    state: Arc<StoreState>,
-    trust: ClockTrust,
-    end: CancellationToken,
-) {
+pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, state: Arc<StoreState>, end: CancellationToken) {
     let mut passes = tokio::time::interval(PASS_EVERY);
     passes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first interval ends at once, while the caller of `open` is still busy.
@@ -39,7 +33,7 @@ pub(super) async fn run(
         let making = async {
             passes.tick().await;
             // The server's clock decides when rows of dead replicas are deleted, and they record when the store was last used.
-            if trust.is_distrusted() {
+            if state.clock_trust.is_distrusted() {
                 return Ok(());
             }
             pass(&queue, None).await?;

@@ -254,6 +254,7 @@ impl PostgresWriter {
             statements: &link.statements,
             identity: WriterIdentity { holder: self.state.holder, epoch: link.epoch },
             room: self.state.room(),
+            clock_trust: self.state.clock_trust,
         };
         let mut tries = 0;
         loop {
@@ -330,7 +331,7 @@ impl WriterLink {
     ) -> Result<(), PostgresOpenError> {
         let unresolved = state.unresolved.inserts();
         if !unresolved.is_empty() {
-            let batch = GroupedWrites { session, statements, identity, room: 0 };
+            let batch = GroupedWrites { session, statements, identity, room: 0, clock_trust: state.clock_trust };
             let writes: Vec<_> = unresolved.iter().cloned().map(TaskWrite::Withdraw).collect();
             let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
             tracing::warn!(

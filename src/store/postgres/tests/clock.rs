@@ -32,7 +32,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     let schema = new_schema();
     used_long_ago(server, &schema).await;
     let both = two(server, &schema).await;
-    assert!(both.iter().all(|store| store.trust.is_distrusted()));
+    assert!(both.iter().all(|store| store.state.clock_trust.is_distrusted()));
     let [one, other] = both.each_ref().map(|store| store.clock().now());
     assert!(one.since(other) + other.since(one) < DAY, "{one} and {other}");
     let wrong = SystemClock.now().after(DAY * 400);
@@ -48,7 +48,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     ));
     used_at(server, &schema, SystemClock.now());
     let store = opened(settings(server, &schema)).await;
-    assert!(is_right(&store) && !store.trust.is_distrusted(), "{}", store.clock().now());
+    assert!(is_right(&store) && !store.state.clock_trust.is_distrusted(), "{}", store.clock().now());
     store.close().await;
 }
 

@@ -221,6 +221,15 @@ pub(super) async fn a_lost_acknowledgement_leaves_no_unknown_commit<K: StoreOpen
     loses(false);
     assert!(decided(&*store, &two.key).await.is_none(), "no client was notified of it");
     store.insert(&two).await.expect("neither its id nor its name is taken");
+    let three = settled(task("a", 3), "r");
+    store.insert(&three).await.unwrap();
+    // Read once, it may be cached.
+    assert!(decided(&*store, &three.key).await.is_some());
+    loses(true);
+    let unknown = store.remove(&three.key).await;
+    assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
+    loses(false);
+    assert!(decided(&*store, &three.key).await.is_none(), "it was removed");
     let later = kind.next_incarnation(store).await;
     let again = row(&*later, &cancelled.key).await;
     assert_eq!((&again.task, again.revision), (&found.task, found.revision));

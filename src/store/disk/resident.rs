@@ -281,7 +281,7 @@ impl ResidentRows {
         }
     }
 
-    /// Restarts from the disk after a failure with an unknown outcome. Settled rows stay: a shown one is on the disk.
+    /// Restarts from the disk after a failure with an unknown outcome, which may have removed a cached row.
     pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -291,6 +291,7 @@ impl ResidentRows {
             // By two, as if a commit had started and ended.
             shard.commits += 2;
         }
+        self.settled.invalidate_all();
         *self.sums.lock() = sums;
     }
 

@@ -261,7 +261,9 @@ pub(super) async fn serve(
             }
         }
         wanted.retain(|(_, reply)| !reply.is_closed());
-        match reader.read_from(async |link| rows(link, &wanted).await).await {
+        let keys: Vec<&TaskKey> = wanted.iter().map(|(key, _)| key).collect();
+        let read = reader.read_from(async |link| read_rows(link, &keys).await).await;
+        match read {
             Ok((found, source)) => answer(&mut wanted, found, source),
             Err(error) => {
                 let why = error.to_string();
@@ -275,11 +277,6 @@ pub(super) async fn serve(
 
 /// A request's position, and its row; `None` if it has to be read again.
 type FoundRow = (usize, Option<FetchedRow>);
-
-async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundRow>, Error> {
-    let keys: Vec<&TaskKey> = wanted.iter().map(|(key, _)| key).collect();
-    read_rows(link, &keys).await
-}
 
 /// Reads rows by key, as far as they fit into one answer.
 pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Result<Vec<FoundRow>, Error> {

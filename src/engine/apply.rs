@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::future::{BoxFuture, join_all};
 
 use super::Engine;
 use super::retry_delays::RetryDelays;
@@ -231,7 +231,8 @@ impl Engine {
                         }
                     }
                 });
-                try_join_all(settled).await?;
+                // Each to its end, also if one fails: a dropped write may be stored without its effects.
+                join_all(settled).await.into_iter().collect::<Result<(), _>>()?;
             }
             Ok(())
         })

@@ -171,7 +171,6 @@ impl PostgresStore {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// Describes this incarnation for the next process of this replica.
     pub fn as_prior(&self) -> PriorIncarnation {
         PriorIncarnation {
             generation: self.generation,

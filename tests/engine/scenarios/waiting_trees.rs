@@ -217,6 +217,28 @@ async fn a_subtask_that_cannot_be_followed_fails_once_the_store_is_back() {
     world.is_idle().await;
 }
 
+/// SUB-16: a row that cannot be written keeps the cancel of no other subtask from the server.
+#[tokio::test(start_paused = true)]
+async fn sub_16_a_row_that_is_stuck_keeps_the_cancel_of_no_other_subtask_from_the_server() {
+    let world = World::with(Rules { split: Some((2, 10)), ..rules() }, Script::silent());
+    let id = task(&world, Ask::call().arguments(json!({ "items": [1, 2] }))).await;
+    tokio::time::sleep(seconds(1)).await;
+    let child = row(&world, &key(&id)).await.unwrap().tree.children[0];
+    *world.store.stuck.lock() = Some(TaskKey { id: child, ..key(&id) });
+    // It is not known yet whether the other one's row was written when the tries for this one end.
+    world.store.faults.strike(Method::Replace, StoreFault::AppliesAndFails, 1);
+    world.store.faults.strike(Method::SettleDoubt, StoreFault::Delays(seconds(1)), 1);
+    assert!(world.engine.cancel(&key(&id)).await.is_err());
+    tokio::time::sleep(seconds(10)).await;
+    assert_eq!(world.upstream.cancels(), 1);
+    heal(&world);
+    world.engine.cancel(&key(&id)).await.unwrap();
+    assert_eq!(world.get(&id).await["status"], "cancelled");
+    tokio::time::sleep(seconds(1)).await;
+    assert_eq!(world.upstream.cancels(), 2);
+    world.is_idle().await;
+}
+
 /// SUB-16: the server hears that nobody wants the parent as soon as it knows of the last subtask.
 #[tokio::test(start_paused = true)]
 async fn sub_16_the_cancel_of_a_tree_reaches_its_top_once_the_last_subtask_was_told() {

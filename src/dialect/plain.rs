@@ -139,8 +139,8 @@ pub fn encode_answer(answer: Answer) -> Answer {
 /// The answer for a server of this version: until 2025-06-18 a sampling result has one content, no array (GW-05).
 pub fn answer_in(version: Option<ProtocolVersion>, answer: Answer) -> Answer {
     let is_older = version.is_some_and(|version| !version.traits().has_sampling_tools);
-    let Answer::Result(result) = &answer else { return answer };
-    let Some(object) = Object::of(result).filter(|one| is_older && contents_of(one).is_some()) else { return answer };
+    let (Answer::Result(result), true) = (&answer, is_older) else { return answer };
+    let Some(object) = Object::of(result).filter(|one| contents_of(one).is_some()) else { return answer };
     let why = "the client's answer has several contents or none; the server's version has one";
     let refusal = || Answer::Error(RpcError::new(rpc_error::INTERNAL_ERROR, why));
     with_single_content(&object).map_or_else(refusal, Answer::Result)

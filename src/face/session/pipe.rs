@@ -33,6 +33,7 @@ use crate::answer_budget::as_one_request;
 use crate::audit::{AuditAct, AuditEvent, arguments_of};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
+use crate::dialect::plain;
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
@@ -45,12 +46,12 @@ use crate::face::rewrite;
 use crate::face::served::Served;
 use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawMethod, RawRequest};
 use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
-use crate::wire::envelope::{self, Request};
+use crate::upstream::{Answer, ForwardedHeaders};
+use crate::wire::envelope::{self, Request, Response};
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, meta, method};
@@ -170,8 +171,20 @@ pub(super) async fn post(
                 let outcome = if question.is_some() { None } else { Some(UNASKED) };
                 audit.record(&AuditEvent { who, upstream, outcome, ..AuditEvent::new(AuditAct::CallAnswered) });
             }
+            let text = in_servers_version(shared, &session, text);
             bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await)
         }
+    }
+}
+
+fn in_servers_version(shared: &SessionFaceState, session: &ClientSession, text: MessageText) -> MessageText {
+    let Some(Message::Response(Response { id: Some(id), outcome: Ok(result), .. })) = text.message() else {
+        return text;
+    };
+    match plain::answer_in(shared.own.binding(&session.own).version, Answer::Result(result.clone())) {
+        Answer::Result(same) if same == *result => text,
+        Answer::Result(only) => envelope::result(id, &only).into(),
+        Answer::Error(error) => envelope::error(Some(id), &error).into(),
     }
 }
 

@@ -237,3 +237,34 @@ async fn an_upstream_is_told_what_its_version_has_words_for() {
         assert_eq!(anew.body["params"]["capabilities"], *told, "{protocol}");
     }
 }
+
+/// GW-05: until 2025-06-18 a sampling result has one content, no array.
+#[tokio::test]
+async fn an_older_upstream_gets_the_only_content_of_a_sampling_result() {
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    for (upstream, contents, member, heard) in [
+        ("2025-06-18", json!([text("a")]), "/result/content", text("a")),
+        ("2025-06-18", json!([text("a"), text("b")]), "/error/code", json!(-32603)),
+        ("2025-11-25", json!([text("a"), text("b")]), "/result/content", json!([text("a"), text("b")])),
+    ] {
+        let (events, stream) = Once::events();
+        let params = json!({ "messages": [], "maxTokens": 1 });
+        events.message(&json!({"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": params}));
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+        let gate = TestGateway::before(&server).await;
+        let client = gate.client().await;
+        let mut reply = client.post(call(1)).await;
+        let mut asked = String::new();
+        while !asked.contains("createMessage") {
+            asked = reply.until("\n\n").await;
+        }
+        let data = asked.lines().find_map(|line| line.strip_prefix("data:")).unwrap();
+        let id = serde_json::from_str::<Value>(data).unwrap()["id"].clone();
+        let result = json!({"role": "assistant", "model": "m", "content": contents});
+        let said = json!({"jsonrpc": "2.0", "id": id, "result": result});
+        assert_eq!(client.post(said.to_string()).await.status, StatusCode::ACCEPTED);
+        let told = server.world.first(|seen| seen.body["id"] == 7 && seen.body.get("method").is_none()).await;
+        assert_eq!(told.body.pointer(member), Some(&heard), "{upstream}: {}", told.body);
+    }
+}

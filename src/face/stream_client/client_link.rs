@@ -24,7 +24,7 @@ pub(super) struct ClientDisconnected;
 #[derive(Clone, Debug)]
 pub(super) struct StreamClientSession {
     id: HeaderValue,
-    /// The headers of the message that opened the session, for the gateway's own requests in it.
+    /// The headers of the latest message in the session, for the gateway's own requests in it (U91).
     with: HeaderMap,
 }
 
@@ -80,7 +80,8 @@ impl ClientLink {
 
     pub(super) fn inside(&self, received: ParsedMessage) -> Inbound {
         let mut inbound = self.outside(received);
-        if let Some(session) = self.session.lock().as_ref() {
+        if let Some(session) = self.session.lock().as_mut() {
+            session.with.clone_from(&inbound.headers);
             inbound.headers.insert(headers::SESSION_ID, session.id.clone());
         }
         inbound

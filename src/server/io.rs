@@ -392,8 +392,9 @@ impl HeaderTimeout {
 enum RequestLine {
     /// Before a request line. The parser skips empty lines there, too.
     Before,
-    Within,
-    /// After a request line, or elsewhere.
+    Method,
+    Target,
+    /// After a target, or elsewhere.
     Over,
 }
 
@@ -404,21 +405,22 @@ impl RequestLine {
         }
     }
 
-    /// Replaces a `#` in a request line by an invalid byte, so that hyper refuses the request as malformed (RFC 9112, 3.2). The
-    /// parser would cut the target there, and serve another path than the requested one (B56).
-    fn spoil_fragment(&mut self, mut read: &mut [u8]) {
-        if *self == Self::Before {
-            let Some(begin) = read.iter().position(|byte| !matches!(byte, b'\r' | b'\n')) else { return };
-            (*self, read) = (Self::Within, &mut read[begin..]);
-        }
-        while *self == Self::Within {
-            let Some(at) = memchr::memchr2(b'\n', b'#', read) else { return };
-            if read[at] == b'\n' {
-                *self = Self::Over;
-            } else {
-                read[at] = 0;
-                read = &mut read[at + 1..];
-            }
+    /// Replaces a `#` in a target by an invalid byte, so that hyper refuses the request as malformed (RFC 9112, 3.2). The
+    /// parser would cut the target there, and serve another path than the requested one (B56). The rest of a pipelined
+    /// request, which may come here, looks like no request line.
+    fn spoil_fragment(&mut self, read: &mut [u8]) {
+        for byte in read {
+            *self = match (*self, *byte) {
+                (Self::Over, _) => return,
+                (Self::Before, b'\r' | b'\n') => Self::Before,
+                (Self::Before | Self::Method, b'A'..=b'Z') => Self::Method,
+                (Self::Method, b' ') => Self::Target,
+                (Self::Before | Self::Method, _) | (Self::Target, b' ' | b'\n') => Self::Over,
+                (Self::Target, next) => {
+                    *byte = if next == b'#' { 0 } else { next };
+                    Self::Target
+                }
+            };
         }
     }
 }
@@ -531,8 +533,15 @@ mod tests {
             read.chunks_mut(piece).for_each(|piece| line.spoil_fragment(piece));
             assert_eq!(read, expected, "{piece} at a time");
         }
-        let mut body = *b"#";
-        RequestLine::Over.spoil_fragment(&mut body);
-        assert_eq!(&body, b"#", "what begins no head");
+        for (mut line, rest) in [
+            (RequestLine::Over, "POST /u/mcp#x"),
+            (RequestLine::Before, "sh: #1\r\n\r\n{}"),
+            (RequestLine::Before, "SH: #1\r\n\r\n{}"),
+            (RequestLine::Before, "{\"id\":\"#\"}"),
+        ] {
+            let mut read = rest.as_bytes().to_vec();
+            line.spoil_fragment(&mut read);
+            assert_eq!(read, rest.as_bytes(), "this begins no request");
+        }
     }
 }

@@ -94,7 +94,8 @@ impl ClientLink {
         loop {
             let event = match events.next().await.map_err(BodyReadError::into_fault) {
                 Ok(Some(event)) => event,
-                Err(fault) if has_no_room(fault.reason) => {
+                // A session's own stream is resumed after its last message (U92).
+                Err(fault) if id.is_some() && has_no_room(fault.reason) => {
                     self.send_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
@@ -318,5 +319,43 @@ impl ClientLink {
             }
             sleep(pause).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::super::StreamClient;
+    use super::*;
+    use crate::face::answer::event_stream;
+    use crate::face::endpoint::UnavailableStoreEndpoint;
+    use crate::face::http::full_body;
+    use crate::shared_limits::SharedLimits;
+    use crate::task::{Caller, Principal};
+
+    #[tokio::test]
+    async fn u92_after_an_event_without_room_a_sessions_stream_is_resumed_after_its_last_message() {
+        let (outgoing, mut sent) = mpsc::channel(4);
+        let link = ClientLink::new(
+            StreamClient {
+                endpoint: Arc::new(UnavailableStoreEndpoint),
+                upstream: Arc::from("up"),
+                path: "/up/mcp".to_owned(),
+                caller: Caller::of(Principal::local()),
+                address: None,
+                limits: SharedLimits::default(),
+                message_bytes_max: 100,
+            },
+            outgoing,
+        );
+        let message = r#"{"jsonrpc":"2.0","method":"notifications/a"}"#;
+        let events = format!("id: 1\ndata: {message}\n\nid: 2\ndata: {}\n\n", "x".repeat(1_000));
+        let response = event_stream(full_body(Bytes::from(events)));
+        let RelayOutcome::Short(resume_point) = link.relay(response, None).await.unwrap() else {
+            panic!("the stream is taken for a complete one")
+        };
+        assert_eq!(resume_point.event.as_deref(), Some("1"));
+        assert_eq!(sent.recv().await.unwrap(), message);
     }
 }

@@ -195,7 +195,6 @@ struct StreamClientLoop {
     /// Ordered notifications, sent one after the other.
     notes: VecDeque<ParsedMessage>,
     is_noting: bool,
-    /// The number of unordered notifications in progress.
     noting: usize,
 }
 

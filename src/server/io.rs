@@ -405,9 +405,8 @@ impl RequestLine {
         }
     }
 
-    /// Replaces a `#` in a target by an invalid byte, so that hyper refuses the request as malformed (RFC 9112, 3.2). The
-    /// parser would cut the target there, and serve another path than the requested one (B56). The rest of a pipelined
-    /// request, which may come here, looks like no request line.
+    /// Replaces a `#` in a target by an invalid byte, so that hyper refuses the request (RFC 9112, 3.2): it would serve the
+    /// path before it (B56). The rest of a pipelined request, which may come here, looks like no request line.
     fn spoil_fragment(&mut self, read: &mut [u8]) {
         for byte in read {
             *self = match (*self, *byte) {

@@ -91,6 +91,14 @@ impl Response {
     pub fn into_outcome(self) -> Result<Payload, RpcError> {
         self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
     }
+
+    /// The same response to the request `id`.
+    pub fn under(&self, id: &RequestId) -> Bytes {
+        match &self.outcome {
+            Ok(own) => result(id, own),
+            Err(own) => error(Some(id), own),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -191,11 +191,7 @@ fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Byt
 /// A client's response without the mark, and its upstream; `None` without a mark.
 pub(super) fn answer(response: &Response) -> Option<(String, Bytes)> {
     let (upstream, id) = unmarked(response.id.as_ref()?)?;
-    let text = match &response.outcome {
-        Ok(result) => envelope::result(&id, result),
-        Err(error) => envelope::error(Some(&id), error),
-    };
-    Some((upstream, text))
+    Some((upstream, response.under(&id)))
 }
 
 /// A client's progress without the mark; `None` for other notifications.

@@ -201,11 +201,7 @@ impl<E: PipeEra> PipedCall<E> {
     ) -> Result<RequestAnswer, GatewayFault> {
         let id = self.era.id();
         let answer = reply::answer_after(response, id, limits, |text| edits.skip(text)).await?;
-        let text = limits.rehold(match &answer.outcome {
-            Ok(result) => envelope::result(id, result),
-            Err(error) => envelope::error(Some(id), error),
-        });
-        edits.whole(id, text, accepted)
+        edits.whole(id, limits.rehold(answer.under(id)), accepted)
     }
 }
 

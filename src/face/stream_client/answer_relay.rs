@@ -39,7 +39,6 @@ pub(super) enum RelayOutcome {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
-    /// The delay before a reconnect that the server requests.
     pub(super) retry: Option<Duration>,
     pub(super) moved: bool,
 }
@@ -99,7 +98,6 @@ impl ClientLink {
                     self.send_fault(id, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
-                // Any other error counts as the stream's end.
                 Ok(None) | Err(_) => break,
             };
             let says = event.is_message() && !event.data.is_empty();
@@ -162,13 +160,11 @@ impl ClientLink {
         id: Option<&RequestId>,
         fault: &GatewayFault,
     ) -> Result<(), ClientDisconnected> {
-        match id {
-            Some(id) => self.send_error(Some(id), &gateway_error(fault)).await,
-            None => {
-                tracing::debug!(reason = fault.reason.key(), "a message to the client was lost");
-                Ok(())
-            }
+        if id.is_none() {
+            tracing::debug!(reason = fault.reason.key(), "a message to the client was lost");
+            return Ok(());
         }
+        self.send(envelope::error(id, &gateway_error(fault))).await
     }
 }
 

@@ -14,7 +14,6 @@ use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use crate::upstream::reply::ReadLimits;
-use crate::wire::{RequestId, RpcError, envelope};
 
 const END_MAX: Duration = Duration::from_secs(1);
 
@@ -53,7 +52,6 @@ impl ClientLink {
         self.session.lock().is_some()
     }
 
-    /// Sets the session of later messages of session versions.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
         *self.session.lock() = Some(StreamClientSession { id, with });
     }
@@ -65,10 +63,6 @@ impl ClientLink {
     /// If the future is dropped, the message is sent completely or not at all.
     pub(super) async fn send(&self, message: Bytes) -> Result<(), ClientDisconnected> {
         self.outgoing.send(message).await.map_err(|_| ClientDisconnected)
-    }
-
-    pub(super) async fn send_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {
-        self.send(envelope::error(id, error)).await
     }
 
     /// A message of a stateless client, or the one that opens a session.
@@ -115,7 +109,6 @@ impl ClientLink {
         self.session.lock().as_ref().map(|session| session.id.clone())
     }
 
-    /// Ends the session, within a second.
     pub(super) async fn end(&self) {
         let Some(headers) = self.session_headers() else { return };
         let delete = self.inbound(Method::DELETE, Bytes::new(), headers, Instant::now());

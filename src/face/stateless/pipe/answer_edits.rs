@@ -299,10 +299,7 @@ impl AnswerEdits {
             return message;
         }
         let Some(answer) = reply::answer_in(&message.text, &self.id) else { return message };
-        ClassifiedMessage::of(match &answer.outcome {
-            Ok(result) => envelope::result(&self.id, result),
-            Err(error) => envelope::error(Some(&self.id), error),
-        })
+        ClassifiedMessage::of(answer.under(&self.id))
     }
 
     /// Empty if the event is not for the client. Some clients take an event with any name for a message.

@@ -180,7 +180,7 @@ impl AdapterConnection {
             }
             Message::Response(response) => {
                 let (process, id) = request_ids::inward(response.id.as_ref()?)?;
-                Some((self.dedicated_of(&process)?, Some(request_ids::answer(response, &id))))
+                Some((self.dedicated_of(&process)?, Some(response.under(&id))))
             }
             Message::Request(_) => None,
         }

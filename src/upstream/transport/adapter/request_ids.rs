@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::wire::envelope::{Notification, Params, Request, Response};
+use crate::wire::envelope::{Notification, Params, Request};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
 /// Prefix of question ids from processes for one call.
@@ -23,13 +23,6 @@ pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, 
     }
     let text = text_of(&request);
     (request, text, outer)
-}
-
-pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
-    match &response.outcome {
-        Ok(result) => envelope::result(id, result),
-        Err(error) => envelope::error(Some(id), error),
-    }
 }
 
 /// A subscription's notification, under the listener's id.
@@ -166,7 +159,7 @@ mod tests {
         let Message::Response(response) = read(&json!({ "jsonrpc": "2.0", "id": 7, "result": { "x": 1 } })) else {
             panic!("no response")
         };
-        assert_eq!(value(&answer(&response, &outer.id)), json!({ "jsonrpc": "2.0", "id": "a", "result": { "x": 1 } }));
+        assert_eq!(value(&response.under(&outer.id)), json!({ "jsonrpc": "2.0", "id": "a", "result": { "x": 1 } }));
         let plain = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": { "_meta": {} } });
         let (_, text, outer) = renumbered(&request(&plain), &RequestId::number(8));
         assert_eq!(value(&text)["params"], json!({ "_meta": {} }));

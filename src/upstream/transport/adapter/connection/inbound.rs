@@ -117,7 +117,7 @@ impl AdapterConnection {
         };
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
         let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
-        let text = outer.map_or_else(|| text.clone(), |outer| self.counted(request_ids::answer(response, &outer.id)));
+        let text = outer.map_or_else(|| text.clone(), |outer| self.counted(response.under(&outer.id)));
         let is_result = response.outcome.is_ok();
         let taken = {
             let mut table = self.table.lock();

@@ -86,8 +86,12 @@ fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let audited = engine.audited(&spec);
     let (spec, plan) = split(spec);
     let (sender, stream) = CallStream::new();
-    let span =
-        tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
+    let (upstream, tool) = (spec.upstream.name(), &spec.tool);
+    // The fields are written when the span begins: for a plain call, as for one in the pipe, only to debug.
+    let span = match spec.plan == Plan::Direct && !spec.is_held_by_key() {
+        true => tracing::debug_span!("call", %upstream, %tool, task = tracing::field::Empty),
+        false => tracing::info_span!("call", %upstream, %tool, task = tracing::field::Empty),
+    };
     let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
     let clients = AttachedClients::new(sender);
     let mut runner = Runner::new(Arc::clone(&engine), spec, plan, clients, Arc::clone(&panic_target));

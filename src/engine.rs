@@ -282,11 +282,11 @@ pub struct CancelResult {
     pub was_settled: bool,
 }
 
-/// Signals the end of all calls. Clones share one signal.
-#[derive(Clone, Debug, Default)]
+/// Signals the end of all calls.
+#[derive(Debug, Default)]
 pub struct CallsEnd {
     token: CancellationToken,
-    reason: Arc<OnceLock<Reason>>,
+    reason: OnceLock<Reason>,
 }
 
 impl CallsEnd {

@@ -456,11 +456,10 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
 
 /// Awaits a future, unless the gateway ends and waits for no more calls: then the call ends with a fault.
 pub(super) async fn until_calls_end<T>(
-    calls_end: Option<&CallsEnd>,
+    calls_end: &CallsEnd,
     executed: Executed,
     waiting: impl Future<Output = Result<T, GatewayFault>>,
 ) -> Result<T, GatewayFault> {
-    let Some(calls_end) = calls_end else { return waiting.await };
     tokio::select! {
         // First: the permit of an ended call must not start the next one.
         biased;

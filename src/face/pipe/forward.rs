@@ -222,7 +222,7 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
     }
 
     fn calls_end(&self) -> Option<&CallsEnd> {
-        self.permit.as_ref().map(HeldCall::calls_end)
+        self.permit.as_ref().map(|_| self.era.served().engine.calls_end())
     }
 
     fn is_resumable(&self) -> bool {
@@ -279,7 +279,6 @@ impl<E: PipeEra> Drop for PipedCall<E> {
 pub(in crate::face) struct HeldCall {
     _permit: CallPermit,
     in_progress: CallInProgress,
-    calls_end: CallsEnd,
     audited: Option<Box<AuditedCall>>,
 }
 
@@ -297,19 +296,18 @@ impl HeldCall {
         let in_progress = served.permits.call_begins(tool, owner.clone());
         async move {
             let note = |fault: &GatewayFault| audited.iter().for_each(|call| call.note(fault.reason.key()));
-            let calls_end = served.engine.calls_end();
             let permit = match served.permits.try_acquire(owner) {
                 Some(permit) => permit,
                 None => {
                     let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
-                    until_calls_end(Some(calls_end), Executed::No, waiting).await.inspect_err(note)?
+                    until_calls_end(served.engine.calls_end(), Executed::No, waiting).await.inspect_err(note)?
                 }
             };
             if let Some(audited) = &audited {
                 // Boxed: a call without an audit waits without the memory that this takes.
                 Box::pin(audited.begin()).await.inspect_err(note)?;
             }
-            Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone(), audited })
+            Ok(Self { _permit: permit, in_progress, audited })
         }
     }
 
@@ -325,11 +323,6 @@ impl HeldCall {
 
     pub(in crate::face) fn record_activity(&mut self, at: Instant) {
         self.in_progress.note_sign(at);
-    }
-
-    /// The end of the wait for calls in progress.
-    pub(in crate::face) const fn calls_end(&self) -> &CallsEnd {
-        &self.calls_end
     }
 }
 

@@ -20,7 +20,7 @@ mod unknown_commits;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -282,22 +282,41 @@ pub struct CancelResult {
     pub was_settled: bool,
 }
 
-/// Signals the end of all calls.
-#[derive(Debug, Default)]
+/// The most threads that wait for separate tokens.
+const THREADS: usize = 16;
+
+thread_local! {
+    static THREAD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % THREADS
+    };
+}
+
+/// Signals the end of all calls. Each thread has a token: all would contend for the lock of one at each wait.
+#[derive(Debug)]
 pub struct CallsEnd {
-    token: CancellationToken,
+    signal: CancellationToken,
+    tokens: [CancellationToken; THREADS],
     reason: OnceLock<Reason>,
+}
+
+impl Default for CallsEnd {
+    fn default() -> Self {
+        let signal = CancellationToken::new();
+        let tokens = std::array::from_fn(|_| signal.child_token());
+        Self { signal, tokens, reason: OnceLock::new() }
+    }
 }
 
 impl CallsEnd {
     /// Ends all calls. The first reason counts.
     fn end(&self, reason: Reason) {
         let _ = self.reason.set(reason);
-        self.token.cancel();
+        self.signal.cancel();
     }
 
-    pub const fn token(&self) -> &CancellationToken {
-        &self.token
+    pub fn token(&self) -> &CancellationToken {
+        &self.tokens[THREAD.with(|number| *number)]
     }
 
     pub fn fault(&self, executed: Executed) -> GatewayFault {

@@ -21,8 +21,6 @@ pub(super) struct HostGuard {
     names: Option<Arc<[String]>>,
     /// The certificate of a TLS listener; its names are served, too.
     certificate: Option<Arc<ListenerCertificate>>,
-    /// The address that the client connected to. A page under a rebound name cannot send it as `Host`.
-    local: IpAddr,
 }
 
 impl HostGuard {
@@ -33,7 +31,7 @@ impl HostGuard {
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
             names.extend(LOOPBACK_NAMES.map(str::to_owned));
         }
-        Self { names: Some(names.into_iter().collect()), certificate, local: bound.ip() }
+        Self { names: Some(names.into_iter().collect()), certificate }
     }
 
     /// Serves any name. A page under a rebound name gains nothing there: it has no credential, or its origin is refused.
@@ -45,11 +43,8 @@ impl HostGuard {
         self.certificate.as_ref()
     }
 
-    pub(super) fn on(&self, local: IpAddr) -> Self {
-        Self { names: self.names.clone(), certificate: self.certificate.clone(), local }
-    }
-
-    pub(super) fn welcomes(&self, authority: &str) -> bool {
+    /// `local` is the address that the client connected to. A page under a rebound name cannot send it as `Host`.
+    pub(super) fn welcomes(&self, authority: &str, local: IpAddr) -> bool {
         let Some(name) = host_name(authority) else {
             return false;
         };
@@ -61,11 +56,11 @@ impl HostGuard {
         let is_listed = |name: &str| names.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok();
         is_listed(name)
             || is_listed(&name.to_ascii_lowercase())
-            || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())
+            || bare.parse::<IpAddr>().is_ok_and(|ip| ip == local && !ip.is_unspecified())
             || self.certificate.as_ref().is_some_and(|shown| shown.is_for(bare))
     }
 
-    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+    pub(super) fn check<B>(&self, request: &Request<B>, local: IpAddr) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(HOST).iter();
         let (field, second) = (fields.next(), fields.next());
         if second.is_some() {
@@ -76,7 +71,7 @@ impl HostGuard {
         if request.version() > Version::HTTP_11 {
             return match (target, field) {
                 (Some(target), Some(field)) if !target.eq_ignore_ascii_case(field) => Err(Refusal::HostAmbiguous),
-                (Some(name), _) | (None, Some(name)) => self.admit(name),
+                (Some(name), _) | (None, Some(name)) => self.admit(name, local),
                 (None, None) => Err(Refusal::HostAmbiguous),
             };
         }
@@ -84,12 +79,12 @@ impl HostGuard {
             return Err(Refusal::HostAmbiguous);
         };
         // The target takes precedence, but a `Host` field that disagrees is checked as well (B51).
-        target.map_or(Ok(()), |target| self.admit(target))?;
-        self.admit(field)
+        target.map_or(Ok(()), |target| self.admit(target, local))?;
+        self.admit(field, local)
     }
 
-    fn admit(&self, authority: &str) -> Result<(), Refusal> {
-        if self.welcomes(authority) { Ok(()) } else { Err(Refusal::HostNotAllowed) }
+    fn admit(&self, authority: &str, local: IpAddr) -> Result<(), Refusal> {
+        if self.welcomes(authority, local) { Ok(()) } else { Err(Refusal::HostNotAllowed) }
     }
 }
 
@@ -241,8 +236,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(guard: &HostGuard, authority: &str, welcome: &str) {
-        assert_eq!(guard.welcomes(authority), welcome == "in", "{authority}");
+    fn check(guard: &HostGuard, local: &str, authority: &str, welcome: &str) {
+        assert_eq!(guard.welcomes(authority, local.parse().unwrap()), welcome == "in", "{authority}");
     }
 
     /// B58, B59.
@@ -252,7 +247,7 @@ mod tests {
         for name in
             ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "127.0.0.1:", "[::1]:8080", "[::1]", "Gate.example:443"]
         {
-            check(&guard, name, "in");
+            check(&guard, "127.0.0.1", name, "in");
         }
         for name in [
             "",
@@ -273,19 +268,18 @@ mod tests {
             "localhost/",
             "[0.0.0.0]",
         ] {
-            check(&guard, name, "out");
+            check(&guard, "127.0.0.1", name, "out");
         }
     }
 
     #[test]
     fn a_listener_on_all_addresses_answers_to_the_one_that_was_dialled() {
         let guard = guard("0.0.0.0:8080", &[]);
-        check(&guard, "localhost:8080", "in");
-        check(&guard, "0.0.0.0:8080", "out");
-        check(&guard, "10.0.0.7:8080", "out");
-        let dialled = guard.on("10.0.0.7".parse().unwrap());
-        check(&dialled, "10.0.0.7:8080", "in");
-        check(&dialled, "10.0.0.8:8080", "out");
+        check(&guard, "0.0.0.0", "localhost:8080", "in");
+        check(&guard, "0.0.0.0", "0.0.0.0:8080", "out");
+        check(&guard, "0.0.0.0", "10.0.0.7:8080", "out");
+        check(&guard, "10.0.0.7", "10.0.0.7:8080", "in");
+        check(&guard, "10.0.0.7", "10.0.0.8:8080", "out");
     }
 
     #[track_caller]

@@ -119,13 +119,12 @@ impl Layers {
             return Ok((None, rare));
         }
         // A rebound name must reach nothing (SEC-06), the admin paths included.
-        let host = self.host.on(local);
-        host.check(request)?;
+        self.host.check(request, local)?;
         // Nor must a foreign page; a separate check, so that an error in one list does not open the other. The gateway's own
         // pages are those under the name that the client used, if that name is served.
         let page = if rare.has(RareField::Origin) { CallingPage::of(request) } else { None };
         let Some(page) = page else { return Ok((None, rare)) };
-        let asked = forwarded.host.as_deref().filter(|name| host.welcomes(name));
+        let asked = forwarded.host.as_deref().filter(|name| self.host.welcomes(name, local));
         self.origin.check(request, asked, forwarded.is_https)?;
         Ok((Some(page).filter(|_| self.is_for_clients()), rare))
     }

@@ -73,10 +73,11 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     // Silence, a slow preface and a broken socket end alike: no response is possible (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
-    let trail = Arc::new(ConnectionState::new(shared.phases.ending().child_token()));
+    let (leave, in_flight) = (shared.phases.ending().child_token(), shared.meter.in_flight().clone());
+    let trail = Arc::new(ConnectionState::new(leave, in_flight));
     let (io, returned) = WatchedSocket::new(socket, protocol, prefix, Arc::clone(&shared.limits), Arc::clone(&trail));
     let peer = ends.peer;
-    let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
+    let service = service(ServedConnection { shared: Arc::clone(&shared), trail: Arc::clone(&trail), ends });
     let outcome = match protocol {
         Protocol::Http1 => {
             let connection = http1(&shared).serve_connection(TokioIo::new(io), service);
@@ -138,26 +139,32 @@ async fn detect<T: ResettableStream>(socket: &mut T) -> io::Result<(Protocol, By
 
 type ConnectionAnswer = Result<http::Response<OpenRequestBody>, Infallible>;
 
-fn service(
+/// Shared by the requests of one connection: references to what all connections share are counted once for each of them.
+struct ServedConnection {
     shared: Arc<ListenerState>,
     trail: Arc<ConnectionState>,
     ends: ConnectionOrigin,
+}
+
+fn service(
+    connection: ServedConnection,
 ) -> impl Service<
     Request<Incoming>,
     Response = http::Response<OpenRequestBody>,
     Error = Infallible,
     Future: Future<Output = ConnectionAnswer> + Send,
 > {
+    let connection = Arc::new(connection);
     service_fn(move |request: Request<Incoming>| {
-        let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
-        let (request, ends) = (Box::new(request), ends.clone());
+        let (request, served) = (Box::new(request), Arc::clone(&connection));
         // Now, and not when the response is first polled: see `StreamExecutor`.
-        let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
+        let open = OpenRequest::new(Arc::clone(&connection.trail));
         let arrival = Arrival::of(request.method(), request.headers());
-        let (seen, tracker) = (arrival.clone(), shared.tracker.clone());
+        let seen = arrival.clone();
         let work = Box::pin(async move {
+            let ServedConnection { shared, trail, ends } = &*served;
             let version = request.version();
-            let mut response = shared.layers.load_full().answer(request, ends, seen).await;
+            let mut response = shared.layers.load_full().answer(request, ends.clone(), seen).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<RefusalMarker>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == PeerState::Leaving && version <= Version::HTTP_11
@@ -169,7 +176,7 @@ fn service(
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
         });
-        KeptWork::new(work, arrival, tracker)
+        KeptWork { work: Some(work), arrival, connection: Arc::clone(&connection) }
     })
 }
 
@@ -318,16 +325,10 @@ impl Phases {
 
 /// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
 struct KeptWork<F: Future<Output: Send> + Send + 'static> {
+    /// Boxed where it is created: moving a large future costs its size.
     work: Option<Pin<Box<F>>>,
     arrival: Arrival,
-    tracker: TaskTracker,
-}
-
-impl<F: Future<Output: Send> + Send + 'static> KeptWork<F> {
-    /// Boxed by the caller, where it is created: moving a large future costs its size.
-    const fn new(work: Pin<Box<F>>, arrival: Arrival, tracker: TaskTracker) -> Self {
-        Self { work: Some(work), arrival, tracker }
-    }
+    connection: Arc<ServedConnection>,
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
@@ -346,7 +347,7 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for KeptWork<F> {
         // A future that panicked cannot continue.
         let Some(work) = self.work.take().filter(|_| !std::thread::panicking()) else { return };
         if let (true, Ok(runtime)) = (self.arrival.leave(), Handle::try_current()) {
-            self.tracker.spawn_on(async { drop(timeout(ALONE_MAX, work).await) }, &runtime);
+            self.connection.shared.tracker.spawn_on(async { drop(timeout(ALONE_MAX, work).await) }, &runtime);
         }
     }
 }

@@ -27,18 +27,21 @@ pub(super) struct ConnectionState {
     glitches: AtomicU32,
     close_announced: AtomicBool,
     leave: CancellationToken,
+    /// The requests in progress at the listener.
+    in_flight: Gauge,
     unread: UnreadAnswers,
 }
 
 impl ConnectionState {
     /// Cancelling `leave` ends the connection after the responses in progress.
-    pub(super) fn new(leave: CancellationToken) -> Self {
+    pub(super) fn new(leave: CancellationToken, in_flight: Gauge) -> Self {
         Self {
             begun: 0.into(),
             open: 0.into(),
             glitches: 0.into(),
             close_announced: false.into(),
             leave,
+            in_flight,
             unread: UnreadAnswers::default(),
         }
     }
@@ -90,20 +93,21 @@ pub(super) enum PeerState {
 pub(super) struct OpenRequest {
     trail: Arc<ConnectionState>,
     number: u32,
-    _counted: GaugeGuard,
 }
 
 impl OpenRequest {
-    pub(super) fn new(trail: Arc<ConnectionState>, meter: &ListenerMetrics) -> Self {
+    pub(super) fn new(trail: Arc<ConnectionState>) -> Self {
         let number = trail.begun.fetch_add(1, Ordering::Relaxed);
         trail.open.fetch_add(1, Ordering::Relaxed);
-        Self { trail, number, _counted: meter.request() }
+        trail.in_flight.increment(1.0);
+        Self { trail, number }
     }
 }
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.trail.open.fetch_sub(1, Ordering::Relaxed);
+        self.trail.in_flight.decrement(1.0);
     }
 }
 
@@ -296,8 +300,8 @@ impl ListenerMetrics {
         }))
     }
 
-    pub(super) fn request(&self) -> GaugeGuard {
-        GaugeGuard::new(self.in_flight.clone())
+    pub(super) const fn in_flight(&self) -> &Gauge {
+        &self.in_flight
     }
 
     pub(super) fn connection(&self) -> GaugeGuard {
@@ -347,8 +351,8 @@ mod tests {
     async fn an_empty_piece_of_an_answer_is_not_sent_on() {
         let pieces = ["", "a", "", "", "b", ""].map(|piece| Ok(Frame::data(BodyPart::Bytes(Bytes::from(piece)))));
         let body = ResponseBody::new(StreamBody::new(stream::iter(pieces)));
-        let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
-        let open = OpenRequest::new(trail, &ListenerMetrics::new("replicas"));
+        let trail = Arc::new(ConnectionState::new(CancellationToken::new(), Gauge::noop()));
+        let open = OpenRequest::new(trail);
         let mut body = OpenRequestBody::new(body, open, Version::HTTP_2);
         let mut sent = Vec::new();
         while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
@@ -378,7 +382,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_watch_ends_with_the_last_piece_of_its_own_answer() {
         let span = Duration::from_secs(30);
-        let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
+        let trail = Arc::new(ConnectionState::new(CancellationToken::new(), Gauge::noop()));
         let mut watch = ReadWatch::new(Arc::clone(&trail), span, 2);
         let began = Instant::now();
         trail.unread().handed(1);

@@ -508,7 +508,7 @@ mod tests {
 
         for (bytes, expected) in [(1_000, Misconduct::Stalled), (1_100, Misconduct::None)] {
             let limits = Arc::new(ListenerLimits { write_stall: Duration::from_secs(30), ..ListenerLimits::default() });
-            let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
+            let trail = Arc::new(ConnectionState::new(CancellationToken::new(), metrics::Gauge::noop()));
             let peer = DrippingPeer { bytes, pause: Box::pin(sleep(Duration::from_secs(1))) };
             let began = Instant::now();
             let (mut socket, returned) = WatchedSocket::new(peer, Protocol::Http1, Bytes::new(), limits, trail);

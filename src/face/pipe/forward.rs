@@ -64,46 +64,46 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
     fn pause(_call: PipedCall<Self>, _pace: PipeTimeouts, _at: &StreamPause) {}
 }
 
-pub(in crate::face) trait ResponseEdits: Send + Sync {
+pub(in crate::face) trait ResponseEdits<E>: Send + Sync {
     /// Reads JSON until it is known whether the rest can be forwarded as it arrives.
     fn open(
         &self,
-        id: &RequestId,
+        era: &E,
         body: RawBody,
         limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send;
 
-    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
+    fn whole(&self, era: &E, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault>;
 
     /// Observes a message that the client does not get.
-    fn skip(&self, _text: &MessageText) {}
+    fn skip(&self, _era: &E, _text: &MessageText) {}
 
-    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody;
+    fn events(self, era: &E, source: RawBody, limits: &ReadLimits) -> RawBody;
 }
 
 /// Boxed edits are moved through several futures at the price of a pointer.
-impl<E: ResponseEdits> ResponseEdits for Box<E> {
+impl<E, T: ResponseEdits<E>> ResponseEdits<E> for Box<T> {
     fn open(
         &self,
-        id: &RequestId,
+        era: &E,
         body: RawBody,
         limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send {
-        E::open(self, id, body, limits, accepted)
+        T::open(self, era, body, limits, accepted)
     }
 
-    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        E::whole(self, id, text, accepted)
+    fn whole(&self, era: &E, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        T::whole(self, era, text, accepted)
     }
 
-    fn skip(&self, text: &MessageText) {
-        E::skip(self, text);
+    fn skip(&self, era: &E, text: &MessageText) {
+        T::skip(self, era, text);
     }
 
-    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
-        E::events(*self, source, limits)
+    fn events(self, era: &E, source: RawBody, limits: &ReadLimits) -> RawBody {
+        T::events(*self, era, source, limits)
     }
 }
 
@@ -138,7 +138,7 @@ impl<E: PipeEra> PipedCall<E> {
     pub(in crate::face) async fn answer(
         self,
         response: RawResponse,
-        edits: impl ResponseEdits,
+        edits: impl ResponseEdits<E>,
         limits: ReadLimits,
         accepted: AcceptedTypes,
         pace: PipeTimeouts,
@@ -149,7 +149,7 @@ impl<E: PipeEra> PipedCall<E> {
             // The request was accepted, and the client would read an empty response.
             BodyKind::Json if response.body.is_end_stream() => Err(self.malformed(Executed::Yes)),
             BodyKind::Json => {
-                let opening = edits.open(self.era.id(), response.body, &limits, accepted);
+                let opening = edits.open(&self.era, response.body, &limits, accepted);
                 let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
                 let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await?;
                 match opened {
@@ -176,7 +176,7 @@ impl<E: PipeEra> PipedCall<E> {
             BodyKind::Events => {
                 let subscription =
                     self.era.is_subscription().then(|| (self.era.id().clone(), self.era.served().leaving.clone()));
-                let source = edits.events(response.body, &limits);
+                let source = edits.events(&self.era, response.body, &limits);
                 let body = PipeBody::new(source, BodyForm::Events, pace, Some(self)).with_signs(signs);
                 Ok(RequestAnswer::Events(match subscription {
                     Some((id, leaving)) => until_leaving(body, &id, leaving),
@@ -195,13 +195,13 @@ impl<E: PipeEra> PipedCall<E> {
     async fn last_of(
         &self,
         response: RawResponse,
-        edits: &impl ResponseEdits,
+        edits: &impl ResponseEdits<E>,
         limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> Result<RequestAnswer, GatewayFault> {
         let id = self.era.id();
-        let answer = reply::answer_after(response, id, limits, |text| edits.skip(text)).await?;
-        edits.whole(id, limits.rehold(answer.under(id)), accepted)
+        let answer = reply::answer_after(response, id, limits, |text| edits.skip(&self.era, text)).await?;
+        edits.whole(&self.era, limits.rehold(answer.under(id)), accepted)
     }
 }
 

@@ -59,7 +59,7 @@ use client_filter::ClientFilter;
 pub(super) use paused_calls::PausedCalls;
 use paused_calls::{AwaitedCall, ResumingCall};
 use resumable::RequestOrigin;
-use stream_edits::{StreamEdits, ToolListEdit};
+use stream_edits::{LateEdits, StreamEdits, ToolListEdit};
 
 /// The longest wait until a cancellation is accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -349,10 +349,11 @@ impl PipeForward {
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
             }
         };
-        let (edits, limits) = (call.era.edits(), call.era.shared.read_limits(&call.era.session));
+        call.era.keep_preference();
+        let limits = call.era.shared.read_limits(&call.era.session);
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         // Boxed: a request waits for its response without the memory that this takes.
-        Box::pin(call.answer(response, edits, limits, accepted, pace, signs)).await
+        Box::pin(call.answer(response, LateEdits, limits, accepted, pace, signs)).await
     }
 }
 
@@ -371,12 +372,21 @@ pub(super) struct SessionPipeEra {
 
 impl SessionPipeEra {
     /// Records a changed setting: the server has accepted it.
-    fn edits(&mut self) -> StreamEdits {
+    fn keep_preference(&mut self) {
         if let Some(preference) = self.request.preference.take() {
             self.shared.own.remember(&self.session.own, preference);
         }
+    }
+
+    /// Whether the answer is a list of tools, or one of prompts or resources some of which may be withheld.
+    fn awaits_list(&self) -> bool {
+        let tools = || self.shared.reachable_tools(&self.session, &self.session.own.caller);
+        let is_narrowed = || self.request.tool.is_none() && tools().narrow_list_of(&self.request.method);
+        self.request.method == method::TOOLS_LIST || is_narrowed()
+    }
+
+    fn edits(&self) -> StreamEdits {
         let mut edits = self.shared.edits(&self.session).of_call(self.request.tool.clone());
-        edits.await_list_of(&self.request.method);
         edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| {
             let support = self.shared.tasks.support(&self.session);
             let fallback = self.shared.fallback_listing(&self.session, self.request.cursor.clone());

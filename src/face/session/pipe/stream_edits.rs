@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::SessionPipeEra;
 use super::client_filter::{self, ClientFilter, PeekedAnswer};
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, events_body, full_body};
-use crate::face::pipe::forward::{OpenedAnswer, ResponseEdits};
+use crate::face::pipe::forward::{OpenedAnswer, PipeEra as _, ResponseEdits};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -25,8 +26,6 @@ pub(super) struct StreamEdits {
     pub(super) primers: PrimerPolicy,
     pub(super) arrays: ArrayPolicy,
     pub(super) tool_list: Option<ToolListEdit>,
-    /// Whether the answer is a list of prompts or resources, some of which may be withheld.
-    is_narrowed_list: bool,
     filter: ClientFilter,
     tools: ReachableTools,
 }
@@ -56,7 +55,6 @@ impl StreamEdits {
             // A server may send primers although its version has none.
             arrays: if client.traits().has_batches { ArrayPolicy::Pass } else { ArrayPolicy::Split },
             tool_list: None,
-            is_narrowed_list: false,
             filter,
             tools,
         }
@@ -64,10 +62,6 @@ impl StreamEdits {
 
     pub(super) fn of_call(self, tool: Option<Arc<str>>) -> Self {
         Self { filter: self.filter.of_call(tool), ..self }
-    }
-
-    pub(super) fn await_list_of(&mut self, method: &str) {
-        self.is_narrowed_list = self.tools.narrow_list_of(method);
     }
 
     pub(super) fn apply(self, source: RawBody, limits: &ReadLimits) -> RawBody {
@@ -112,15 +106,18 @@ impl StreamEdits {
     }
 }
 
-impl ResponseEdits for StreamEdits {
+/// Edits that are built where a response needs them: most JSON is forwarded as it came.
+pub(super) struct LateEdits;
+
+impl ResponseEdits<SessionPipeEra> for LateEdits {
     async fn open(
         &self,
-        id: &RequestId,
+        era: &SessionPipeEra,
         body: RawBody,
         limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> Result<OpenedAnswer, GatewayFault> {
-        let body = match self.tool_list.is_some() || self.is_narrowed_list {
+        let body = match era.awaits_list() {
             true => body,
             false => match client_filter::opened(body).await? {
                 PeekedAnswer::Whole(text) => {
@@ -132,19 +129,19 @@ impl ResponseEdits for StreamEdits {
         };
         // Boxed: most responses are forwarded as they arrive.
         let text = Box::pin(reply::read_whole(body, limits)).await?;
-        self.whole(id, text, accepted).map(OpenedAnswer::Whole)
+        self.whole(era, text, accepted).map(OpenedAnswer::Whole)
     }
 
-    fn whole(&self, id: &RequestId, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        several(self.text(text.into()), accepted, id)
+    fn whole(&self, era: &SessionPipeEra, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        several(era.edits().text(text.into()), accepted, era.id())
     }
 
-    fn skip(&self, text: &MessageText) {
-        self.filter.refuse_questions(text);
+    fn skip(&self, era: &SessionPipeEra, text: &MessageText) {
+        era.edits().filter.refuse_questions(text);
     }
 
-    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
-        self.apply(source, limits)
+    fn events(self, era: &SessionPipeEra, source: RawBody, limits: &ReadLimits) -> RawBody {
+        era.edits().apply(source, limits)
     }
 }
 

@@ -339,8 +339,8 @@ impl AnswerEdits {
     }
 }
 
-impl ResponseEdits for AnswerEdits {
-    fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
+impl<E: Sync> ResponseEdits<E> for AnswerEdits {
+    fn events(self, _: &E, source: RawBody, limits: &ReadLimits) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList | EditTarget::Private => gate,
@@ -352,7 +352,7 @@ impl ResponseEdits for AnswerEdits {
 
     async fn open(
         &self,
-        _: &RequestId,
+        _: &E,
         mut body: RawBody,
         limits: &ReadLimits,
         _: AcceptedTypes,
@@ -395,7 +395,7 @@ impl ResponseEdits for AnswerEdits {
         whole(reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await?)
     }
 
-    fn whole(&self, _: &RequestId, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+    fn whole(&self, _: &E, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         Ok(self.answer(ClassifiedMessage::of(text)))
     }
 }

@@ -305,15 +305,15 @@ async fn a_fleet_with_one_key_is_not_refused_beside_one_that_polls_too_often() {
         .collect();
     let polls = vec![Ask::new(BOB, "tasks/get", json!({ "taskId": greedy })); 200];
     let mut refused = 0;
-    // About 50 pass each second; on a busy machine more of them do.
-    for _ in 0..10 {
+    // About 50 pass each second: the slower the machine, the fewer of a burst are refused.
+    for _ in 0..200 {
         let answers = gate.burst(&polls).await;
         refused += answers.iter().filter(|answer| answer.summary() == "429 -32603 rate_limited").count();
         if refused > 100 {
             break;
         }
     }
-    assert!(refused > 100, "{refused} of 2,000");
+    assert!(refused > 100, "{refused} of 40,000");
     for agent in agents {
         for answer in agent.await.unwrap() {
             assert_eq!(answer.summary(), "200 ok", "{answer:?}");

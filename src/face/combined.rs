@@ -235,7 +235,7 @@ impl CombinedUpstreams {
 
     /// The last failure's cause, for local clients only: it may contain file names of this machine.
     fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
-        (*client.principal() == Principal::local()).then(|| self.last_cause(at)).flatten()
+        client.principal().is_local().then(|| self.last_cause(at)).flatten()
     }
 
     /// Asks an upstream that failed last whether it is available again, before a call. Fails with the client's refusal.

@@ -244,7 +244,7 @@ impl Rates {
         principal: &Principal,
         take: impl FnOnce(&RateCounts, Duration) -> Result<(), (RateBound, Duration)>,
     ) -> Result<(), RateRefusal> {
-        if *principal == Principal::local() {
+        if principal.is_local() {
             return Ok(());
         }
         let now = self.clock.now();

@@ -80,7 +80,7 @@ impl Routes {
 
     /// The first paths of servers, for the operator's own client on this machine. Other clients do not learn them.
     fn paths_for(&self, principal: &Principal) -> String {
-        if *principal != Principal::local() {
+        if !principal.is_local() {
             return String::new();
         }
         let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();

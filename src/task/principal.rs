@@ -16,6 +16,7 @@ const TOKEN: &str = "jwt:";
 const CERTIFICATE: &str = "cert:";
 /// How many digits of an issuer's digest distinguish issuers.
 const ISSUER_DIGITS: usize = 16;
+const LOCAL_USER: &str = "local";
 const ANONYMOUS: &str = "anon";
 /// The prefix for anonymous requests from one address, when they are counted.
 const AT_ADDRESS: &str = "anon@";
@@ -35,8 +36,12 @@ pub struct Principal(Arc<str>);
 impl Principal {
     /// The single user of a loopback listener without authentication (T-22).
     pub fn local() -> Self {
-        static LOCAL: LazyLock<Principal> = LazyLock::new(|| Principal::new("local"));
+        static LOCAL: LazyLock<Principal> = LazyLock::new(|| Principal::new(LOCAL_USER));
         LOCAL.clone()
+    }
+
+    pub fn is_local(&self) -> bool {
+        *self.0 == *LOCAL_USER
     }
 
     /// An unidentified client: the task id is then a bearer secret.

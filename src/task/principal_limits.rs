@@ -99,7 +99,7 @@ impl PrincipalLimitTable {
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         match self.own.get(principal) {
             Some(own) => *own,
-            None if *principal == Principal::local() => PrincipalLimits { permits: PermitShare::WHOLE, ..self.others },
+            None if principal.is_local() => PrincipalLimits { permits: PermitShare::WHOLE, ..self.others },
             None => self.others,
         }
     }

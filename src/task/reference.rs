@@ -69,7 +69,7 @@ pub fn principal_reference(principal: &Principal) -> String {
         return shown.to_owned();
     }
     // Every task of a gateway for one person has this owner: its digest is not computed again for each line.
-    if *principal == Principal::local() {
+    if principal.is_local() {
         return OF_LOCAL.to_owned();
     }
     short(&digest([b"principal", principal.as_str().as_bytes()]))

@@ -2,13 +2,21 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
 use crate::task::{AccessItem, AdmittedCallers, Caller, PrincipalAccessTable, ToolAccess, WithheldBy};
 
 /// The rights by the newest configuration, which may lack a request's credential. By default, all may use everything.
 #[derive(Clone, Debug, Default)]
-pub struct SharedAccess(Arc<watch::Sender<Arc<AccessInForce>>>);
+pub struct SharedAccess(Arc<AccessState>);
+
+#[derive(Debug, Default)]
+struct AccessState {
+    /// For requests: readers of the channel would contend for its lock.
+    in_force: ArcSwap<AccessInForce>,
+    changes: watch::Sender<Arc<AccessInForce>>,
+}
 
 #[derive(Debug, Default)]
 struct AccessInForce {
@@ -25,15 +33,17 @@ impl AccessInForce {
 impl SharedAccess {
     /// Applies from the next request on.
     pub fn replace(&self, table: Arc<PrincipalAccessTable>, callers: AdmittedCallers) {
-        self.0.send_replace(Arc::new(AccessInForce { table, callers }));
+        let access = Arc::new(AccessInForce { table, callers });
+        self.0.in_force.store(Arc::clone(&access));
+        self.0.changes.send_replace(access);
     }
 
     pub fn has_upstream(&self, caller: &Caller, upstream: &str) -> bool {
-        self.0.borrow().has_upstream(caller, upstream)
+        self.0.in_force.load().has_upstream(caller, upstream)
     }
 
     pub fn upstream_withheld_by(&self, caller: &Caller, upstream: &str) -> Option<WithheldBy> {
-        let access = self.0.borrow();
+        let access = self.0.in_force.load();
         match access.callers.have(&caller.principal) {
             true => access.table.upstream_withheld_by(caller, upstream),
             false => Some(WithheldBy::Lists),
@@ -41,7 +51,7 @@ impl SharedAccess {
     }
 
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {
-        let access = self.0.borrow();
+        let access = self.0.in_force.load();
         match access.callers.have(&caller.principal) {
             true => access.table.tools_of(caller, upstream),
             false => ToolAccess::none(),
@@ -57,25 +67,25 @@ impl SharedAccess {
     }
 
     pub fn has_item(&self, caller: &Caller, upstream: &str, item: AccessItem<'_>) -> bool {
-        let access = self.0.borrow();
+        let access = self.0.in_force.load();
         access.callers.have(&caller.principal) && access.table.has_item(caller, upstream, item)
     }
 
     pub fn withholds_items(&self) -> bool {
-        self.0.borrow().table.withholds_items()
+        self.0.in_force.load().table.withholds_items()
     }
 
     pub fn withholds_tools(&self, upstream: &str) -> bool {
-        self.0.borrow().table.withholds_tools(upstream)
+        self.0.in_force.load().table.withholds_tools(upstream)
     }
 
     /// Whether rules decide about callers without a credential, too.
     pub fn has_rules(&self) -> bool {
-        !self.0.borrow().table.rules().rules.is_empty()
+        !self.0.in_force.load().table.rules().rules.is_empty()
     }
 
     pub fn rules_changed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut access = self.0.subscribe();
+        let mut access = self.0.changes.subscribe();
         let before = Arc::clone(&access.borrow_and_update().table);
         async move {
             if access.wait_for(|access| !access.table.rules().decide_like(before.rules())).await.is_err() {
@@ -91,7 +101,7 @@ impl SharedAccess {
 
     /// Returns once a caller may not use any of these upstreams any more.
     pub fn upstreams_lost(&self, caller: &Caller, upstreams: Vec<Arc<str>>) -> impl Future<Output = ()> + Send + use<> {
-        let (mut access, caller) = (self.0.subscribe(), caller.clone());
+        let (mut access, caller) = (self.0.changes.subscribe(), caller.clone());
         async move {
             let are_lost =
                 |access: &Arc<AccessInForce>| !upstreams.iter().any(|upstream| access.has_upstream(&caller, upstream));

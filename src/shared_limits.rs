@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::answer_budget::{AnswerBudget, AnswerShare, BudgetRefusal};
@@ -24,7 +25,7 @@ pub struct SharedLimits(Arc<LimitState>);
 
 #[derive(Debug, Default)]
 struct LimitState {
-    table: RwLock<Arc<PrincipalLimitTable>>,
+    table: ArcSwap<PrincipalLimitTable>,
     refusals: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
     answers: AnswerBudget,
     /// The number of other replicas that divide the limits with this one.
@@ -48,11 +49,11 @@ impl SharedLimits {
     /// Applies from the next request on.
     pub fn replace(&self, table: Arc<PrincipalLimitTable>) {
         self.0.answers.resize(table.answer_bytes_max);
-        *self.0.table.write() = table;
+        self.0.table.store(table);
     }
 
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
-        self.0.table.read().of(principal)
+        self.0.table.load().of(principal)
     }
 
     /// Divides the limits among this many replicas, this one included; returns whether the number changed.

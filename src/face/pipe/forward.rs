@@ -45,6 +45,9 @@ pub(in crate::face) trait PipeEra: Send + Unpin + Sized + 'static {
 
     fn metrics(&self) -> &PipeMetrics;
 
+    /// The limits of a response that is read, within its client's share of bytes.
+    fn read_limits(&self) -> ReadLimits;
+
     /// Whether the client still waits, as far as is remembered.
     fn is_wanted(&self) -> bool {
         true
@@ -70,7 +73,6 @@ pub(in crate::face) trait ResponseEdits<E>: Send + Sync {
         &self,
         era: &E,
         body: RawBody,
-        limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send;
 
@@ -79,7 +81,7 @@ pub(in crate::face) trait ResponseEdits<E>: Send + Sync {
     /// Observes a message that the client does not get.
     fn skip(&self, _era: &E, _text: &MessageText) {}
 
-    fn events(self, era: &E, source: RawBody, limits: &ReadLimits) -> RawBody;
+    fn events(self, era: &E, source: RawBody) -> RawBody;
 }
 
 /// Boxed edits are moved through several futures at the price of a pointer.
@@ -88,10 +90,9 @@ impl<E, T: ResponseEdits<E>> ResponseEdits<E> for Box<T> {
         &self,
         era: &E,
         body: RawBody,
-        limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send {
-        T::open(self, era, body, limits, accepted)
+        T::open(self, era, body, accepted)
     }
 
     fn whole(&self, era: &E, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
@@ -102,8 +103,8 @@ impl<E, T: ResponseEdits<E>> ResponseEdits<E> for Box<T> {
         T::skip(self, era, text);
     }
 
-    fn events(self, era: &E, source: RawBody, limits: &ReadLimits) -> RawBody {
-        T::events(*self, era, source, limits)
+    fn events(self, era: &E, source: RawBody) -> RawBody {
+        T::events(*self, era, source)
     }
 }
 
@@ -139,7 +140,6 @@ impl<E: PipeEra> PipedCall<E> {
         self,
         response: RawResponse,
         edits: impl ResponseEdits<E>,
-        limits: ReadLimits,
         accepted: AcceptedTypes,
         pace: PipeTimeouts,
         signs: Option<LifeSigns>,
@@ -149,7 +149,7 @@ impl<E: PipeEra> PipedCall<E> {
             // The request was accepted, and the client would read an empty response.
             BodyKind::Json if response.body.is_end_stream() => Err(self.malformed(Executed::Yes)),
             BodyKind::Json => {
-                let opening = edits.open(&self.era, response.body, &limits, accepted);
+                let opening = edits.open(&self.era, response.body, accepted);
                 let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
                 let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await?;
                 match opened {
@@ -167,7 +167,7 @@ impl<E: PipeEra> PipedCall<E> {
             }
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // Boxed: few clients accept no stream.
-                let mut reading = Box::pin(self.last_of(response, &edits, &limits, accepted));
+                let mut reading = Box::pin(self.last_of(response, &edits, accepted));
                 let answer = in_time(&self, reading.as_mut(), None, pace.deadline).await?;
                 drop(reading);
                 self.answered(answer.outcome());
@@ -176,7 +176,7 @@ impl<E: PipeEra> PipedCall<E> {
             BodyKind::Events => {
                 let subscription =
                     self.era.is_subscription().then(|| (self.era.id().clone(), self.era.served().leaving.clone()));
-                let source = edits.events(&self.era, response.body, &limits);
+                let source = edits.events(&self.era, response.body);
                 let body = PipeBody::new(source, BodyForm::Events, pace, Some(self)).with_signs(signs);
                 Ok(RequestAnswer::Events(match subscription {
                     Some((id, leaving)) => until_leaving(body, &id, leaving),
@@ -196,11 +196,10 @@ impl<E: PipeEra> PipedCall<E> {
         &self,
         response: RawResponse,
         edits: &impl ResponseEdits<E>,
-        limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> Result<RequestAnswer, GatewayFault> {
-        let id = self.era.id();
-        let answer = reply::answer_after(response, id, limits, |text| edits.skip(&self.era, text)).await?;
+        let (id, limits) = (self.era.id(), self.era.read_limits());
+        let answer = reply::answer_after(response, id, &limits, |text| edits.skip(&self.era, text)).await?;
         edits.whole(&self.era, limits.rehold(answer.under(id)), accepted)
     }
 }

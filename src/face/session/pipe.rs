@@ -350,10 +350,9 @@ impl PipeForward {
             }
         };
         call.era.keep_preference();
-        let limits = call.era.shared.read_limits(&call.era.session);
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         // Boxed: a request waits for its response without the memory that this takes.
-        Box::pin(call.answer(response, LateEdits, limits, accepted, pace, signs)).await
+        Box::pin(call.answer(response, LateEdits, accepted, pace, signs)).await
     }
 }
 
@@ -410,6 +409,10 @@ impl PipeEra for SessionPipeEra {
 
     fn metrics(&self) -> &PipeMetrics {
         &self.shared.meter
+    }
+
+    fn read_limits(&self) -> ReadLimits {
+        self.shared.read_limits(&self.session)
     }
 
     fn is_wanted(&self) -> bool {

@@ -30,7 +30,7 @@ use crate::face::pipe::body::{AnsweredRequest as _, PipeTimeouts, in_time};
 use crate::face::pipe::forward::{HeldCall, PipeEra, PipeMetrics, PipedCall};
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
-use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
+use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
@@ -290,6 +290,7 @@ struct StatelessPipeEra {
     served: Arc<Served>,
     metrics: Arc<PipeMetrics>,
     id: RequestId,
+    principal: Principal,
     is_subscription: bool,
 }
 
@@ -308,6 +309,11 @@ impl PipeEra for StatelessPipeEra {
 
     fn metrics(&self) -> &PipeMetrics {
         &self.metrics
+    }
+
+    fn read_limits(&self) -> ReadLimits {
+        let share = self.served.engine.limits().answers_to(&self.principal);
+        ReadLimits::within(self.served.settings.result_bytes_max, share)
     }
 
     fn is_subscription(&self) -> bool {
@@ -338,6 +344,7 @@ impl StatelessForward {
             served: Arc::clone(&self.served),
             metrics: Arc::clone(&self.metrics),
             id: self.edits.id.clone(),
+            principal: self.edits.asker.principal.clone(),
             is_subscription: self.is_subscription,
         };
         let call = PipedCall::begin(era, permit);
@@ -351,12 +358,10 @@ impl StatelessForward {
             }
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
-        let share = self.served.engine.limits().answers_to(&self.edits.asker.principal);
-        let limits = ReadLimits::within(self.served.settings.result_bytes_max, share);
         // A subscription is silent while nothing changes.
         let pace = PipeTimeouts { idle: timeouts.idle.filter(|_| !self.is_subscription), deadline };
         // Boxed: a request waits for its response without the memory that this takes.
-        Box::pin(call.answer(response, self.edits, limits, accepted, pace, self.signs)).await
+        Box::pin(call.answer(response, self.edits, accepted, pace, self.signs)).await
     }
 
     async fn deliver(&mut self) -> Result<JudgedResponse, GatewayFault> {

@@ -114,7 +114,6 @@ impl ResponseEdits<SessionPipeEra> for LateEdits {
         &self,
         era: &SessionPipeEra,
         body: RawBody,
-        limits: &ReadLimits,
         accepted: AcceptedTypes,
     ) -> Result<OpenedAnswer, GatewayFault> {
         let body = match era.awaits_list() {
@@ -128,7 +127,7 @@ impl ResponseEdits<SessionPipeEra> for LateEdits {
             },
         };
         // Boxed: most responses are forwarded as they arrive.
-        let text = Box::pin(reply::read_whole(body, limits)).await?;
+        let text = Box::pin(reply::read_whole(body, &era.read_limits())).await?;
         self.whole(era, text, accepted).map(OpenedAnswer::Whole)
     }
 
@@ -140,8 +139,8 @@ impl ResponseEdits<SessionPipeEra> for LateEdits {
         era.edits().filter.refuse_questions(text);
     }
 
-    fn events(self, era: &SessionPipeEra, source: RawBody, limits: &ReadLimits) -> RawBody {
-        era.edits().apply(source, limits)
+    fn events(self, era: &SessionPipeEra, source: RawBody) -> RawBody {
+        era.edits().apply(source, &era.read_limits())
     }
 }
 

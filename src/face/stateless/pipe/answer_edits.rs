@@ -21,7 +21,7 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, full_body};
-use crate::face::pipe::forward::{OpenedAnswer, ResponseEdits};
+use crate::face::pipe::forward::{OpenedAnswer, PipeEra, ResponseEdits};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
@@ -32,7 +32,7 @@ use crate::task::{Caller, Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Upstream;
 use crate::upstream::body::{PartlyReadBody, edited_events, watched};
 use crate::upstream::raw_channel::RawBody;
-use crate::upstream::reply::{self, ReadLimits};
+use crate::upstream::reply;
 use crate::wire::framing::{
     BodyPart, EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, SseEvent,
 };
@@ -339,27 +339,22 @@ impl AnswerEdits {
     }
 }
 
-impl<E: Sync> ResponseEdits<E> for AnswerEdits {
-    fn events(self, _: &E, source: RawBody, limits: &ReadLimits) -> RawBody {
+impl<E: PipeEra + Sync> ResponseEdits<E> for AnswerEdits {
+    fn events(self, era: &E, source: RawBody) -> RawBody {
+        let limits = era.read_limits();
         let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList | EditTarget::ItemList | EditTarget::Private => gate,
             // It yields each notification whole, and so each update of a resource (SEC-48).
             EditTarget::Other => gate.filtering(SNIFF_BYTES_MAX, is_of_interest, self.may_ask_late()),
         };
-        edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
+        edited_events(source, gate, limits.share, move |event| self.event(event))
     }
 
-    async fn open(
-        &self,
-        _: &E,
-        mut body: RawBody,
-        limits: &ReadLimits,
-        _: AcceptedTypes,
-    ) -> Result<OpenedAnswer, GatewayFault> {
+    async fn open(&self, era: &E, mut body: RawBody, _: AcceptedTypes) -> Result<OpenedAnswer, GatewayFault> {
         let whole = |text| self.alone_and_edited(ClassifiedMessage::of(text));
         if self.aim != EditTarget::Other {
-            return whole(reply::read_whole(body, limits).await?);
+            return whole(reply::read_whole(body, &era.read_limits()).await?);
         }
         let (mut pieces, mut classifier, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
@@ -392,7 +387,7 @@ impl<E: Sync> ResponseEdits<E> for AnswerEdits {
             return Ok(OpenedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
         }
         let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
-        whole(reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await?)
+        whole(reply::read_whole(PartlyReadBody { parts, rest: body }, &era.read_limits()).await?)
     }
 
     fn whole(&self, _: &E, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {

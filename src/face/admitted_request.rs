@@ -158,7 +158,7 @@ fn count(
     let Served { rates, engine, .. } = served;
     match message {
         Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
-            rates.poll(&refusable.principal, engine.unfinished_of(&inbound.caller.principal))
+            rates.poll(&refusable.principal, || engine.unfinished_of(&inbound.caller.principal))
         }
         Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&refusable.principal, 1),
     }

@@ -224,9 +224,9 @@ impl Rates {
     }
 
     /// Counts a poll; fails as [`Rates::admit`].
-    pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
+    pub(super) fn poll(&self, principal: &Principal, unfinished: impl FnOnce() -> usize) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
-            counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
+            counts.poll(unfinished(), now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
         })
     }
 
@@ -368,7 +368,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(admitted(&rates, &ada, 300), 17);
         assert_eq!((0..99).filter(|_| rates.missed(&ada).is_ok()).count(), 7);
-        assert_eq!((0..999).filter(|_| rates.poll(&ada, 100).is_ok()).count(), 117);
+        assert_eq!((0..999).filter(|_| rates.poll(&ada, || 100).is_ok()).count(), 117);
         assert!(limits.divide_by(NonZeroUsize::MIN) && !limits.divide_by(NonZeroUsize::MIN));
         assert_eq!(admitted(&rates, &ada, 300), 100, "the others are gone");
     }
@@ -383,20 +383,20 @@ mod tests {
             // Within a tenth of each second.
             for tenth in 0..10 {
                 let polls = if tenth == 0 { 2_000 } else { 0 };
-                assert!((0..polls).all(|_| rates.poll(&fleet, 1_000).is_ok()));
+                assert!((0..polls).all(|_| rates.poll(&fleet, || 1_000).is_ok()));
                 tokio::time::advance(Duration::from_millis(100)).await;
             }
         }
-        assert!((0..2_000).all(|_| rates.poll(&fleet, 0).is_ok()), "they ended a moment ago");
+        assert!((0..2_000).all(|_| rates.poll(&fleet, || 0).is_ok()), "they ended a moment ago");
         tokio::time::advance(2 * POLLED_ON).await;
-        assert_eq!((0..2_000).filter(|_| rates.poll(&fleet, 0).is_ok()).count(), 50);
+        assert_eq!((0..2_000).filter(|_| rates.poll(&fleet, || 0).is_ok()).count(), 50);
         let mut served = 0;
         for _ in 0..200 {
-            served += usize::from(rates.poll(&hasty, 1).is_ok());
+            served += usize::from(rates.poll(&hasty, || 1).is_ok());
             tokio::time::advance(Duration::from_millis(5)).await;
         }
         assert!((52..=104).contains(&served), "{served}");
-        let refusal = (0..200).find_map(|_| rates.poll(&hasty, 1).err()).unwrap();
+        let refusal = (0..200).find_map(|_| rates.poll(&hasty, || 1).err()).unwrap();
         assert_eq!(refusal.bound, RateBound::Polls { per_second: 52 });
         assert_eq!(admitted(&rates, &hasty, 300), 100, "polls are counted apart");
     }

@@ -1,6 +1,7 @@
 //! The statements that read from the file. Each row is judged on its own: an unreadable one is reported, and the others are shown.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
@@ -67,16 +68,17 @@ pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Opti
     }
 }
 
+static FIND: LazyLock<String> = LazyLock::new(|| format!("SELECT {COLUMNS}, summary FROM tasks WHERE ref = ?1"));
+
 fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
-    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE ref = ?1");
-    let mut statement = conn.prepare_cached(&sql)?;
+    let mut statement = conn.prepare_cached(&FIND)?;
     let mut rows = statement.query([ShortReference::of(wanted).0])?;
     while let Some(row) = rows.next()? {
-        let (columns, summary) = RowColumns::of_row(row, 0)?;
+        let (columns, checked) = RowColumns::checked(row, 0)?;
         // In a row with damaged columns, only the reference identifies the task.
-        let error = match summary {
-            Ok(_) if columns.key != *wanted => continue,
-            Ok(_) => match whole(conn, &columns) {
+        let error = match checked {
+            Ok(()) if columns.key != *wanted => continue,
+            Ok(()) => match whole(conn, &columns) {
                 Ok(task) => {
                     return Ok(Some(ReadRow::Whole(StoredTask::held_by(OWN, task.into(), columns.revision))));
                 }

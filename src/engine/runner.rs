@@ -58,7 +58,7 @@ impl Engine {
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
         spec.context.share = Some(self.share_of(&spec));
-        start(Arc::clone(self), spec)
+        start(self, spec)
     }
 
     /// Resumes a held call with the client's answers; fails if this process does not run it, or too many clients resume
@@ -81,7 +81,7 @@ impl Engine {
     }
 }
 
-fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
+fn start(engine: &Arc<Engine>, spec: CallSpec) -> CallStream {
     let in_progress = spec.call_begins();
     let audited = engine.audited(&spec);
     let (spec, plan) = split(spec);
@@ -94,11 +94,11 @@ fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     };
     let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
     let clients = AttachedClients::new(sender);
-    let mut runner = Runner::new(Arc::clone(&engine), spec, plan, clients, Arc::clone(&panic_target));
+    let mut runner = Runner::new(Arc::clone(engine), spec, plan, clients, Arc::clone(&panic_target));
     runner.call.list(in_progress);
     runner.audited = audited;
     let runner = Box::new(runner);
-    spawn(&engine, span, panic_target, runner.run());
+    spawn(engine, span, panic_target, runner.run());
     stream
 }
 

@@ -27,14 +27,14 @@ pub(super) fn spawn(
     panic_target: SharedBugRecipient,
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
-    let engine = Arc::clone(engine);
+    let own = Arc::clone(engine);
     // Boxed: a future that is moved into another one takes its memory twice, and this one lives for hours.
     let runner = AssertUnwindSafe(Box::pin(runner)).catch_unwind();
-    engine.runners.clone().spawn(
+    engine.runners.spawn(
         async move {
             if runner.await.is_err() {
                 let panic_target = panic_target.lock().clone();
-                Box::pin(settle_after_panic(&engine, panic_target)).await;
+                Box::pin(settle_after_panic(&own, panic_target)).await;
             }
         }
         .instrument(span),

@@ -78,8 +78,7 @@ fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
     if line.is_empty() || line.starts_with('#') {
         return Ok(None);
     }
-    let (name, value) =
-        line.split_once('=').ok_or("is not a NAME=VALUE line; write one, or a comment that begins with #")?;
+    let (name, value) = line.split_once('=').ok_or("is not NAME=VALUE; write that, or a comment that begins with #")?;
     if !is_variable_name(name) {
         return Err("has no name of a variable before the =; write letters, digits and _, and no digit first");
     }
@@ -87,9 +86,8 @@ fn variable(line: &str) -> Result<Option<(&str, String)>, &'static str> {
         return Err("has a blank after the =; remove it, or write a JSON string");
     }
     let value = match value.chars().next() {
-        Some('"') => serde_json::from_str(value).map_err(
-            |_| "has a value that begins with \" and is not a JSON string; write one, or leave out the quotes",
-        )?,
+        Some('"') => serde_json::from_str(value)
+            .map_err(|_| "has a value that begins with \" and is not a JSON string; write one, or omit the quotes")?,
         Some('\'') => return Err("has a value that begins with '; leave out the quotes, or write a JSON string"),
         Some(_) | None => value.to_owned(),
     };
@@ -218,7 +216,7 @@ mod tests {
             ("TOKEN=a=b # c ${X} $Y\r", Ok(Some("a=b # c ${X} $Y"))),
             (" TOKEN=", Ok(Some(""))),
             (r#"TOKEN="a\n\"b\" ""#, Ok(Some("a\n\"b\" "))),
-            ("TOKEN", Err("is not a NAME=VALUE line")),
+            ("TOKEN", Err("is not NAME=VALUE")),
             ("export TOKEN=1", Err("has no name of a variable")),
             ("1TOKEN=1", Err("has no name of a variable")),
             ("=1", Err("has no name of a variable")),

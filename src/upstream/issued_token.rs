@@ -141,8 +141,7 @@ pub(super) fn of_output(text: &Bytes, now: Timestamp) -> Result<IssuedToken, Tok
         Some(Value::String(time)) => left_until(time, now),
         Some(span) => seconds(span),
     };
-    let wrong =
-        || TokenFailure::malformed("the command's `expires` is neither a positive number nor a later time in UTC");
+    let wrong = || TokenFailure::malformed("the command's `expires` is not a positive number or a later time in UTC");
     Ok(IssuedToken { header, lifetime: lifetime.ok_or_else(wrong)? })
 }
 

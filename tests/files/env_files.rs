@@ -73,7 +73,7 @@ fn each_mistake_is_told_with_its_line_and_unset_variables_are_no_second_one() {
             "[\"a.env\"]",
             "\ns3cret",
             0o600,
-            "a.env:2: is not a NAME=VALUE line; write one, or a comment that begins with #",
+            "a.env:2: is not NAME=VALUE; write that, or a comment that begins with #",
         ),
         (
             BOTH,

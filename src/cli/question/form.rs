@@ -102,8 +102,8 @@ impl ElicitationForm {
         }
         let field = |(name, schema): (Cow<'_, str>, Payload)| {
             let what = format!("the field {name}");
-            let schema =
-                Object::of(&schema).ok_or_else(|| UnsupportedSchema::new(format!("{what} is not a schema")))?;
+            let no_schema = || UnsupportedSchema::new(format!("{what} is not a schema"));
+            let schema = Object::of(&schema).ok_or_else(no_schema)?;
             Field::of_schema(&name, required.contains(&*name), &schema, &what)
         };
         Ok(Self { message, fields: properties.entries().map(field).collect::<Result<_, _>>()? })

@@ -55,10 +55,7 @@ fn resolve_database(raw: &RawConfig, limits: StoreLimits, report: &mut MistakeCo
     }
     let write_max = raw.write_max.value;
     if let Some(location) = raw.write_max.location().filter(|_| write_max > WRITE_MAX_LONGEST) {
-        report.mistake(
-            location,
-            format!("is longer than the maximum, {}; clients do not wait longer", words(WRITE_MAX_LONGEST)),
-        );
+        report.mistake(location, format!("is longer than clients wait, {}", words(WRITE_MAX_LONGEST)));
     }
     DatabaseSettings {
         limits,

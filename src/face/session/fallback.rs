@@ -81,9 +81,7 @@ impl SessionFaceState {
     }
 
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
-        let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.service.has_complete_list()) else {
-            return;
-        };
+        let Some(fallback) = self.fallback.as_ref().filter(|it| !it.service.has_complete_list()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
         let catalog = match session.is_bridged() {

@@ -149,8 +149,8 @@ fn read(answer: &FormAnswer) -> Result<IntrospectionAnswer, String> {
         return Err(format!("the server answers with HTTP {}", answer.status.as_u16()));
     }
     let claims = Payload::parse(&answer.text, ScanLimits::CLIENT).ok();
-    let claims: Map<String, Value> =
-        claims.and_then(|text| text.read().ok()).ok_or("the answer is not a JSON object")?;
+    let claims = claims.and_then(|text| text.read::<Map<String, Value>>().ok());
+    let claims = claims.ok_or("the answer is not a JSON object")?;
     match claims.get("active") {
         Some(Value::Bool(true)) => Ok(IntrospectionAnswer::Active(Arc::new(claims))),
         Some(Value::Bool(false)) => Ok(IntrospectionAnswer::Inactive),

@@ -62,7 +62,6 @@ impl LogLimit {
 mod tests {
     use super::*;
 
-    /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_a_flood_of_lines_is_logged_in_part_and_the_rest_counted() {
         let budget = LineBudget::new();

@@ -190,7 +190,6 @@ mod tests {
         }
     }
 
-    /// GW-26.
     #[tokio::test(start_paused = true)]
     async fn gw_26_log_messages_are_no_life_signs_for_a_client_that_wants_progress() {
         let mut stream = stream(LogFlood, addressee(None, AcceptedTypes::Both), None);

@@ -334,7 +334,6 @@ mod tests {
         }
     }
 
-    /// U51.
     #[test]
     fn u51_an_annotation_at_the_end_of_a_long_path_is_taken_out() {
         for (length, is_kept) in [(PATH_BYTES_MAX, true), (PATH_BYTES_MAX + 1, false)] {

@@ -195,7 +195,6 @@ fn requests_about_tasks_are_written_as_the_flavour_wants_them() {
     assert_eq!(changed(&object(r#"{"taskId":"u-1","status":"completed"}"#)).as_deref(), Some("u-1"));
 }
 
-/// UPC-08.
 #[test]
 fn upc_08_answers_name_the_task_that_asked() {
     for (answer, sent) in [
@@ -216,7 +215,6 @@ fn upc_08_answers_name_the_task_that_asked() {
     assert_eq!(related(odd.clone(), "u-1"), odd);
 }
 
-/// T-67.
 #[test]
 fn t_67_questions_and_messages_lose_the_upstreams_id() {
     for (came, goes) in [

@@ -184,7 +184,6 @@ fn questions_lose_what_belongs_to_other_hops() {
     assert_eq!(params.as_str(), r#"{"message":"m","_meta":{"k":1}}"#);
 }
 
-/// T-48.
 #[test]
 fn t_48_an_error_is_an_answer_only_where_the_question_has_a_word_for_it() {
     let error = || RpcError::new(-1, "no");

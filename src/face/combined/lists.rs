@@ -348,7 +348,6 @@ mod tests {
         KnownOwners::of(owned.collect())
     }
 
-    /// U77.
     #[tokio::test]
     async fn u77_the_name_lists_of_an_endpoint_are_bounded_in_bytes_and_a_new_one_is_kept() {
         let owners = ListOwners::new();

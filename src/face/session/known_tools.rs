@@ -224,7 +224,6 @@ mod tests {
         assert_eq!((tools.names.len(), tools.bytes), (3, known), "known ones take no further bytes");
     }
 
-    /// B238.
     #[test]
     fn b238_the_names_of_all_sessions_have_a_bound_in_bytes_and_each_principal_a_share() {
         let (known, ada, mallory) = (KnownTools::default(), Principal::new("key:ada"), Principal::new("key:mallory"));

@@ -180,7 +180,6 @@ mod tests {
         (Arc::new(Introspector::new(settings)), OnceLock::from(scope))
     }
 
-    /// SEC-79.
     #[tokio::test]
     async fn sec_79_an_unavailable_issuer_is_not_asked_without_limit() {
         let issuer = ScriptedServer::start(|_| Some(status(503))).await;

@@ -152,7 +152,6 @@ mod tests {
         assert_eq!(taken(&budget, HERE), BURST.get());
     }
 
-    /// SEC-79.
     #[tokio::test(start_paused = true)]
     async fn sec_79_questions_to_an_unavailable_issuer_are_limited() {
         let budget = QuestionBudget::default();

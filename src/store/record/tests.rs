@@ -111,7 +111,6 @@ fn f68_samples_are_read_and_written_byte_for_byte() {
     assert_eq!(kept, samples().len(), "a sample that nothing compares");
 }
 
-/// F56.
 #[test]
 fn f56_a_flipped_bit_anywhere_is_found() {
     for (name, task) in samples() {

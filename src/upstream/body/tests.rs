@@ -56,7 +56,6 @@ const READERS: [(&str, Reader); 3] = [
     }),
 ];
 
-/// U76.
 #[tokio::test(start_paused = true)]
 async fn u76_an_incomplete_message_holds_bytes_only_while_it_grows() {
     let seconds = Duration::from_secs;

@@ -70,7 +70,6 @@ fn check(desk: &Desk, rows: &[(&str, String, Result<(), TokenError>)]) {
     }
 }
 
-/// B138, B141.
 #[test]
 fn b138_b141_a_header_names_one_key_and_one_algorithm_of_the_issuer() {
     use TokenError as E;
@@ -115,7 +114,6 @@ fn b138_b141_a_header_names_one_key_and_one_algorithm_of_the_issuer() {
     );
 }
 
-/// B142, B143.
 #[test]
 fn b142_b143_a_token_has_three_parts_and_one_reading() {
     use TokenError as E;
@@ -160,7 +158,6 @@ fn b142_b143_a_token_has_three_parts_and_one_reading() {
     check(&desk, &[("another's claims under a good signature", format!("{other}.{tail}"), Err(E::Signature))]);
 }
 
-/// B136, B146.
 #[test]
 fn b136_b146_claims_are_for_this_time() {
     use TokenError as E;
@@ -196,7 +193,6 @@ fn b136_b146_claims_are_for_this_time() {
     );
 }
 
-/// B144, B145.
 #[test]
 fn b144_b145_a_token_is_of_this_issuer_and_for_this_endpoint() {
     use TokenError as E;
@@ -234,7 +230,6 @@ fn b144_b145_a_token_is_of_this_issuer_and_for_this_endpoint() {
     );
 }
 
-/// B143, B147.
 #[test]
 fn b143_b147_claims_have_a_subject_and_one_reading() {
     use TokenError as E;
@@ -334,7 +329,6 @@ fn scopes_include_others_and_groups_stand_where_the_issuer_puts_them() {
     assert_eq!(found, Some(&json!("found")));
 }
 
-/// B155, B156.
 #[test]
 fn b155_b156_tasks_belong_to_a_subject_of_an_issuer_and_to_a_team_only_if_that_is_written() {
     let mut desk = Desk::new();

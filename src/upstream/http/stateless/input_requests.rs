@@ -279,7 +279,6 @@ mod tests {
         assert!(!questions.has_untaken());
     }
 
-    /// T-48.
     #[test]
     fn t_48_errors_that_cannot_be_expressed_become_refusals_or_end_the_call() {
         let mut questions = InputRequests::default();

@@ -437,7 +437,6 @@ mod tests {
         Object::of(&Payload::of(&json!({ "tools": tools }))).unwrap()
     }
 
-    /// U51.
     #[test]
     fn u51_the_annotations_of_new_tools_are_known_however_many_there_were() {
         let tools = AnnotatedTools::default();

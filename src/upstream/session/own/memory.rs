@@ -226,7 +226,6 @@ mod tests {
     use super::*;
     use crate::task::{Executed, Reason};
 
-    /// B238.
     #[test]
     fn b238_preferences_of_all_sessions_have_a_bound_in_bytes_and_each_principal_a_share() {
         let (sessions, ada, mallory) =

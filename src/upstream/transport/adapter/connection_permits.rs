@@ -174,7 +174,6 @@ impl RestartBackoff {
 mod tests {
     use super::*;
 
-    /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
         let backoff = RestartBackoff::new(Duration::from_secs(30));

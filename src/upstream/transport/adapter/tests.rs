@@ -51,7 +51,6 @@ impl MessageReceiver for SpeakingReceiver {
     }
 }
 
-/// U76.
 #[tokio::test(start_paused = true)]
 async fn u76_a_message_that_stays_incomplete_is_dropped_and_its_connection_goes_on() {
     const BYTES_MAX: usize = 4 << 20;

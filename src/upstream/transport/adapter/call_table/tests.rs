@@ -64,7 +64,6 @@ impl CallTable {
     }
 }
 
-/// T-20.
 #[tokio::test]
 async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
     let mut table = CallTable::new();

@@ -25,7 +25,6 @@ use crate::{console, metric};
 /// The environment variable with the log filter, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
 
-/// The usual log filter.
 pub const INFORMATION: &str = "info";
 /// The log filter of commands that print an upstream's errors themselves.
 pub const WARNINGS: &str = "warn,taskgate::upstream::upstream_health=error,taskgate::upstream::transport::stdio=error";

@@ -106,7 +106,6 @@ impl AdminClient {
         self.ask_with(method, body, path, query).await
     }
 
-    /// Asks for the status page, as text or as JSON.
     pub(super) async fn status(&self, is_json: bool) -> Result<AdminOutput, AdminRequestError> {
         let accepted = if is_json { "application/json" } else { "text/plain" };
         let AdminAnswer { status, body } = self.send(Method::GET, accepted, Bytes::new(), &[], &[]).await?;

@@ -35,7 +35,6 @@ impl Terminal {
         Self { is_terminal: io::stderr().is_terminal(), bar: None, last: String::new(), lost_output: None, lines: None }
     }
 
-    /// Runs `write` with the bar suspended.
     fn suspended(&self, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         match &self.bar {
             Some(bar) => bar.suspend(write),

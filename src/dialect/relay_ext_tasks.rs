@@ -11,7 +11,6 @@ use crate::wire::meta::{HOP_BY_HOP, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// Longest accepted id of an upstream's task, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
 /// Longest accepted key of a question, in bytes.
 const KEY_BYTES_MAX: usize = 1024;

@@ -37,7 +37,6 @@ const SUBTASKS_MAX: usize = 200;
 
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-/// Refuses an action with a read-only token.
 const MAY_NOT_ACT: &str = "this token is read-only; a token with `may = \"act\"` may cancel and forget";
 const NOT_RECORDED: &str = "the act cannot be recorded in the audit file, which is required";
 const NOT_SHARED: &str = "this gateway shares its store with no other";

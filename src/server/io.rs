@@ -76,7 +76,7 @@ pub(super) struct WatchedSocket<T> {
     /// As `stalled`, for bytes that the socket has buffered and not sent; only TLS buffers bytes.
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
-    patience: Option<HeaderTimeout>,
+    header_timeout: Option<HeaderTimeout>,
     /// The position of the next HTTP/1 byte.
     request_line: RequestLine,
     /// Over HTTP/2.
@@ -118,7 +118,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         trail: Arc<ConnectionState>,
     ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
         let (release, returned) = oneshot::channel();
-        let (patience, frames) = match protocol {
+        let (header_timeout, frames) = match protocol {
             Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None),
             Protocol::Http2 => (None, Some(Box::new(FrameCounters::new(&limits)))),
         };
@@ -130,7 +130,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
             stalled: None,
             slow: None,
             unflushed: None,
-            patience,
+            header_timeout,
             request_line: RequestLine::Over,
             frames,
             ending: None,
@@ -228,10 +228,10 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
         let before = buf.filled().len();
         if this.prefix.is_empty() {
             let read = this.socket().poll_read(context, buf);
-            if let Some(patience) = &mut this.patience {
+            if let Some(header_timeout) = &mut this.header_timeout {
                 if read.is_ready() {
-                    this.request_line.begins_if(patience.note_bytes());
-                } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
+                    this.request_line.begins_if(header_timeout.note_bytes());
+                } else if let Poll::Ready(stage) = header_timeout.poll(context, &this.limits) {
                     if stage == HeaderTimeoutStage::Head {
                         this.misconduct = Misconduct::Late;
                     }
@@ -248,7 +248,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
-            this.request_line.begins_if(this.patience.as_mut().is_some_and(HeaderTimeout::note_bytes));
+            this.request_line.begins_if(this.header_timeout.as_mut().is_some_and(HeaderTimeout::note_bytes));
         }
         this.request_line.spoil_fragment(&mut buf.filled_mut()[before..]);
         Poll::Ready(this.inspect(&buf.filled()[before..]))

@@ -103,7 +103,6 @@ reasons! {
             "Expired seal: the request was forwarded too long ago, or the clocks of the replicas differ";
         /// Received before, or too long after later requests.
         Repeated: "forward_repeated", "Repeated request: it was received before";
-        /// Too many replicas have forwarded requests recently.
         TooManySenders: "forward_crowded", "Too many replicas forward requests: try again later";
     }
 }

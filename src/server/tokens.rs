@@ -375,7 +375,6 @@ fn refused(error: TokenError, token: &str) -> TokenVerdict {
 }
 
 const WEIGHT_MAX: u64 = 4 << 20;
-/// The bytes that the cache needs for an entry.
 const ENTRY_BYTES: usize = 512;
 
 /// Keeps one copy of equal claims: most tokens of an issuer have the same. Rules find callers by the claims' address.

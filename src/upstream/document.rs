@@ -56,7 +56,6 @@ struct KeptClient {
 #[derive(Clone, Debug)]
 pub(crate) struct FormAnswer {
     pub(crate) status: StatusCode,
-    /// `Retry-After`, in seconds.
     pub(crate) retry_after: Option<Duration>,
     /// At most as many bytes as the caller allows. May hold a secret.
     pub(crate) text: Bytes,

@@ -419,7 +419,6 @@ named_variants! {
         DeclaresTasks = "the server declares the tasks extension there",
         HasAsked = "the server has asked by an InputRequiredResult there",
         NoSessions = "the server offers no sessions",
-        /// Unknown whether the server has sessions.
         NoVerdict = "the server gave no verdict on sessions",
     }
 }

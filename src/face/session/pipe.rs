@@ -73,7 +73,6 @@ pub(super) enum PipedMessage {
     /// Boxed: it is moved through several futures.
     Request(Box<PipedRequest>),
     Notification(OneWayKind, MessageText),
-    /// The cancellation of this request.
     Cancel(RequestId, MessageText),
     /// The answer to this question.
     Response(Option<RequestId>, MessageText),

@@ -122,7 +122,6 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// A host or address that is not local.
 fn foreign_host(config: &Config) -> Option<String> {
     let is_local =
         |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());

@@ -100,7 +100,6 @@ impl ObjectWriter {
         self
     }
 
-    /// Appends a member if there is a value.
     pub fn optional(self, key: &'static str, value: Option<&Payload>) -> Self {
         if let Some(value) = value { self.member(key, value) } else { self }
     }

@@ -31,9 +31,9 @@ use crate::wire::{RequestId, envelope};
 const ABSENCE_MAX: Duration = Duration::from_secs(60);
 /// The longest `retry` during which a call holds its permit.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
-/// The most remembered calls that missed their deadline. The client of a dropped one gets a stream without a response.
+/// The most calls that are kept after they missed their deadline. The client of a dropped one gets a stream without a response.
 const ENDED_MAX: usize = 1_024;
-/// How long they are remembered.
+/// How long such a call is kept.
 const ENDED_FOR: Duration = Duration::from_secs(5 * 60);
 /// How long the upstream is asked for a kept response of such a call.
 const KEPT_ANSWER_MAX: Duration = Duration::from_secs(2);

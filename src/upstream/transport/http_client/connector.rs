@@ -395,7 +395,6 @@ impl Service<Name> for ReachedNames {
     }
 }
 
-/// Whether an address is one of the public internet.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(ip) => {

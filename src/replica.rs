@@ -26,7 +26,7 @@ pub use membership::{
     DeathClaim, HeartbeatAnswer, LeaseTerms, Membership, OwnStanding, ReplicaLook, ReplicaRow, StoreGeneration,
     StoreLoss,
 };
-pub use read_trust::{ReadBelief, ReadTrust, ServerMark};
+pub use read_trust::{ReadTrust, ReadVerdict, ServerMark};
 pub use task_clock::{ClockStart, TaskClock};
 
 /// One process of a replica, numbered by the store at its registration. Numbers are never reused.

@@ -243,7 +243,7 @@ impl Gateway {
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         if let Some(shared) = &self.shared {
-            shared.store.tell_config(digest_of_upstreams(&config));
+            shared.store.announce_config(digest_of_upstreams(&config));
         }
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
         let routes = token_keys::with_metadata(routes, &config, &self.parts.rates);

@@ -24,8 +24,8 @@ use crate::replica::BootTime;
 pub struct ServerMark(pub u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadBelief {
-    Believed,
+pub enum ReadVerdict {
+    Trusted,
     /// The read needs a barrier that is sent from now on to the same server.
     NeedsBarrier,
 }
@@ -87,19 +87,19 @@ impl ReadTrust {
     }
 
     /// A barrier sent after a read proves it for good; an earlier one for `age_max`, as later commits may be undone.
-    pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
+    pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadVerdict {
         let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
         match self.proof {
-            Some(proof) if proof.server == server && is_fresh(proof) => ReadBelief::Believed,
+            Some(proof) if proof.server == server && is_fresh(proof) => ReadVerdict::Trusted,
             _ => self.judge_for_good(server, received),
         }
     }
 
     /// For reads that must never be rolled back: requires a barrier sent after the read was received.
-    pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadBelief {
+    pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadVerdict {
         match self.proof {
-            Some(proof) if proof.server == server && proof.sent >= received => ReadBelief::Believed,
-            _ => ReadBelief::NeedsBarrier,
+            Some(proof) if proof.server == server && proof.sent >= received => ReadVerdict::Trusted,
+            _ => ReadVerdict::NeedsBarrier,
         }
     }
 }
@@ -128,18 +128,18 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(trust: &ReadTrust, read: (ServerMark, u64), now: u64, expected: ReadBelief) {
+    fn check(trust: &ReadTrust, read: (ServerMark, u64), now: u64, expected: ReadVerdict) {
         assert_eq!(trust.judge(read.0, at(read.1), at(now)), expected);
     }
 
     #[test]
     fn a_barrier_comes_first_after_each_connect() {
         let mut trust = trust(1);
-        check(&trust, (SERVER, 1), 1, ReadBelief::NeedsBarrier);
+        check(&trust, (SERVER, 1), 1, ReadVerdict::NeedsBarrier);
         trust.lane_write_passed(SERVER, at(1));
-        check(&trust, (SERVER, 1), 1, ReadBelief::Believed);
+        check(&trust, (SERVER, 1), 1, ReadVerdict::Trusted);
         trust.connected(at(2));
-        check(&trust, (SERVER, 2), 2, ReadBelief::NeedsBarrier);
+        check(&trust, (SERVER, 2), 2, ReadVerdict::NeedsBarrier);
         assert!(!trust.may_settle(SERVER));
     }
 
@@ -159,40 +159,40 @@ mod tests {
     fn a_write_that_did_not_wait_for_the_batches_proves_reads_and_settles_nothing() {
         let mut trust = trust(1);
         trust.write_passed(SERVER, at(1));
-        check(&trust, (SERVER, 1), 9, ReadBelief::Believed);
+        check(&trust, (SERVER, 1), 9, ReadVerdict::Trusted);
         assert!(!trust.may_settle(SERVER));
         trust.lane_write_passed(SERVER, at(2));
         trust.write_passed(OTHER, at(3));
         assert!(trust.may_settle(SERVER), "another write takes nothing from it");
-        check(&trust, (SERVER, 1), 3, ReadBelief::NeedsBarrier);
+        check(&trust, (SERVER, 1), 3, ReadVerdict::NeedsBarrier);
     }
 
     #[test]
     fn what_is_to_hold_for_good_is_proven_by_a_barrier_after_it_alone() {
         let mut trust = trust(60);
         trust.lane_write_passed(SERVER, at(10));
-        assert_eq!(trust.judge_for_good(SERVER, at(10)), ReadBelief::Believed);
-        assert_eq!(trust.judge_for_good(SERVER, at(11)), ReadBelief::NeedsBarrier);
-        assert_eq!(trust.judge_for_good(OTHER, at(9)), ReadBelief::NeedsBarrier);
+        assert_eq!(trust.judge_for_good(SERVER, at(10)), ReadVerdict::Trusted);
+        assert_eq!(trust.judge_for_good(SERVER, at(11)), ReadVerdict::NeedsBarrier);
+        assert_eq!(trust.judge_for_good(OTHER, at(9)), ReadVerdict::NeedsBarrier);
     }
 
     #[test]
     fn a_read_is_believed_by_a_barrier_after_it_and_else_for_as_long_as_reads_are_trusted() {
         let mut trust = trust(1);
         trust.lane_write_passed(SERVER, at(10));
-        check(&trust, (SERVER, 9), 20, ReadBelief::Believed);
-        check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
-        check(&trust, (SERVER, 11), 12, ReadBelief::NeedsBarrier);
-        check(&trust, (OTHER, 9), 11, ReadBelief::NeedsBarrier);
+        check(&trust, (SERVER, 9), 20, ReadVerdict::Trusted);
+        check(&trust, (SERVER, 11), 11, ReadVerdict::Trusted);
+        check(&trust, (SERVER, 11), 12, ReadVerdict::NeedsBarrier);
+        check(&trust, (OTHER, 9), 11, ReadVerdict::NeedsBarrier);
     }
 
     #[test]
     fn without_trust_in_age_each_read_needs_a_barrier_after_it() {
         let mut trust = trust(0);
         trust.lane_write_passed(SERVER, at(10));
-        check(&trust, (SERVER, 11), 11, ReadBelief::NeedsBarrier);
+        check(&trust, (SERVER, 11), 11, ReadVerdict::NeedsBarrier);
         trust.lane_write_passed(SERVER, at(11));
-        check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
+        check(&trust, (SERVER, 11), 11, ReadVerdict::Trusted);
     }
 
     #[test]
@@ -200,6 +200,6 @@ mod tests {
         let mut trust = trust(1);
         trust.lane_write_passed(SERVER, at(10));
         trust.lane_write_passed(OTHER, at(9));
-        check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
+        check(&trust, (SERVER, 11), 11, ReadVerdict::Trusted);
     }
 }

@@ -199,7 +199,7 @@ impl PostgresStore {
     }
 
     /// Announces a new configuration digest, with an immediate heartbeat.
-    pub fn tell_config(&self, config_digest: Vec<u8>) {
+    pub fn announce_config(&self, config_digest: Vec<u8>) {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
 

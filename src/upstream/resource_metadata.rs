@@ -92,7 +92,7 @@ impl ResourceMetadata {
         let late = Err(MetadataError::Unreachable("it did not come in time"));
         let found = tokio::time::timeout(FETCH_MAX, self.fetch(announced.as_ref())).await.unwrap_or(late);
         if let Err(error) = &found {
-            self.tell(error, announced.as_ref());
+            self.log_failure(error, announced.as_ref());
         }
         *known = Some(KnownMetadata { at: Instant::now(), announced, found: found.clone() });
         found
@@ -156,7 +156,7 @@ impl ResourceMetadata {
     }
 
     /// Logs for operators why clients cannot log in, at most once a minute.
-    fn tell(&self, error: &MetadataError, announced: Option<&Url>) {
+    fn log_failure(&self, error: &MetadataError, announced: Option<&Url>) {
         let mut logged_at = self.logged_at.lock();
         if *error == MetadataError::Missing || logged_at.is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL) {
             return;

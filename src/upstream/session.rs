@@ -46,7 +46,7 @@ const NEWS_MAX: usize = 256;
 /// Concurrent replies of the gateway's own in one session.
 const REPLIES_MAX: usize = 32;
 /// How long a message without a response may take to be accepted.
-const TELL_MAX: Duration = Duration::from_secs(30);
+const ONE_WAY_MAX: Duration = Duration::from_secs(30);
 const DELETE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -292,9 +292,9 @@ impl UpstreamSession {
     }
 
     /// Sends one message without a response, and waits until it was accepted.
-    pub(crate) async fn tell(&self, message: Bytes) -> Result<(), GatewayFault> {
+    pub(crate) async fn send_one_way(&self, message: Bytes) -> Result<(), GatewayFault> {
         let handed_over = HandedOver::default();
-        match tokio::time::timeout(TELL_MAX, self.post_beside(message, &handed_over)).await {
+        match tokio::time::timeout(ONE_WAY_MAX, self.post_beside(message, &handed_over)).await {
             Ok(response) => reply::accepted(&response?),
             Err(_) => Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)),
         }
@@ -311,7 +311,7 @@ impl UpstreamSession {
             let _permit = permit;
             tokio::select! {
                 () = session.link.stop.cancelled() => (),
-                sent = session.tell(message) => {
+                sent = session.send_one_way(message) => {
                     if sent.is_err() {
                         session.link.dropped("reply_failed");
                     }
@@ -372,7 +372,7 @@ impl UpstreamSession {
             return;
         }
         let params = Payload::of(&serde_json::json!({ "level": level }));
-        let telling = self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params)));
+        let telling = self.send_one_way(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params)));
         match tokio::time::timeout(LEVEL_MAX, telling).await {
             Ok(Ok(())) => sent.lowest = Some(rank),
             Ok(Err(_)) | Err(_) => {

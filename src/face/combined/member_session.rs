@@ -198,12 +198,12 @@ impl MemberHandshake {
         let id = answer.headers().get(headers::SESSION_ID).cloned();
         let result = read_result(answer, &self.limits).await?;
         let Some(id) = id else { return Err(MemberRefusal::late()) };
-        let _ = self.say(&id, envelope::notification(method::INITIALIZED, None)).await;
+        let _ = self.send(&id, envelope::notification(method::INITIALIZED, None)).await;
         self.send_level(session, &id, level).await;
         Ok(OpenedMember { id, summary: Some(Arc::new(ServerSummary::of(&result))) })
     }
 
-    async fn say(&self, id: &HeaderValue, message: Bytes) -> FaceResponse {
+    async fn send(&self, id: &HeaderValue, message: Bytes) -> FaceResponse {
         let mut inbound = Inbound { body: message, ..self.inbound.clone() };
         inbound.headers.insert(headers::SESSION_ID, id.clone());
         self.endpoint.serve(Box::new(inbound)).await
@@ -215,7 +215,7 @@ impl MemberHandshake {
             let params = ObjectWriter::new().text("level", level.as_str()).finish();
             let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&params));
             // A server without log messages does not know this method.
-            let _ = whole(self.say(id, request).await.into_body(), &self.limits).await;
+            let _ = whole(self.send(id, request).await.into_body(), &self.limits).await;
             *sent = Some(level);
         }
     }

@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 8 << 20;
 /// Tries of one piece: an index of many millions of rows may never fit between two checks of the log.
 const TRIES_MAX: usize = 20;
 /// How long the writer waits for the check to stop, which takes milliseconds.
-const WAY_MAX: Duration = Duration::from_secs(2);
+const STOPPING_MAX: Duration = Duration::from_secs(2);
 /// Steps of a statement, microseconds together, between two checks of whether it has to stop.
 const STEPS: i32 = 1000;
 
@@ -64,7 +64,7 @@ impl FileCheck {
     pub(super) fn hold(&self) {
         let mut state = self.state.lock();
         state.is_held = true;
-        self.woken.wait_while_for(&mut state, |state| state.is_running, WAY_MAX);
+        self.woken.wait_while_for(&mut state, |state| state.is_running, STOPPING_MAX);
     }
 
     pub(super) fn go_on(&self) {

@@ -47,7 +47,7 @@ impl DiskStore {
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
         let opened = tokio::task::spawn_blocking(move || {
-            read_in_at_last(&at, spare.as_ref(), tuning, &hooks).map(|found| (found, hooks))
+            open_with_room(&at, spare.as_ref(), tuning, &hooks).map(|found| (found, hooks))
         });
         let (found, hooks) =
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
@@ -142,7 +142,7 @@ pub(super) struct OpenedDatabase {
 
 /// Opens the file, and reads the state that must be known before requests are served. That takes disk space: if the disk
 /// is full, the ballast is removed first (F53).
-pub(super) fn read_in_at_last(
+pub(super) fn open_with_room(
     path: &Path,
     ballast: Option<&Ballast>,
     tuning: DiskTuning,

@@ -20,7 +20,7 @@ use super::session::{DatabaseConnector, Session, back_off};
 use super::settled_rows::ReadSource;
 use super::state::StoreState;
 use super::transaction::{DURABILITY_PROOF, Parameters, count_barrier, transact};
-use crate::replica::ReadBelief;
+use crate::replica::ReadVerdict;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
@@ -160,13 +160,13 @@ impl ReaderConnection {
             let judge = |server| {
                 let trust = self.connector.trust.lock();
                 match proof {
-                    ReadProof::None => ReadBelief::Believed,
+                    ReadProof::None => ReadVerdict::Trusted,
                     ReadProof::Lately => trust.judge(server, received, received),
                     ReadProof::ForGood => trust.judge_for_good(server, received),
                 }
             };
             let server = link.session.server;
-            if judge(server) == ReadBelief::NeedsBarrier {
+            if judge(server) == ReadVerdict::NeedsBarrier {
                 let proof = transact(&link.session, &[(&link.proof, vec![])]).await;
                 let proof = proof.map_err(|failure| failure.health())?;
                 self.state.settled.write_passed(server, proof.sent);

@@ -9,7 +9,7 @@ use moka::Expiry;
 use moka::sync::Cache;
 use parking_lot::Mutex;
 
-use crate::replica::{BootTime, ReadBelief, ServerMark};
+use crate::replica::{BootTime, ReadVerdict, ServerMark};
 use crate::store::tasks::StoredTask;
 use crate::task::{TaskKey, Timestamp};
 
@@ -74,12 +74,12 @@ impl SettledRows {
         self.rows.contains_key(key)
     }
 
-    pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
+    pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadVerdict) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {
             if self.is_proven(source) {
                 is_proven.store(true, Ordering::Relaxed);
-            } else if judge(source) == ReadBelief::NeedsBarrier {
+            } else if judge(source) == ReadVerdict::NeedsBarrier {
                 return None;
             }
         }

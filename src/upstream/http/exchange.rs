@@ -139,7 +139,7 @@ impl HttpExchange {
         self.driven.run_until(tokio::time::timeout_at(self.sent + patience, known)).await;
     }
 
-    async fn tell_cancelled(&mut self, reason: &str) {
+    async fn send_cancel(&mut self, reason: &str) {
         self.known_upstream().await;
         if !self.driven.is_running() {
             return;
@@ -150,7 +150,7 @@ impl HttpExchange {
             // Still no handle: the call counts as a plain one.
             let params = json!({ "requestId": self.http_call.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
-            if self.http_call.session().tell(message).await.is_err() {
+            if self.http_call.session().send_one_way(message).await.is_err() {
                 self.http_call.session().link.dropped("cancel_failed");
             }
         }
@@ -221,13 +221,13 @@ impl Exchange for HttpExchange {
             Answer::Result(result) => envelope::result(&id, &result),
             Answer::Error(error) => envelope::error(Some(&id), &error),
         };
-        self.http_call.session().tell(message).await.map_err(ExchangeError)?;
+        self.http_call.session().send_one_way(message).await.map_err(ExchangeError)?;
         self.http_call.call.close(ask);
         Ok(())
     }
 
     async fn cancel(&mut self, reason: &str) {
-        let sent = tokio::time::timeout(CANCEL_MAX, self.tell_cancelled(reason)).await;
+        let sent = tokio::time::timeout(CANCEL_MAX, self.send_cancel(reason)).await;
         if sent.is_err() {
             self.http_call.session().link.dropped("cancel_failed");
         }

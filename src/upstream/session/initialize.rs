@@ -94,7 +94,7 @@ async fn introduced(
     let client = key.credential.clone();
     let headers = SessionHeaders { session: agreed.session, version: Some(facts.version), client };
     let session = UpstreamSession::opened(link, headers, facts);
-    session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
+    session.send_one_way(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %link.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }

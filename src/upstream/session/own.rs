@@ -312,16 +312,16 @@ impl OwnSessions {
         };
         tracing::info!(upstream = %self.channel.name(), "replaced a session that the upstream had lost");
         let initialized = envelope::notification(method::INITIALIZED, None);
-        self.tell(&binding, &session.forwarded, initialized).await?;
+        self.send_and_await(&binding, &session.forwarded, initialized).await?;
         let SessionPreferences { level, subscriptions } = preferences;
         // A caller with fewer rights may be the one that renews it.
         let access = self.access.tools_of(&session.caller, self.channel.name());
         let (allowed, postponed) = subscriptions.into_iter().partition(|uri| access.has_resource(uri));
         self.remembered(session).postpone(postponed);
-        let telling = self.tell_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
+        let sending = self.send_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
         // The request that found the session lost waits for this.
-        match tokio::time::timeout(END_MAX, telling).await {
-            Ok(Ok(Some(told))) => told.map(|()| binding),
+        match tokio::time::timeout(END_MAX, sending).await {
+            Ok(Ok(Some(sent))) => sent.map(|()| binding),
             Ok(Ok(None) | Err(_)) | Err(_) => Ok(binding),
         }
     }
@@ -334,45 +334,45 @@ impl OwnSessions {
         let access = LazyCell::new(|| self.access.tools_of(&session.caller, self.channel.name()));
         let due = self.memory(session).map(|memory| memory.take_postponed(|uri| access.has_resource(uri)));
         if let Some(subscriptions) = due.filter(|due| !due.is_empty()) {
-            drop(self.tell_preferences(session, binding, SessionPreferences { level: None, subscriptions }));
+            drop(self.send_preferences(session, binding, SessionPreferences { level: None, subscriptions }));
         }
     }
 
     /// Sends the log level, then the subscriptions, several at a time, even if no caller awaits it.
-    fn tell_preferences(
+    fn send_preferences(
         self: &Arc<Self>,
         session: &OwnSession,
         binding: &SessionBinding,
         preferences: SessionPreferences,
     ) -> JoinHandle<Option<Result<(), GatewayFault>>> {
         let (sessions, binding, forwarded) = (Arc::clone(self), binding.clone(), session.forwarded.clone());
-        let telling = async move {
-            let tell = |name, params: &Payload| {
-                sessions.tell(&binding, &forwarded, envelope::request(&own_ids::mint(), name, Some(params)))
+        let sending = async move {
+            let send = |name, params: &Payload| {
+                sessions.send_and_await(&binding, &forwarded, envelope::request(&own_ids::mint(), name, Some(params)))
             };
             if let Some(level) = &preferences.level {
-                tell(method::SET_LEVEL, level).await?;
+                send(method::SET_LEVEL, level).await?;
             }
             let subscribing = preferences.subscriptions.into_iter().map(|uri| {
                 let params = ObjectWriter::new().text("uri", &uri).finish();
-                tell(method::RESOURCES_SUBSCRIBE, &params)
+                send(method::RESOURCES_SUBSCRIBE, &params)
             });
             streams::iter(subscribing).buffer_unordered(SUBSCRIBE_AT_ONCE).try_collect().await
         };
-        self.scope.tracker.spawn(self.scope.stop.clone().run_until_cancelled_owned(telling))
+        self.scope.tracker.spawn(self.scope.stop.clone().run_until_cancelled_owned(sending))
     }
 
     /// Sends a message and waits for its response, which is ignored; only an unreachable server is an error.
-    async fn tell(
+    async fn send_and_await(
         &self,
         binding: &SessionBinding,
         forwarded: &ForwardedHeaders,
         message: Bytes,
     ) -> Result<(), GatewayFault> {
         let (binding, verb) = (binding.clone(), RawMethod::Post(message.into()));
-        let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
+        let sending = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-        let sent = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
+        let sent = tokio::time::timeout(HANDSHAKE_MAX, sending).await.unwrap_or_else(|_| {
             if let Some(health) = self.channel.health() {
                 health.ended(HealthMark::default(), &late);
             }

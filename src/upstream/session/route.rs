@@ -79,7 +79,7 @@ impl UpstreamSession {
                 None => Some(Message::Request(request)),
             },
             Message::Notification(notification) => {
-                let taken = self.tell_call(&notification, matching);
+                let taken = self.deliver_to_call(&notification, matching);
                 taken.is_none().then_some(Message::Notification(notification))
             }
             response @ Message::Response(_) => Some(response),
@@ -88,7 +88,7 @@ impl UpstreamSession {
 
     /// Handles a notification on the stream of a session of the gateway.
     pub(super) fn note(&self, notification: Notification) {
-        if self.tell_call(&notification, CallMatch::Pooled).is_some() {
+        if self.deliver_to_call(&notification, CallMatch::Pooled).is_some() {
             return;
         }
         if matches!(read(&notification), NotificationSubject::News) {
@@ -122,7 +122,7 @@ impl UpstreamSession {
     }
 
     /// Sends a notification to its call; `None` if there is none.
-    fn tell_call(&self, notification: &Notification, matching: CallMatch) -> Option<()> {
+    fn deliver_to_call(&self, notification: &Notification, matching: CallMatch) -> Option<()> {
         let (call, event) = match read(notification) {
             NotificationSubject::TaskChanged(task) => {
                 self.of_task(&task, matching)?.hint.notify_one();
@@ -331,7 +331,7 @@ impl QuestionKeepAlive {
                     break;
                 }
                 // An upstream that refuses it has lost the session, or will report the fault elsewhere.
-                if session.tell(self.sign(count)).await.is_err() {
+                if session.send_one_way(self.sign(count)).await.is_err() {
                     break;
                 }
             }

@@ -180,11 +180,11 @@ impl TransportAdapter {
             message @ (Message::Notification(_) | Message::Response(_)) => {
                 let sent = match session.place_of(message) {
                     Some((other, Some(text))) => {
-                        other.tell(message, &outgoing.clone().with_body(text), handed_over).await
+                        other.send_one_way(message, &outgoing.clone().with_body(text), handed_over).await
                     }
-                    Some((other, None)) => other.tell(message, outgoing, handed_over).await,
+                    Some((other, None)) => other.send_one_way(message, outgoing, handed_over).await,
                     None if session.cancels_opening(message) => Ok(()),
-                    None => session.tell(message, outgoing, handed_over).await,
+                    None => session.send_one_way(message, outgoing, handed_over).await,
                 };
                 sent.map(|()| answered(StatusCode::ACCEPTED))
             }

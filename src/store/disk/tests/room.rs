@@ -3,7 +3,7 @@
 use rusqlite::ffi;
 
 use super::super::folder::Ballast;
-use super::super::starting::read_in_at_last;
+use super::super::starting::open_with_room;
 use super::*;
 use crate::store::disk::folder::{self, BALLAST_BYTES};
 use crate::store::tasks::SWEEP_BYTES_MAX;
@@ -120,14 +120,14 @@ async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     let space = || DiskSpace { free: 0, all: 1 << 30 };
     let hooks = FaultHooks { before_open: Some(full), space: Some(Box::new(space)), ..FaultHooks::default() };
     let path = folder.path().join("data/tasks.db");
-    let found = read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).unwrap();
+    let found = open_with_room(&path, Some(&ballast), settings(&folder).tuning, &hooks).unwrap();
     assert_eq!(found.sums.all().tasks, 1);
     assert!(!ballast.is_there());
     drop(found);
     // A disk with another fault keeps it.
     ballast.lay_down().unwrap();
     let hooks = FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..hooks };
-    assert!(read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
+    assert!(open_with_room(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
     assert_eq!(std::fs::metadata(folder.path().join("data/tasks.ballast")).unwrap().len(), BALLAST_BYTES);
 }
 

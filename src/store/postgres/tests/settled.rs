@@ -6,7 +6,7 @@ use super::doubts::Deafened;
 use super::incarnations::two;
 use super::rules::pair;
 use super::*;
-use crate::replica::ReadBelief;
+use crate::replica::ReadVerdict;
 use crate::store::contract::settled;
 
 async fn insert_settled(store: &PostgresStore, id: u128) -> TaskKey {
@@ -105,7 +105,7 @@ async fn n4_a_settled_row_of_an_old_primary_is_shown_no_longer_than_reads_are_tr
     new.promote();
     let promoted = Instant::now();
     assert!(is_shown(&store, &late).await, "it is trusted for now");
-    assert!(store.state.settled.get(&late, |_| ReadBelief::Believed).is_some(), "it is kept");
+    assert!(store.state.settled.get(&late, |_| ReadVerdict::Trusted).is_some(), "it is kept");
     loop {
         let begun = promoted.elapsed();
         match store.load(&late, START).await {

@@ -273,7 +273,7 @@ impl AdapterConnection {
     }
 
     /// Sends a notification or an answer.
-    pub(super) async fn tell(
+    pub(super) async fn send_one_way(
         &self,
         message: &Message,
         outgoing: &OutgoingRequest,
@@ -365,7 +365,7 @@ impl AdapterConnection {
 
     async fn run(self: Arc<Self>, mut receiver: Box<dyn MessageReceiver>) {
         let began = Instant::now();
-        let fault = self.hear(&mut *receiver).await;
+        let fault = self.receive_all(&mut *receiver).await;
         // The gateway may have ended the connection: then there is no failure to report.
         if let Some(fault) = fault.filter(|_| !self.is_over()) {
             let _ = self.why.set(fault);
@@ -382,7 +382,7 @@ impl AdapterConnection {
         self.leave();
     }
 
-    async fn hear(self: &Arc<Self>, receiver: &mut dyn MessageReceiver) -> Option<GatewayFault> {
+    async fn receive_all(self: &Arc<Self>, receiver: &mut dyn MessageReceiver) -> Option<GatewayFault> {
         let connection = Arc::clone(self);
         let mut room = MessageRoom::new(move || connection.share());
         let mut look = tokio::time::interval(LOOK_EVERY);

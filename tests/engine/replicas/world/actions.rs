@@ -315,7 +315,7 @@ impl World {
             }
             (Action::Register, _) => replica.is_registered = true,
             (Action::Answer { row, before, received }, _) => {
-                if replica.trust.judge(mark, received, now) == ReadBelief::Believed {
+                if replica.trust.judge(mark, received, now) == ReadVerdict::Trusted {
                     self.judge.answered(task, row, before);
                 }
             }

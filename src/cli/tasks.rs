@@ -61,7 +61,7 @@ pub enum TasksCommand {
         /// All tasks of this upstream that have not ended; with --principal, only tasks of that principal.
         #[arg(long, value_name = "NAME", conflicts_with = "references")]
         upstream: Option<String>,
-        /// Ask nothing.
+        /// Cancel without asking for confirmation.
         #[arg(long)]
         yes: bool,
     },

@@ -39,7 +39,7 @@ pub(super) struct InstallArguments {
     /// The host's file, if it is not at its usual place.
     #[arg(long, value_name = "FILE", requires = "host")]
     file: Option<PathBuf>,
-    /// Change the file without a question.
+    /// Change the file without asking for confirmation.
     #[arg(long, short)]
     yes: bool,
 }

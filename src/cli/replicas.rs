@@ -17,7 +17,7 @@ pub(super) enum ReplicasCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Removes the row of a dead gateway before its day is over.
+    /// Removes the row of a dead gateway, which is otherwise kept for a day.
     ///
     /// The gateway must have been declared dead, and hold no task: others take its tasks over within seconds. A gateway that
     /// was only paused finds no row when it continues, concludes that the database lost acknowledged writes, and exits with

@@ -228,7 +228,7 @@ pub(super) struct WrapArguments {
     options: ServerOptions,
     /// For clients without tasks: "hold" holds their calls open, "tools" answers a call that outlives --grace with
     /// a text that names its task, and offers tools that continue with the task.
-    #[arg(long, value_name = "WAY", default_value = "hold", value_parser = fallback)]
+    #[arg(long, value_name = "hold|tools", default_value = "hold", value_parser = fallback)]
     fallback: FallbackPolicy,
     /// The address of a server over HTTP.
     #[arg(long, value_name = "URL", conflicts_with = "command")]

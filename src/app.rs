@@ -517,6 +517,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         random: random_bits,
         scope: parts.scope.clone(),
         leaving: parts.leaving.clone(),
+        ending: parts.listeners.ending().child_token(),
     };
     Ok(OpenedUpstream { served: Arc::new(served), health, login })
 }

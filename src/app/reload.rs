@@ -53,8 +53,6 @@ pub(super) struct ServedUpstream {
     endpoint: Arc<UpstreamEndpoint>,
     /// The state for clients of the HTTP+SSE transport.
     older: SseServed,
-    /// Ends the clients' own streams.
-    leaving: DropGuard,
     /// Ends its background tasks.
     stop: DropGuard,
 }
@@ -78,10 +76,9 @@ impl ServedUpstream {
             streams: own.streams.clone(),
             leaving: own.leaving.child_token(),
         };
-        let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
-        own.scope.tracker.spawn(async move { kept.evict_expired(&leaving).await });
-        let leaving = own.leaving.drop_guard();
-        Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
+        let (kept, stopped) = (Arc::clone(&endpoint), own.scope.stop);
+        own.scope.tracker.spawn(async move { kept.evict_expired(&stopped).await });
+        Ok(Self { config, files, served, health, endpoint, older, stop })
     }
 
     pub(super) fn target(&self) -> CallTarget {
@@ -263,8 +260,11 @@ impl Gateway {
         let still_used: Vec<_> = self.upstreams.iter().filter_map(uses).collect();
         let ended = before.iter().filter_map(uses).filter(|one| !still_used.contains(one));
         ended.for_each(|one| show_end(one, None));
-        // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.
-        before.iter().for_each(|one| one.older.leaving.cancel());
+        // A stream holds the endpoint indefinitely, and its client would hear a removed server, or not the new one (F115).
+        for one in &before {
+            one.served.leaving.cancel();
+            one.served.ending.cancel();
+        }
         let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);
         let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
         let (come_back, still_gone) =
@@ -286,12 +286,10 @@ impl Gateway {
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
-            let over = opened.close_after_last_call(1, "it was replaced", &self.retired, &scope.stop);
+            let over = opened.close_after_last_call(2, "it was replaced", &self.retired, &scope.stop);
             scope.tracker.spawn(async move {
                 // Binds each field that holds the upstream: this future must own them until it drops them.
-                let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;
-                // The clients' own streams end, and clients reopen them at the new upstream.
-                drop(leaving);
+                let ServedUpstream { endpoint, served, stop, .. } = opened;
                 over.await;
                 drop((endpoint, served, stop));
             });

@@ -209,7 +209,8 @@ impl PathFaces for UpstreamEndpoint {
     }
 }
 
-/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Other requests get 404.
+/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Other requests get 404, also those for a
+/// stream (F115).
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
 
@@ -221,10 +222,10 @@ impl ClosingEndpoint {
 
 fn is_kept(request: &Inbound) -> bool {
     if request.method != Method::POST {
-        return true;
+        return request.method != Method::GET;
     }
     match envelope::read(&request.body, ScanLimits::CLIENT) {
-        Ok(Message::Request(request)) => request.method.starts_with("tasks/") || request.method == method::LISTEN,
+        Ok(Message::Request(request)) => request.method.starts_with("tasks/"),
         Ok(Message::Notification(_) | Message::Response(_)) => true,
         Err(_) => false,
     }

@@ -26,7 +26,7 @@ impl ListenPermits {
         Arc::new(Self { taken: Mutex::default(), limits, ending })
     }
 
-    pub(super) const fn ending(&self) -> &CancellationToken {
+    pub(crate) const fn ending(&self) -> &CancellationToken {
         &self.ending
     }
 

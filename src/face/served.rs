@@ -49,6 +49,8 @@ pub struct Served {
     pub scope: TaskScope,
     /// Ends sessions' streams and subscriptions, which would delay a shutdown.
     pub leaving: CancellationToken,
+    /// Ends subscriptions that may name tasks: a drain cancels it after the last call.
+    pub ending: CancellationToken,
 }
 
 impl Served {

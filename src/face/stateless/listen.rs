@@ -96,7 +96,7 @@ impl StatelessFace {
             subscriber,
             watched,
             served: Arc::clone(&self.served),
-            ending: Some(self.served.listeners.ending().clone()),
+            ending: Some(self.served.ending.clone()),
             server_info: self.identity(),
             _permit: permit,
         })

@@ -643,8 +643,8 @@ async fn sec_50_a_token_does_not_reach_a_removed_server() {
     gate.admit(&issuer.auth());
     let token = issuer.token(&["/gone/mcp"]);
     let filter = json!({ "notifications": { "toolsListChanged": true } });
-    let (_, _stream) = gate.begin(&Ask::new(&token, "subscriptions/listen", filter).at("/gone/mcp")).await;
-    gate.server.world.first(|seen| seen.rpc() == "initialize").await;
+    let listen = Ask::new(&token, "subscriptions/listen", filter).at("/gone/mcp");
+    assert_eq!(gate.send(&listen).await.status(), "404", "F115");
     let shown = gate.server.world.all(|seen| seen.header("authorization").is_some());
     assert!(shown.is_empty(), "{shown:?}");
 }

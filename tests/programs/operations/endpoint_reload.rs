@@ -15,7 +15,7 @@ fn endpoint(upstreams: &[&str]) -> String {
     format!("[[endpoints]]\npath = \"/mcp\"\nupstreams = {upstreams:?}\n")
 }
 
-fn client(program: &Program) -> Client {
+pub(super) fn client(program: &Program) -> Client {
     let (over, connections) = (HttpOptions::default(), TaskTracker::new());
     Client { address: program.clients, session: None, version: None, accept: BOTH, over, connections }
 }
@@ -38,7 +38,7 @@ fn called(client: &Client, tool: &str) -> tokio::task::JoinHandle<String> {
 }
 
 /// A 2026-07-28 client that wants to hear of changed tools, once it has been told that it will.
-async fn listening(client: &Client) -> Reply {
+pub(super) async fn listening(client: &Client) -> Reply {
     let params = json!({
         "notifications": {"toolsListChanged": true},
         "_meta": {

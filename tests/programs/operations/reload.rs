@@ -4,12 +4,14 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::Duration;
 
+use http::StatusCode;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
+use super::endpoint_reload::{client, listening};
 use super::program::{Call, Folder, Program, Worker, block, send};
-use super::upstream::in_time;
+use super::upstream::{ScriptedServer, in_time};
 
 const APPLIED: &str = "taskgate_config_reloads_total{outcome=\"applied\"}";
 const REJECTED: &str = "taskgate_config_reloads_total{outcome=\"rejected\"}";
@@ -175,6 +177,27 @@ async fn f24_an_upstream_that_moved_is_not_let_go_of_before_its_last_task_ends()
     old.answer_all();
     program.until("/up/mcp", &task, "completed").await;
     old.server.world.first(|seen| seen.method == "DELETE").await;
+}
+
+/// A removed server reaches no client any more, and a client that listens learns that it must listen to the new one.
+#[tokio::test]
+async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
+    for is_moved in [true, false] {
+        let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+        *worker.server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+        let at_one_path = |server: &ScriptedServer| block("up", server) + "path = \"/mcp\"\n";
+        folder.write(&at_one_path(&worker.server));
+        let program = Program::serve(&folder).await;
+        let client = client(&program).opened("2025-11-25").await;
+        let (own_stream, listening) = (client.get(None).await, listening(&client).await);
+        folder.write(&if is_moved { at_one_path(&other.server) } else { block("other", &other.server) });
+        program.says(READ, 1).await;
+        assert!(in_time(own_stream.try_text()).await.is_some(), "its end is in order");
+        let last = in_time(listening.text()).await;
+        assert!(last.contains("\"id\":8") && last.contains("\"result\""), "the result of listening: {last}");
+        let status = if is_moved { StatusCode::OK } else { StatusCode::NOT_FOUND };
+        assert_eq!(client.get(None).await.status, status);
+    }
 }
 
 /// Rules, bounds and names too; what only a start can change is said.

@@ -401,7 +401,7 @@ pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
     endpoint: Arc<CombinedEndpoint>,
     older: SseServed,
-    _leaving: DropGuard,
+    _ends: [DropGuard; 2],
 }
 
 impl ServedEndpoint {
@@ -418,18 +418,20 @@ impl ServedEndpoint {
     }
 
     fn of_members(settings: &CombinedSettings, members: Vec<EndpointMember>, parts: &GatewayParts) -> Self {
-        let leaving = parts.leaving.child_token();
-        let combined = CombinedEndpoint::new(settings.clone(), members, Arc::clone(&parts.combined), leaving.clone());
+        let (leaving, ending) = (parts.leaving.child_token(), parts.listeners.ending().child_token());
+        let ends = [leaving.clone().drop_guard(), ending.clone().drop_guard()];
+        let sessions = Arc::clone(&parts.combined);
+        let combined = CombinedEndpoint::new(settings.clone(), members, sessions, leaving.clone(), ending);
         let older = SseServed {
             served: Arc::clone(combined.any_served()),
             name: Arc::clone(&settings.path),
             result_bytes_max: combined.result_bytes_max(),
             path: Arc::clone(&settings.path),
             streams: parts.streams.clone(),
-            leaving: leaving.clone(),
+            leaving,
         };
         let (settings, endpoint) = (settings.clone(), Arc::new(combined));
-        Self { settings, endpoint, older, _leaving: leaving.drop_guard() }
+        Self { settings, endpoint, older, _ends: ends }
     }
 }
 

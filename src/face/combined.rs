@@ -135,8 +135,10 @@ struct CombinedUpstreams {
     /// Bounds the gateway's error responses to servers.
     refusals: Arc<Semaphore>,
     result_bytes_max: usize,
-    /// Ends streams once another endpoint serves the path.
+    /// Ends streams once another endpoint serves the path, or in a drain.
     leaving: CancellationToken,
+    /// As `leaving`, for subscriptions: in a drain after the last call, since they may name tasks (F116).
+    ending: CancellationToken,
 }
 
 impl CombinedEndpoint {
@@ -146,6 +148,7 @@ impl CombinedEndpoint {
         members: Vec<EndpointMember>,
         sessions: Arc<CombinedSessions>,
         leaving: CancellationToken,
+        ending: CancellationToken,
     ) -> Self {
         let known = |EndpointMember { served, endpoint }| KnownMember {
             offers_fallback: served.settings.rules.any_falls_back_to_tools(),
@@ -171,6 +174,7 @@ impl CombinedEndpoint {
             refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             result_bytes_max,
             leaving,
+            ending,
         }))
     }
 

@@ -284,16 +284,9 @@ impl CallMessages for MergedListen {
             if self.has_ended {
                 return None;
             }
-            let upstreams = &self.asked.client.upstreams;
-            let ending = async {
-                tokio::select! {
-                    () = upstreams.common().listeners.ending().cancelled() => (),
-                    () = upstreams.leaving.cancelled() => (),
-                }
-            };
             tokio::select! {
                 biased;
-                () = ending => {
+                () = self.asked.client.upstreams.ending.cancelled() => {
                     self.has_ended = true;
                     self.due.push_back(self.subscription.ended(&own_identity()));
                 }

@@ -39,11 +39,15 @@ fn called(client: &Client, tool: &str) -> tokio::task::JoinHandle<String> {
 
 /// A 2026-07-28 client that wants to hear of changed tools, once it has been told that it will.
 pub(super) async fn listening(client: &Client) -> Reply {
+    listening_to(client, &json!({"toolsListChanged": true})).await
+}
+
+async fn listening_to(client: &Client, notifications: &Value) -> Reply {
     let params = json!({
-        "notifications": {"toolsListChanged": true},
+        "notifications": notifications,
         "_meta": {
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
         },
     });
     let client = Client { session: None, version: Some("2026-07-28".to_owned()), ..client.clone() };
@@ -187,4 +191,24 @@ async fn streams_of_an_endpoint_that_stays_as_it_is_stay_too() {
     program.says(READ, 1).await;
     events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n");
     own.until("notifications/tools/list_changed\"}\n\n").await;
+}
+
+/// The client would otherwise ask again and again until the drain is over, and miss the outcome.
+#[tokio::test]
+async fn f116_a_listener_of_a_task_at_an_endpoint_gets_its_outcome_in_a_drain() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&(block("one", &worker.server) + &endpoint(&["one"])));
+    let program = Program::serve(&folder).await;
+    let task = program.task("/one/mcp", "k").await;
+    worker.calls(1).await;
+    let client = client(&program).opened("2025-11-25").await;
+    let (own_stream, listening) = (client.get(None).await, listening_to(&client, &json!({"taskIds": [task]})).await);
+    program.signal("INT");
+    assert!(in_time(own_stream.try_text()).await.is_some(), "its end is in order");
+    worker.answer_all();
+    let said = in_time(listening.text()).await;
+    assert!(
+        said.contains("\"completed\"") && said.contains("\"id\":8"),
+        "the outcome, and the result of listening: {said}"
+    );
 }

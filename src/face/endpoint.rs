@@ -209,8 +209,7 @@ impl PathFaces for UpstreamEndpoint {
     }
 }
 
-/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Other requests get 404, also those for a
-/// stream (F115).
+/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Requests for streams get 404 (F115).
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
 

@@ -293,26 +293,17 @@ thread_local! {
 }
 
 /// Signals the end of all calls. Each thread has a token: all would contend for the lock of one at each wait.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CallsEnd {
-    signal: CancellationToken,
     tokens: [CancellationToken; THREADS],
     reason: OnceLock<Reason>,
-}
-
-impl Default for CallsEnd {
-    fn default() -> Self {
-        let signal = CancellationToken::new();
-        let tokens = std::array::from_fn(|_| signal.child_token());
-        Self { signal, tokens, reason: OnceLock::new() }
-    }
 }
 
 impl CallsEnd {
     /// Ends all calls. The first reason counts.
     fn end(&self, reason: Reason) {
         let _ = self.reason.set(reason);
-        self.signal.cancel();
+        self.tokens.iter().for_each(CancellationToken::cancel);
     }
 
     pub fn token(&self) -> &CancellationToken {

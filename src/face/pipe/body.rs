@@ -454,20 +454,6 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
     }
 }
 
-/// Awaits a future, unless the gateway ends and waits for no more calls: then the call ends with a fault.
-pub(super) async fn until_calls_end<T>(
-    calls_end: &CallsEnd,
-    executed: Executed,
-    waiting: impl Future<Output = Result<T, GatewayFault>>,
-) -> Result<T, GatewayFault> {
-    tokio::select! {
-        // First: the permit of an ended call must not start the next one.
-        biased;
-        () = calls_end.token().cancelled() => Err(calls_end.fault(executed)),
-        done = waiting => done,
-    }
-}
-
 /// A larger event counts as the response, unparsed.
 const EVENT_BYTES_MAX: usize = 64 * 1024;
 

@@ -13,7 +13,7 @@ use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time, until_calls_end};
+use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause, in_time};
 use crate::audit::AuditedCall;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
@@ -82,30 +82,6 @@ pub(in crate::face) trait ResponseEdits<E>: Send + Sync {
     fn skip(&self, _era: &E, _text: &MessageText) {}
 
     fn events(self, era: &E, source: RawBody) -> RawBody;
-}
-
-/// Boxed edits are moved through several futures at the price of a pointer.
-impl<E, T: ResponseEdits<E>> ResponseEdits<E> for Box<T> {
-    fn open(
-        &self,
-        era: &E,
-        body: RawBody,
-        accepted: AcceptedTypes,
-    ) -> impl Future<Output = Result<OpenedAnswer, GatewayFault>> + Send {
-        T::open(self, era, body, accepted)
-    }
-
-    fn whole(&self, era: &E, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        T::whole(self, era, text, accepted)
-    }
-
-    fn skip(&self, era: &E, text: &MessageText) {
-        T::skip(self, era, text);
-    }
-
-    fn events(self, era: &E, source: RawBody) -> RawBody {
-        T::events(*self, era, source)
-    }
 }
 
 pub(in crate::face) enum OpenedAnswer {
@@ -298,8 +274,14 @@ impl HeldCall {
             let permit = match served.permits.try_acquire(owner) {
                 Some(permit) => permit,
                 None => {
-                    let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
-                    until_calls_end(served.engine.calls_end(), Executed::No, waiting).await.inspect_err(note)?
+                    let calls_end = served.engine.calls_end();
+                    let waited = tokio::select! {
+                        // First: the permit of an ended call must not start the next one.
+                        biased;
+                        () = calls_end.token().cancelled() => Err(calls_end.fault(Executed::No)),
+                        done = served.permits.acquire(owner, Some(served.settings.queue_deadline)) => done,
+                    };
+                    waited.inspect_err(note)?
                 }
             };
             if let Some(audited) = &audited {

@@ -339,7 +339,8 @@ impl AnswerEdits {
     }
 }
 
-impl<E: PipeEra + Sync> ResponseEdits<E> for AnswerEdits {
+/// Boxed, as they are moved through several futures.
+impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
     fn events(self, era: &E, source: RawBody) -> RawBody {
         let limits = era.read_limits();
         let gate = EventGate::new(PrimerPolicy::Unnumbered, HoldPolicy::Messages, limits.bytes_max);

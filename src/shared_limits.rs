@@ -78,7 +78,7 @@ impl SharedLimits {
     }
 
     /// How many of `max` permits one of several principals may hold.
-    pub fn places(&self, owner: &Principal, max: usize) -> usize {
+    pub fn share_of(&self, owner: &Principal, max: usize) -> usize {
         self.of(owner).permits.of(max)
     }
 

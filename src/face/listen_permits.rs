@@ -92,17 +92,17 @@ mod tests {
         let upstream: Arc<str> = Arc::from("reports");
         let owners: Vec<_> = (0..=LISTENERS_MAX / of_each).map(|n| Principal::new(&format!("key:{n}"))).collect();
         let (last, full) = owners.split_last().unwrap();
-        let mut places: Vec<_> = full
+        let mut permits: Vec<_> = full
             .iter()
             .flat_map(|owner| (0..of_each).map(move |_| owner))
             .map(|owner| listeners.take(owner, &upstream).unwrap())
             .collect();
         let refused = |owner| listeners.take(owner, &upstream).unwrap_err().reason;
-        assert_eq!((places.len(), refused(last)), (LISTENERS_MAX, Reason::TooManyListeners));
-        places.pop();
+        assert_eq!((permits.len(), refused(last)), (LISTENERS_MAX, Reason::TooManyListeners));
+        permits.pop();
         assert_eq!(refused(&full[0]), Reason::TooManyListeners, "its own bound");
         drop(listeners.take(last, &upstream).unwrap());
-        places.clear();
+        permits.clear();
         assert!(listeners.taken.lock().is_empty());
         listeners.ending.cancel();
         assert_eq!(refused(last), Reason::Draining);

@@ -392,13 +392,13 @@ mod tests {
         let keys =
             (0..owners).flat_map(|owner| (0..of_each).map(move |nonce| key(&format!("key:{owner}"), nonce as u128)));
         let open = |key: SseStreamKey| table.open(key.clone(), key.owner, || ());
-        let mut places: Vec<_> = keys.map(|key| open(key).unwrap()).collect();
+        let mut permits: Vec<_> = keys.map(|key| open(key).unwrap()).collect();
         let refused = |owner: &str| open(key(owner, u128::MAX)).map(drop).unwrap_err().reason;
-        assert_eq!((places.len(), refused("key:another")), (STREAMS_MAX, Reason::TooManyListeners));
-        places.pop();
+        assert_eq!((permits.len(), refused("key:another")), (STREAMS_MAX, Reason::TooManyListeners));
+        permits.pop();
         assert_eq!(refused("key:0"), Reason::TooManyListeners, "its own bound");
         drop(open(key("key:another", 1)).unwrap());
-        places.clear();
+        permits.clear();
         let open = table.open.lock();
         assert!(open.counts.is_empty() && open.inlets.is_empty());
     }

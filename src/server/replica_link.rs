@@ -220,7 +220,7 @@ impl LinkPermits {
 
     /// Takes a permit for `owner`; `None` if all are taken, or its share of them.
     fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPermit> {
-        let share = self.limits.places(owner, self.max);
+        let share = self.limits.share_of(owner, self.max);
         let mut taken = self.taken.lock();
         if taken.of(owner) >= share {
             self.limits.refused(owner, "permits_percent_max", &share);

@@ -21,7 +21,7 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use calls_in_progress::CallsInProgress;
 pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect, HeldCallEntry};
-use state::{CallPermitsState, PermitWaiter, PlaceDivision};
+use state::{CallPermitsState, PermitDivision, PermitWaiter};
 
 /// The resolved limits of one upstream. They apply to `tools/call` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct CallPermitSettings {
 }
 
 impl CallPermitSettings {
-    fn state(self, division: PlaceDivision, limits: SharedLimits) -> CallPermitsState {
+    fn state(self, division: PermitDivision, limits: SharedLimits) -> CallPermitsState {
         CallPermitsState::new(self.in_flight_max.get(), division, self.queue_max, limits)
     }
 }
@@ -128,7 +128,7 @@ impl CallPermits {
     /// The metrics recorder must be installed before.
     pub fn new(upstream: Arc<str>, settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(settings.state(PlaceDivision::Divided, limits)),
+            state: Mutex::new(settings.state(PermitDivision::Divided, limits)),
             in_progress: CallsInProgress::default(),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
@@ -139,7 +139,7 @@ impl CallPermits {
     /// Permits for something other than calls: no metric counts them, and replicas do not divide them.
     pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(settings.state(PlaceDivision::Own, limits)),
+            state: Mutex::new(settings.state(PermitDivision::Own, limits)),
             in_progress: CallsInProgress::default(),
             in_flight: Gauge::noop(),
             queued: Gauge::noop(),
@@ -193,11 +193,11 @@ impl CallPermits {
         if is_bounded && state.has_full_queue(owner) {
             return PermitRequest::Full;
         }
-        let (sender, place) = oneshot::channel();
+        let (sender, grant) = oneshot::channel();
         let ticket = state.enter(owner, sender);
         self.0.queued.increment(1.0);
         let guard = QueueGuard { shared: Arc::clone(&self.0), owner: owner.clone(), ticket };
-        PermitRequest::Taken(PermitTurn::Waits(guard, place))
+        PermitRequest::Taken(PermitTurn::Waits(guard, grant))
     }
 
     /// Counts a call from its beginning: as held, until its prospect changes.
@@ -222,7 +222,7 @@ impl CallPermits {
     /// Not within the lock: an unclaimed permit is dropped here, and is handed out again.
     fn hand_out(&self, called: Vec<(Principal, PermitWaiter)>) {
         for (owner, waiter) in called {
-            drop(waiter.place.send(CallPermit::new(&self.0, owner)));
+            drop(waiter.grant.send(CallPermit::new(&self.0, owner)));
         }
     }
 
@@ -257,21 +257,21 @@ pub enum PermitTurn {
 impl PermitTurn {
     /// Waits for the permit at most `wait_max`, then fails with `QueueDeadline`; `None` has no limit. Cancel safe.
     pub async fn permit(self, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
-        let (guard, mut place) = match self {
+        let (guard, mut grant) = match self {
             Self::Called(permit) => return Ok(permit),
-            Self::Waits(guard, place) => (guard, place),
+            Self::Waits(guard, grant) => (guard, grant),
         };
         let called = match wait_max {
-            Some(max) => match tokio::time::timeout(max, &mut place).await {
+            Some(max) => match tokio::time::timeout(max, &mut grant).await {
                 Ok(called) => called.ok(),
                 Err(_) => {
                     let (permits, owner) = (CallPermits(Arc::clone(&guard.shared)), guard.owner.clone());
                     drop(guard);
                     // A permit may have been granted at the very moment of the timeout.
-                    return place.try_recv().map_err(|_| permits.waited_too_long(&owner));
+                    return grant.try_recv().map_err(|_| permits.waited_too_long(&owner));
                 }
             },
-            None => place.await.ok(),
+            None => grant.await.ok(),
         };
         // The sender is kept until a permit is granted, or until this receiver is dropped.
         called.ok_or(GatewayFault::new(Reason::Internal, Executed::No))

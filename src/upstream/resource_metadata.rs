@@ -102,7 +102,7 @@ impl ResourceMetadata {
     async fn fetch(&self, announced: Option<&Url>) -> Result<Payload, MetadataError> {
         let is_foreign = announced.is_some_and(|address| address.origin() != self.url.origin());
         let mut first = is_foreign.then_some(MetadataError::Foreign);
-        for address in self.places(announced) {
+        for address in self.candidates(announced) {
             match self.fetch_at(&address).await {
                 Ok(found) => return Ok(found),
                 Err(MetadataError::Missing) => (),
@@ -115,22 +115,22 @@ impl ResourceMetadata {
     }
 
     /// The possible locations of the metadata, all of the server's own origin.
-    fn places(&self, announced: Option<&Url>) -> Vec<Url> {
+    fn candidates(&self, announced: Option<&Url>) -> Vec<Url> {
         let path = self.url.path().trim_end_matches('/');
         let at = |path: String| {
-            let mut place = self.url.clone();
-            place.set_path(&path);
-            place.set_query(None);
-            place
+            let mut address = self.url.clone();
+            address.set_path(&path);
+            address.set_query(None);
+            address
         };
         let announced = announced.filter(|address| address.origin() == self.url.origin()).cloned();
-        let mut places: Vec<Url> = announced.into_iter().collect();
-        for place in [at(format!("{WELL_KNOWN}{path}")), at(WELL_KNOWN.to_owned())] {
-            if !places.contains(&place) {
-                places.push(place);
+        let mut candidates: Vec<Url> = announced.into_iter().collect();
+        for address in [at(format!("{WELL_KNOWN}{path}")), at(WELL_KNOWN.to_owned())] {
+            if !candidates.contains(&address) {
+                candidates.push(address);
             }
         }
-        places
+        candidates
     }
 
     async fn fetch_at(&self, address: &Url) -> Result<Payload, MetadataError> {
@@ -246,7 +246,7 @@ mod tests {
             let source = of(url);
             announced.into_iter().for_each(|address| source.announce(address));
             let announced = source.announced.lock().clone();
-            let found: Vec<String> = source.places(announced.as_ref()).iter().map(Url::to_string).collect();
+            let found: Vec<String> = source.candidates(announced.as_ref()).iter().map(Url::to_string).collect();
             assert_eq!(found, places, "{url} {announced:?}");
         }
     }

@@ -146,7 +146,7 @@ pub(super) async fn open(
     let last = match inbound.headers.get(headers::LAST_EVENT_ID).map(|last| last.to_str().ok()) {
         Some(last) => {
             let read = last.and_then(MarkedEvent::read);
-            match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.caller)?, place))) {
+            match read.and_then(|(upstream, id)| Some((upstreams.position(upstream, &inbound.caller)?, id))) {
                 Some(last) => Some(last),
                 // Not 404, which means that the session has ended.
                 None => return bare(StatusCode::BAD_REQUEST),
@@ -154,10 +154,10 @@ pub(super) async fn open(
         }
         None => None,
     };
-    let place = match inbound.is_counted || inbound.carriage == MessageChannel::Stream {
+    let permit = match inbound.is_counted || inbound.carriage == MessageChannel::Stream {
         true => None,
         false => match upstreams.common().listeners.take(&inbound.counted_as(), &upstreams.settings.path) {
-            Ok(place) => Some(place),
+            Ok(permit) => Some(permit),
             Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
             Err(fault) => return too_many(&fault),
         },
@@ -178,8 +178,8 @@ pub(super) async fn open(
         }
         None => event_stream(MergedStream::begin(client, session, None)),
     };
-    match place {
-        Some(place) => response.map(|body| place.keep(body)),
+    match permit {
+        Some(permit) => response.map(|body| permit.keep(body)),
         None => response,
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
-use super::resume_token::StreamPlaces;
+use super::resume_token::StreamPositions;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
@@ -114,7 +114,7 @@ pub(super) struct HttpCall {
     pub(super) subtasks: SubtaskQuota,
     /// The upstream's tasks above this one, nearest first.
     pub(super) above: Arc<[Arc<str>]>,
-    pub(super) places: Mutex<StreamPlaces>,
+    pub(super) positions: Mutex<StreamPositions>,
     /// Set with the response's head: the upstream knows the call.
     pub(super) head: SetOnce<()>,
 }
@@ -147,7 +147,7 @@ impl HttpCall {
             is_watched: context.native_task.is_watched(),
             subtasks: context.subtasks.clone(),
             above,
-            places: Mutex::default(),
+            positions: Mutex::default(),
             head: SetOnce::new(),
         })
     }
@@ -263,7 +263,7 @@ impl HttpCall {
                         patience = RESUME_WINDOW;
                     }
                     let broken = Instant::now();
-                    let first = self.places.lock().read.pause();
+                    let first = self.positions.lock().read.pause();
                     events = match Box::pin(self.reopen(&awaited, patience, first)).await {
                         Ok(events) => events,
                         // An unreadable event may have been the response.
@@ -279,13 +279,18 @@ impl HttpCall {
     }
 
     fn awaited(&self) -> AwaitedRequest<'_> {
-        AwaitedRequest { id: &self.call.id, limits: self.limits.clone(), places: &self.places, call: Some(&self.call) }
+        AwaitedRequest {
+            id: &self.call.id,
+            limits: self.limits.clone(),
+            positions: &self.positions,
+            call: Some(&self.call),
+        }
     }
 
     async fn resume(&self) -> Result<RpcResult, GatewayFault> {
         let _ = self.head.set(());
         // The stream broke with an earlier process, so wait only for the server's `retry`.
-        let first = self.places.lock().read.retry.unwrap_or_default();
+        let first = self.positions.lock().read.retry.unwrap_or_default();
         let events = Box::pin(self.reopen(&self.awaited(), RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
@@ -299,7 +304,7 @@ impl HttpCall {
     ) -> Result<EventStream, GatewayFault> {
         let until = Instant::now() + patience;
         loop {
-            let point = awaited.places.lock().read.clone();
+            let point = awaited.positions.lock().read.clone();
             let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
             let Some(last_event) = resumable else { return Err(BodyReadError::Closed.into_fault()) };
             tokio::time::sleep(pause).await;
@@ -378,8 +383,8 @@ impl HttpCall {
             }
         };
         let limits = ReadLimits { idle, ..self.limits.clone() };
-        let places = Mutex::default();
-        let awaited = AwaitedRequest { id: &id, limits: limits.clone(), places: &places, call: None };
+        let positions = Mutex::default();
+        let awaited = AwaitedRequest { id: &id, limits: limits.clone(), positions: &positions, call: None };
         match session.open(response, &id, &limits).await {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
@@ -389,7 +394,7 @@ impl HttpCall {
                         return Ok(answer);
                     }
                     StreamEnd::Broke { .. } => {
-                        let pause = places.lock().read.pause();
+                        let pause = positions.lock().read.pause();
                         events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
                     }
                 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::drive::{AnswerWait, CallStart, HttpCall, SessionSource};
-use super::resume_token::{self, CallPosition, StreamPlaces};
+use super::resume_token::{self, CallPosition, StreamPositions};
 use crate::dialect::plain;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -47,7 +47,7 @@ pub(super) struct HttpExchange {
 impl Drop for HttpExchange {
     fn drop(&mut self) {
         let can_go_on =
-            self.http_call.call.task.initialized() || self.http_call.places.lock().read.last_event.is_some();
+            self.http_call.call.task.initialized() || self.http_call.positions.lock().read.last_event.is_some();
         if self.driven.is_running() && can_go_on {
             self.http_call.keep_for_later();
         }
@@ -117,8 +117,8 @@ impl HttpExchange {
             call.adopt_question(&ask);
         }
         let http_call = HttpCall::new(call, session, source, context, above);
-        if let CallPosition::Stream(place) = resumed.at {
-            *http_call.places.lock() = StreamPlaces::resumed(place);
+        if let CallPosition::Stream(position) = resumed.at {
+            *http_call.positions.lock() = StreamPositions::resumed(position);
         }
         let (now, run) = (Instant::now(), Box::pin(Arc::clone(&http_call).run(start)));
         let driven = DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run);
@@ -204,7 +204,7 @@ impl Exchange for HttpExchange {
         let event = self.driven.next().await;
         // The last event is in no queue; no event follows it.
         self.received += 1;
-        self.http_call.places.lock().received(self.received);
+        self.http_call.positions.lock().received(self.received);
         self.http_call.call.received(&event);
         event
     }
@@ -265,7 +265,7 @@ impl Exchange for HttpExchange {
                 tasks: session.tasks,
                 above: Arc::clone(&self.http_call.above),
             },
-            None => CallPosition::Stream(self.http_call.places.lock().received(self.received).clone()),
+            None => CallPosition::Stream(self.http_call.positions.lock().received(self.received).clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
     }

@@ -123,7 +123,7 @@ fn text(value: &HeaderValue) -> Option<String> {
 
 /// The stream is read ahead of the owner, by at most the queue's length.
 #[derive(Debug, Default)]
-pub(super) struct StreamPlaces {
+pub(super) struct StreamPositions {
     /// After all read events.
     pub(super) read: SseResumePoint,
     /// Positions ahead of the owner, oldest first, each with the number of events queued by then.
@@ -132,9 +132,9 @@ pub(super) struct StreamPlaces {
     at: SseResumePoint,
 }
 
-impl StreamPlaces {
-    pub(super) fn resumed(place: SseResumePoint) -> Self {
-        Self { read: place.clone(), ahead: VecDeque::new(), at: place }
+impl StreamPositions {
+    pub(super) fn resumed(position: SseResumePoint) -> Self {
+        Self { read: position.clone(), ahead: VecDeque::new(), at: position }
     }
 
     /// Records a read event. Its messages are among the first `queued` of the queue.
@@ -142,7 +142,7 @@ impl StreamPlaces {
         self.read.note(event);
         match self.ahead.back_mut() {
             // An event that found no room was counted for a moment.
-            Some((behind, place)) if *behind >= queued => place.clone_from(&self.read),
+            Some((behind, position)) if *behind >= queued => position.clone_from(&self.read),
             Some(_) | None => self.ahead.push_back((queued, self.read.clone())),
         }
     }
@@ -151,8 +151,8 @@ impl StreamPlaces {
     /// others.
     pub(super) fn received(&mut self, received: u64) -> &SseResumePoint {
         let count = self.ahead.iter().take_while(|(queued, _)| *queued <= received).count();
-        if let Some((_, place)) = self.ahead.drain(..count).next_back() {
-            self.at = place;
+        if let Some((_, position)) = self.ahead.drain(..count).next_back() {
+            self.at = position;
         }
         &self.at
     }
@@ -224,23 +224,23 @@ mod tests {
 
     #[test]
     fn a_place_is_reached_once_all_before_it_was_heard() {
-        let at = |places: &mut StreamPlaces, received| {
-            places.received(received).last_event.clone().map(|id| id.to_str().unwrap().to_owned())
+        let at = |positions: &mut StreamPositions, received| {
+            positions.received(received).last_event.clone().map(|id| id.to_str().unwrap().to_owned())
         };
-        let mut places = StreamPlaces::default();
-        assert_eq!(at(&mut places, 0), None);
+        let mut positions = StreamPositions::default();
+        assert_eq!(at(&mut positions, 0), None);
         // The first event only primes the stream; the next yields two events, and the one after it none.
         for (id, queued) in [("e-0", 0), ("e-1", 2), ("e-2", 2), ("e-3", 3)] {
-            places.note(&event(id), queued);
+            positions.note(&event(id), queued);
         }
-        assert_eq!(places.read.last_event.as_ref().unwrap(), "e-3");
-        for (received, place) in [(0, "e-0"), (1, "e-0"), (2, "e-2"), (3, "e-3"), (3, "e-3")] {
-            assert_eq!(at(&mut places, received).as_deref(), Some(place), "{received} received");
+        assert_eq!(positions.read.last_event.as_ref().unwrap(), "e-3");
+        for (received, position) in [(0, "e-0"), (1, "e-0"), (2, "e-2"), (3, "e-3"), (3, "e-3")] {
+            assert_eq!(at(&mut positions, received).as_deref(), Some(position), "{received} received");
         }
-        places.note(&event("e-4"), 5);
+        positions.note(&event("e-4"), 5);
         // One of the counted events found no room.
-        places.note(&event("e-5"), 4);
-        assert_eq!([4, 5].map(|received| at(&mut places, received)), ["e-3", "e-5"].map(|id| Some(id.to_owned())));
-        assert_eq!(StreamPlaces::resumed(places.read.clone()).received(0).last_event, places.read.last_event);
+        positions.note(&event("e-5"), 4);
+        assert_eq!([4, 5].map(|received| at(&mut positions, received)), ["e-3", "e-5"].map(|id| Some(id.to_owned())));
+        assert_eq!(StreamPositions::resumed(positions.read.clone()).received(0).last_event, positions.read.last_event);
     }
 }

@@ -13,7 +13,7 @@ use crate::task::{Principal, PrincipalCounts};
 #[derive(Debug)]
 pub(super) struct CallPermitsState {
     in_all: usize,
-    division: PlaceDivision,
+    division: PermitDivision,
     queue_max: usize,
     limits: SharedLimits,
     held: PrincipalCounts,
@@ -28,7 +28,7 @@ pub(super) struct CallPermitsState {
 
 /// How permits are divided among replicas with the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlaceDivision {
+pub(super) enum PermitDivision {
     Divided,
     Own,
 }
@@ -36,11 +36,11 @@ pub(super) enum PlaceDivision {
 #[derive(Debug)]
 pub(super) struct PermitWaiter {
     ticket: u64,
-    pub(super) place: oneshot::Sender<CallPermit>,
+    pub(super) grant: oneshot::Sender<CallPermit>,
 }
 
 impl CallPermitsState {
-    pub(super) fn new(in_all: usize, division: PlaceDivision, queue_max: usize, limits: SharedLimits) -> Self {
+    pub(super) fn new(in_all: usize, division: PermitDivision, queue_max: usize, limits: SharedLimits) -> Self {
         Self {
             in_all,
             division,
@@ -61,8 +61,8 @@ impl CallPermitsState {
     /// The number of permits here: rounded up, so at least one.
     fn max(&self) -> usize {
         match self.division {
-            PlaceDivision::Divided => self.in_all.div_ceil(self.limits.gateways().get()),
-            PlaceDivision::Own => self.in_all,
+            PermitDivision::Divided => self.in_all.div_ceil(self.limits.gateways().get()),
+            PermitDivision::Own => self.in_all,
         }
     }
 
@@ -79,17 +79,17 @@ impl CallPermitsState {
     }
 
     pub(super) fn has_share(&self, owner: &Principal) -> bool {
-        self.held_by(owner) >= self.limits.places(owner, self.max())
+        self.held_by(owner) >= self.limits.share_of(owner, self.max())
     }
 
     /// Whether no further call of this owner may wait. Logs the bound: the owner's share of the queue, or the queue.
     pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
-        let share = self.limits.places(owner, self.queue_max);
+        let share = self.limits.share_of(owner, self.queue_max);
         let (is_own, is_full) = (of_owner >= share && self.queue_max > 0, self.waiting >= self.queue_max);
         if is_own {
             self.limits.refused(owner, "permits_percent_max", &share);
-        } else if is_full && self.division == PlaceDivision::Divided {
+        } else if is_full && self.division == PermitDivision::Divided {
             self.limits.refused(owner, "queue_max", &self.queue_max);
         }
         is_own || is_full
@@ -97,14 +97,14 @@ impl CallPermitsState {
 
     /// Logs a call that waited too long: longer than its deadline, in a queue of so many.
     pub(super) fn note_long_wait(&self, owner: &Principal) {
-        if self.division == PlaceDivision::Divided {
+        if self.division == PermitDivision::Divided {
             self.limits.refused(owner, "queue_deadline", &format_args!("in_flight_max = {}", self.in_all));
         }
     }
 
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
         let max = self.max();
-        self.held.all() < max && self.held.add_below(owner, self.limits.places(owner, max))
+        self.held.all() < max && self.held.add_below(owner, self.limits.share_of(owner, max))
     }
 
     pub(super) fn give_back(&mut self, owner: &Principal) {
@@ -116,7 +116,7 @@ impl CallPermitsState {
         self.held.add(to);
     }
 
-    pub(super) fn enter(&mut self, owner: &Principal, place: oneshot::Sender<CallPermit>) -> u64 {
+    pub(super) fn enter(&mut self, owner: &Principal, grant: oneshot::Sender<CallPermit>) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.waiting += 1;
@@ -124,7 +124,7 @@ impl CallPermitsState {
             self.turns.push_back(owner.clone());
             VecDeque::new()
         });
-        lane.push_back(PermitWaiter { ticket, place });
+        lane.push_back(PermitWaiter { ticket, grant });
         ticket
     }
 

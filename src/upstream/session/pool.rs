@@ -27,7 +27,7 @@ type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, Beg
 #[derive(Debug)]
 pub(crate) struct SessionPool {
     link: Arc<UpstreamLink>,
-    places: Mutex<HashMap<SessionKey, PooledSession>>,
+    pooled: Mutex<HashMap<SessionKey, PooledSession>>,
     /// Sessions of another process in which tasks are resumed, while in use.
     adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
     /// The number of open sessions at the last sweep.
@@ -78,7 +78,7 @@ impl SessionPool {
     /// An empty pool. Its sweeper ends with it.
     pub(crate) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
         let open = GaugeShare::new(metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&link.name)));
-        let pool = Arc::new(Self { link, places: Mutex::default(), adopted: Mutex::default(), open });
+        let pool = Arc::new(Self { link, pooled: Mutex::default(), adopted: Mutex::default(), open });
         let stop = pool.link.stop.clone();
         pool.link.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
         pool
@@ -95,7 +95,7 @@ impl SessionPool {
         let opened = opening.clone().await;
         if opened.is_err() {
             asking.note_as(&forwarded);
-            self.forget(key, |place| place.opening.ptr_eq(&opening));
+            self.forget(key, |entry| entry.opening.ptr_eq(&opening));
         }
         opened
     }
@@ -107,7 +107,7 @@ impl SessionPool {
         lost: &Arc<UpstreamSession>,
         asking: &ForwardedHeaders,
     ) -> Result<Arc<UpstreamSession>, BeginError> {
-        self.forget(key, |place| place.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
+        self.forget(key, |entry| entry.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
         lost.over.cancel();
         self.session(key, asking).await
     }
@@ -124,17 +124,17 @@ impl SessionPool {
             return UpstreamSession::adopted(&self.link, credentials, tasks);
         };
         // The server may send messages of its tasks on only one stream of a session.
-        let own = self.places.lock().get(key).and_then(PooledSession::session).cloned();
+        let own = self.pooled.lock().get(key).and_then(PooledSession::session).cloned();
         if let Some(own) = own.filter(|own| own.credentials.session.as_ref() == Some(&id) && !own.over.is_cancelled()) {
             return own;
         }
         let mut adopted = self.adopted.lock();
-        let place = adopted.entry((key.clone(), id)).or_default();
-        if let Some(session) = place.upgrade() {
+        let entry = adopted.entry((key.clone(), id)).or_default();
+        if let Some(session) = entry.upgrade() {
             return session;
         }
         let session = UpstreamSession::adopted(&self.link, credentials, tasks);
-        *place = Arc::downgrade(&session);
+        *entry = Arc::downgrade(&session);
         get_stream::start(&session, &key.principal, None);
         session
     }
@@ -142,11 +142,11 @@ impl SessionPool {
     /// Ends all sessions without calls. Those with calls stay open at the upstream: the calls may be resumed in them later.
     pub(crate) async fn close(&self) {
         let idle: Vec<_> = {
-            let mut places = self.places.lock();
+            let mut pooled = self.pooled.lock();
             self.open.set(0);
-            places
+            pooled
                 .drain()
-                .filter_map(|(_, place)| place.session().cloned())
+                .filter_map(|(_, entry)| entry.session().cloned())
                 .filter(|session| session.calls.is_empty())
                 .collect()
         };
@@ -154,17 +154,17 @@ impl SessionPool {
     }
 
     fn opening(&self, key: &SessionKey) -> Result<(SessionOpening, ForwardedHeaders), BeginError> {
-        let mut places = self.places.lock();
+        let mut pooled = self.pooled.lock();
         // A failure that had no waiters is not returned to later ones.
-        if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
-            place.note_use(Instant::now());
-            return Ok((place.opening.clone(), place.forwarded.clone()));
+        if let Some(entry) = pooled.get_mut(key).filter(|entry| !entry.has_failed()) {
+            entry.note_use(Instant::now());
+            return Ok((entry.opening.clone(), entry.forwarded.clone()));
         }
-        self.make_room(&mut places, &key.principal)?;
+        self.make_room(&mut pooled, &key.principal)?;
         let forwarded = ForwardedHeaders::bearing(&key.credential);
         let opening = self.open(key.clone(), forwarded.clone());
-        let place = PooledSession { opening: opening.clone(), forwarded: forwarded.clone(), used: Instant::now() };
-        places.insert(key.clone(), place);
+        let entry = PooledSession { opening: opening.clone(), forwarded: forwarded.clone(), used: Instant::now() };
+        pooled.insert(key.clone(), entry);
         Ok((opening, forwarded))
     }
 
@@ -187,28 +187,28 @@ impl SessionPool {
 
     /// Makes room for one more session of `owner`. With several principals, each has at most its share; a full pool
     /// evicts a session without calls of the principal with most sessions, even a recently used one.
-    fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
+    fn make_room(&self, pooled: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
         let share = PrincipalLimitTable::default().of(owner).permits.of(SESSIONS_MAX);
-        if places.len() < share {
+        if pooled.len() < share {
             return Ok(());
         }
         let mut held: HashMap<&Principal, usize> = HashMap::new();
-        places.keys().for_each(|key| *held.entry(&key.principal).or_default() += 1);
+        pooled.keys().for_each(|key| *held.entry(&key.principal).or_default() += 1);
         let own = held.get(owner).copied().unwrap_or_default();
-        if places.len() < SESSIONS_MAX && own < share {
+        if pooled.len() < SESSIONS_MAX && own < share {
             return Ok(());
         }
-        let giving = places.iter().filter_map(|(key, place)| {
+        let giving = pooled.iter().filter_map(|(key, entry)| {
             let is_own = key.principal == *owner;
             let theirs = held.get(&key.principal).copied().unwrap_or_default();
-            let gives_way = if !is_own && theirs > own + 1 { place.is_unheld() } else { place.is_idle() };
-            (gives_way && (is_own || own < share)).then_some((theirs, Reverse(place.used), key))
+            let gives_way = if !is_own && theirs > own + 1 { entry.is_unheld() } else { entry.is_idle() };
+            (gives_way && (is_own || own < share)).then_some((theirs, Reverse(entry.used), key))
         });
         let giving = giving.max_by_key(|(theirs, used, _)| (*theirs, *used)).map(|(.., key)| key.clone());
-        match giving.and_then(|key| places.remove(&key)) {
-            Some(place) => {
+        match giving.and_then(|key| pooled.remove(&key)) {
+            Some(entry) => {
                 tracing::debug!(upstream = %self.link.name, "ended an idle upstream session to make room for another");
-                self.end(&place);
+                self.end(&entry);
                 Ok(())
             }
             None => Err(BeginError::Gateway(GatewayFault::new(Reason::QueueFull, Executed::No))),
@@ -216,41 +216,41 @@ impl SessionPool {
     }
 
     fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&PooledSession) -> bool) {
-        let mut places = self.places.lock();
-        if places.get(key).is_some_and(is_meant) {
-            places.remove(key);
+        let mut pooled = self.pooled.lock();
+        if pooled.get(key).is_some_and(is_meant) {
+            pooled.remove(key);
         }
     }
 
     /// Drops handshakes that have not succeeded: the next request begins another, and does not get their errors.
     pub(crate) fn forget_handshakes(&self) {
-        self.places.lock().retain(|_, place| place.session().is_some());
+        self.pooled.lock().retain(|_, entry| entry.session().is_some());
     }
 
     /// Ends a session in the background; one that the upstream has forgotten needs no end.
-    fn end(&self, place: &PooledSession) {
-        if let Some(session) = place.session().filter(|session| !session.over.is_cancelled()).cloned() {
+    fn end(&self, entry: &PooledSession) {
+        if let Some(session) = entry.session().filter(|session| !session.over.is_cancelled()).cloned() {
             self.link.tracker.spawn(async move { session.end().await });
         }
     }
 
     fn sweep(&self, now: Instant) {
-        let mut places = self.places.lock();
-        for place in places.values_mut() {
+        let mut pooled = self.pooled.lock();
+        for entry in pooled.values_mut() {
             // The end of an abandoned handshake is only noticed by polling it.
-            let _ = place.opening.clone().now_or_never();
-            if !place.is_idle() {
-                place.note_use(now);
+            let _ = entry.opening.clone().now_or_never();
+            if !entry.is_idle() {
+                entry.note_use(now);
             }
         }
-        let is_over = |place: &PooledSession| {
-            place.has_failed() || (now.duration_since(place.used) >= IDLE_MAX && place.is_idle())
+        let is_over = |entry: &PooledSession| {
+            entry.has_failed() || (now.duration_since(entry.used) >= IDLE_MAX && entry.is_idle())
         };
-        for (_, place) in places.extract_if(|_, place| is_over(place)) {
-            self.end(&place);
+        for (_, entry) in pooled.extract_if(|_, entry| is_over(entry)) {
+            self.end(&entry);
         }
         self.adopted.lock().retain(|_, session| session.strong_count() > 0);
-        self.open.set(u32::try_from(places.len()).unwrap_or(u32::MAX));
+        self.open.set(u32::try_from(pooled.len()).unwrap_or(u32::MAX));
     }
 }
 

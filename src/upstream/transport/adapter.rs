@@ -102,7 +102,7 @@ struct AdapterShared {
     /// By connection id; clients know only the id of their own session.
     sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
     /// Permits are held until a connection has ended, or passes its permit on.
-    places: CallPermits,
+    permits: CallPermits,
     backoff: RestartBackoff,
     processes: AtomicU64,
 }
@@ -129,7 +129,7 @@ impl TransportAdapter {
     pub(crate) fn within(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
-        places: CallPermits,
+        permits: CallPermits,
         scope: TaskScope,
     ) -> Self {
         let shared = AdapterShared {
@@ -137,7 +137,7 @@ impl TransportAdapter {
             health,
             scope,
             sessions: Mutex::default(),
-            places,
+            permits,
             backoff: RestartBackoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
@@ -178,7 +178,7 @@ impl TransportAdapter {
                 session.request(request, outgoing, handed_over).await
             }
             message @ (Message::Notification(_) | Message::Response(_)) => {
-                let sent = match session.place_of(message) {
+                let sent = match session.target_of(message) {
                     Some((other, Some(text))) => {
                         other.send_one_way(message, &outgoing.clone().with_body(text), handed_over).await
                     }
@@ -229,8 +229,8 @@ impl TransportAdapter {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
         // Before any wait, so that never too many are opened.
-        let place = self.place(owner, patience).await?;
-        let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, place);
+        let permit = self.acquire_permit(owner, patience).await?;
+        let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, permit);
         self.shared.sessions.lock().insert(id, Arc::clone(&session));
         let unless_kept = session.ends_unless_kept();
         let opened = self.wire.open(forwarded).await.inspect_err(|fault| {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::HttpCall;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
-use crate::upstream::http::resume_token::StreamPlaces;
+use crate::upstream::http::resume_token::StreamPositions;
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::session::UpstreamLink;
 use crate::upstream::session::calls::SessionCall;
@@ -33,7 +33,7 @@ pub(in crate::upstream::http) enum StreamEnd {
 pub(in crate::upstream::http) struct AwaitedRequest<'a> {
     pub(in crate::upstream::http) id: &'a RequestId,
     pub(in crate::upstream::http) limits: ReadLimits,
-    pub(in crate::upstream::http) places: &'a Mutex<StreamPlaces>,
+    pub(in crate::upstream::http) positions: &'a Mutex<StreamPositions>,
     /// The call that receives the stream's events; `None` if no later process resumes the stream.
     pub(in crate::upstream::http) call: Option<&'a SessionCall>,
 }
@@ -83,7 +83,7 @@ impl HttpCall {
                         return Ok(StreamEnd::Answered(answer));
                     }
                     // All its messages are in the queue now.
-                    awaited.places.lock().note(&event, awaited.call.map_or(0, SessionCall::queued));
+                    awaited.positions.lock().note(&event, awaited.call.map_or(0, SessionCall::queued));
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
                 Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {

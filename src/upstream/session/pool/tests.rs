@@ -56,12 +56,12 @@ impl SessionPool {
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
         assert!(opening.clone().now_or_never().is_some());
-        self.places.lock().insert(key, PooledSession { opening, forwarded: ForwardedHeaders::default(), used });
+        self.pooled.lock().insert(key, PooledSession { opening, forwarded: ForwardedHeaders::default(), used });
         session
     }
 
     fn count(&self) -> usize {
-        self.places.lock().len()
+        self.pooled.lock().len()
     }
 }
 
@@ -109,10 +109,10 @@ async fn a_full_pool_lets_go_of_the_idle_session_that_was_used_longest_ago() {
     // The first stays in use; of the idle ones the second is the least recently used.
     let first = held.into_iter().next();
     assert!(pool.opening(&key(SESSIONS_MAX)).is_ok());
-    let places = pool.places.lock();
-    let kept: Vec<_> = [0, 1, 2, SESSIONS_MAX].map(|n| places.contains_key(&key(n))).into();
+    let pooled = pool.pooled.lock();
+    let kept: Vec<_> = [0, 1, 2, SESSIONS_MAX].map(|n| pooled.contains_key(&key(n))).into();
     assert_eq!(kept, [true, false, true, true]);
-    assert_eq!((places.len(), first.is_some()), (SESSIONS_MAX, true));
+    assert_eq!((pooled.len(), first.is_some()), (SESSIONS_MAX, true));
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn a_handshake_that_failed_after_all_had_left_is_forgotten() {
     let pool = pool();
     let failed = BeginError::Gateway(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No));
     let opening = async move { Err(failed) }.boxed().shared();
-    pool.places
+    pool.pooled
         .lock()
         .insert(key(0), PooledSession { opening, forwarded: ForwardedHeaders::default(), used: Instant::now() });
     pool.sweep(Instant::now());

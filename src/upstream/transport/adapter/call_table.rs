@@ -35,8 +35,8 @@ pub(super) struct MessageQueue {
 }
 
 impl MessageQueue {
-    fn new(places: usize) -> (Self, AnswerMessages) {
-        let (sender, receiver) = mpsc::channel(places);
+    fn new(capacity: usize) -> (Self, AnswerMessages) {
+        let (sender, receiver) = mpsc::channel(capacity);
         let waiting = Arc::new(AtomicUsize::new(0));
         (Self { sender, waiting: Arc::clone(&waiting) }, AnswerMessages::new(receiver, waiting))
     }

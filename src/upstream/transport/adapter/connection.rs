@@ -53,7 +53,7 @@ pub(super) struct AdapterConnection {
     forwarded: OnceLock<ForwardedHeaders>,
     pub(super) table: Mutex<CallTable>,
     /// Until the connection has ended or passed its permit on.
-    place: Mutex<Option<CallPermit>>,
+    permit: Mutex<Option<CallPermit>>,
     /// Requests that open this connection, or another for the session: it is not idle, even with an empty table.
     openers: AtomicUsize,
     pub(super) origin: OnceLock<SessionTemplate>,
@@ -81,7 +81,7 @@ impl AdapterConnection {
         shared: Arc<AdapterShared>,
         id: HeaderValue,
         kind: ConnectionPurpose,
-        place: CallPermit,
+        permit: CallPermit,
     ) -> Arc<Self> {
         let over = shared.scope.stop.child_token();
         Arc::new(Self {
@@ -91,7 +91,7 @@ impl AdapterConnection {
             sender: OnceLock::new(),
             forwarded: OnceLock::new(),
             table: Mutex::new(CallTable::new()),
-            place: Mutex::new(Some(place)),
+            permit: Mutex::new(Some(permit)),
             openers: AtomicUsize::new(0),
             origin: OnceLock::new(),
             dedicated: Mutex::default(),
@@ -138,17 +138,17 @@ impl AdapterConnection {
 
     /// `None` once the permit was passed on.
     pub(super) fn owner(&self) -> Option<Principal> {
-        self.place.lock().as_ref().map(|place| place.owner().clone())
+        self.permit.lock().as_ref().map(|permit| permit.owner().clone())
     }
 
     pub(super) fn share(&self) -> AnswerShare {
         let owner = self.owner().unwrap_or_else(Principal::anonymous);
-        self.shared.places.answers_to(&owner)
+        self.shared.permits.answers_to(&owner)
     }
 
     pub(super) fn pass_to(&self, owner: &Principal) {
-        if let Some(place) = &mut *self.place.lock() {
-            place.pass_to(owner);
+        if let Some(permit) = &mut *self.permit.lock() {
+            permit.pass_to(owner);
         }
     }
 
@@ -186,7 +186,7 @@ impl AdapterConnection {
         // Under the table's lock, so that no request begins.
         self.end();
         drop(table);
-        self.place.lock().take()
+        self.permit.lock().take()
     }
 
     /// Ends the session unless a request or a task is in progress. The permit is released once the server has ended.
@@ -417,7 +417,7 @@ impl AdapterConnection {
             sessions.remove(&self.id);
         }
         drop(sessions);
-        drop(self.place.lock().take());
+        drop(self.permit.lock().take());
         self.ended.cancel();
     }
 }

@@ -19,7 +19,7 @@ use crate::upstream::limits::{CallPermit, CallPermitSettings, CallPermits};
 /// An unused connection is evicted after this even for a principal with as many.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
 /// How long a dedicated connection, or a principal's first, waits for a permit; and how often eviction is tried.
-const PLACE_WAIT: Duration = Duration::from_secs(30);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a server may take to end, including all limits for programs.
@@ -55,28 +55,28 @@ enum EvictionReason {
 
 impl TransportAdapter {
     /// A permit for one more connection of `owner`. Fails with `QueueFull` if it does not wait, else `QueueDeadline`.
-    pub(super) async fn place(&self, owner: &Principal, patience: PermitWait) -> Result<CallPermit, GatewayFault> {
-        let places = &self.shared.places;
-        if let Some(place) = places.try_acquire(owner).or_else(|| self.make_room(owner)) {
-            return Ok(place);
+    pub(super) async fn acquire_permit(&self, owner: &Principal, wait: PermitWait) -> Result<CallPermit, GatewayFault> {
+        let permits = &self.shared.permits;
+        if let Some(permit) = permits.try_acquire(owner).or_else(|| self.make_room(owner)) {
+            return Ok(permit);
         }
         // A program that was only probed may be ending.
         let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_over());
-        let longest = match patience {
-            PermitWait::Waits => PLACE_WAIT,
-            PermitWait::First if places.held_by(owner) == 0 => FIRST_WAIT,
+        let longest = match wait {
+            PermitWait::Waits => LONGEST_WAIT,
+            PermitWait::First if permits.held_by(owner) == 0 => FIRST_WAIT,
             PermitWait::First if is_ending() => ENDING_MAX,
             PermitWait::First => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
         let mut look = tokio::time::interval(LOOK_EVERY);
-        let free = places.acquire(owner, Some(longest));
+        let free = permits.acquire(owner, Some(longest));
         tokio::pin!(free);
         loop {
             tokio::select! {
-                place = &mut free => return place,
+                permit = &mut free => return permit,
                 _ = look.tick() => {
-                    if let Some(place) = self.make_room(owner) {
-                        return Ok(place);
+                    if let Some(permit) = self.make_room(owner) {
+                        return Ok(permit);
                     }
                 }
             }
@@ -85,12 +85,12 @@ impl TransportAdapter {
 
     /// Evicts a connection; its permit passes to `owner`.
     fn make_room(&self, owner: &Principal) -> Option<CallPermit> {
-        let places = &self.shared.places;
-        let (own, has_share) = (places.held_by(owner), places.has_share(owner));
+        let permits = &self.shared.permits;
+        let (own, has_share) = (permits.held_by(owner), permits.has_share(owner));
         let mut sessions = self.shared.sessions.lock();
         let giving = sessions.iter().filter_map(|(id, session)| {
             let other = session.owner().filter(|other| other == owner || !has_share)?;
-            let held = places.held_by(&other);
+            let held = permits.held_by(&other);
             let yields = match held {
                 _ if other == *owner || held <= own => EvictionReason::Unused,
                 held if held > own + 1 => EvictionReason::AtOnce,
@@ -100,12 +100,12 @@ impl TransportAdapter {
         });
         let id = giving.max_by_key(|(held, quiet, _)| (*held, *quiet)).map(|(.., id)| id.clone())?;
         let session = sessions.get(&id)?;
-        let mut place = session.give_way()?;
+        let mut permit = session.give_way()?;
         sessions.remove(&id);
         drop(sessions);
         tracing::debug!(upstream = %self.shared.name, "evicted an idle connection for another client");
-        place.pass_to(owner);
-        Some(place)
+        permit.pass_to(owner);
+        Some(permit)
     }
 }
 

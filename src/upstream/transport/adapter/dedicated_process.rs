@@ -165,7 +165,7 @@ impl AdapterConnection {
     }
 
     /// The connection of a notification or answer about such a call, and the text to send there.
-    pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
+    pub(super) fn target_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
         match message {
             Message::Notification(notification) if notification.method == method::PROGRESS => {
                 let token = RequestId::from_payload(&notification.params.object()?.get(meta::PROGRESS_TOKEN)?)?;

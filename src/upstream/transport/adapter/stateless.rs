@@ -112,7 +112,7 @@ impl TransportAdapter {
     ) -> Result<Arc<AdapterConnection>, GatewayFault> {
         let is_probe = request.method == method::DISCOVER;
         let find = || {
-            let has_share = self.shared.places.has_share(principal);
+            let has_share = self.shared.permits.has_share(principal);
             let mut connections = self.connections.lock();
             connections.find(principal, is_probe, has_share).ok_or_else(|| connections.opening(principal))
         };

@@ -37,8 +37,8 @@ pub(super) struct AuditSink {
 
 #[derive(Debug)]
 enum SinkKind {
-    /// Locked by this process. The number is the length to cut the file to, if a failed write left an incomplete line.
-    Regular(File, Option<u64>),
+    /// Locked by this process. `cut_to` is the length without the incomplete line that a failed write left.
+    Regular { file: File, cut_to: Option<u64> },
     /// A pipe or a device. Opened by the first write, which may wait for a reader; each process begins a chain.
     Stream(Option<File>),
 }
@@ -61,20 +61,20 @@ impl AuditSink {
         sync_folder(&path);
         let (end, torn_bytes) =
             cut_to_whole_lines(&file).map_err(failed)?.ok_or_else(|| AuditOpenError::Foreign { path: path.clone() })?;
-        Ok(Self { path, kind: SinkKind::Regular(file, None), end, torn_bytes })
+        Ok(Self { path, kind: SinkKind::Regular { file, cut_to: None }, end, torn_bytes })
     }
 
     /// Appends whole lines. The incomplete line of a failed write is cut off at once, or before the next write.
     pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         match &mut self.kind {
-            SinkKind::Regular(file, broken_at) => {
-                if let Some(whole) = *broken_at {
-                    file.set_len(whole)?;
-                    *broken_at = None;
+            SinkKind::Regular { file, cut_to } => {
+                if let Some(len) = *cut_to {
+                    file.set_len(len)?;
+                    *cut_to = None;
                 }
-                let whole = file.metadata()?.len();
+                let len = file.metadata()?.len();
                 file.write_all(lines).inspect_err(|_| {
-                    *broken_at = Some(whole).filter(|whole| file.set_len(*whole).is_err());
+                    *cut_to = Some(len).filter(|len| file.set_len(*len).is_err());
                 })
             }
             SinkKind::Stream(opened) => {
@@ -93,7 +93,7 @@ impl AuditSink {
 
     pub(super) fn sync(&self) -> io::Result<()> {
         match &self.kind {
-            SinkKind::Regular(file, _) => file.sync_data(),
+            SinkKind::Regular { file, .. } => file.sync_data(),
             SinkKind::Stream(_) => Ok(()),
         }
     }
@@ -102,7 +102,7 @@ impl AuditSink {
     /// does. After a crash at any moment there is no new file, or one with these lines (SEC-55). Fails if the path names a file with lines
     /// or with another writer.
     pub(super) fn reopen(&mut self, first_lines: &[u8]) -> io::Result<bool> {
-        let SinkKind::Regular(file, broken_at) = &mut self.kind else { return Ok(false) };
+        let SinkKind::Regular { file, cut_to } = &mut self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
         // Compared by metadata: opening the path could create the file.
         let found = fs::metadata(&self.path);
@@ -110,8 +110,8 @@ impl AuditSink {
             return Ok(false);
         }
         // A disk that fails must not keep the audit from continuing on another one.
-        let whole = broken_at.take().map_or(Ok(()), |whole| file.set_len(whole));
-        if let Err(error) = whole.and_then(|()| file.sync_data()) {
+        let cut = cut_to.take().map_or(Ok(()), |len| file.set_len(len));
+        if let Err(error) = cut.and_then(|()| file.sync_data()) {
             tracing::error!(%error, "the renamed audit file cannot be completed; it may end with an incomplete line");
         }
         let open_next = || match &found {
@@ -125,7 +125,7 @@ impl AuditSink {
             next = open_next();
         }
         let next = next?;
-        self.kind = SinkKind::Regular(next, None);
+        self.kind = SinkKind::Regular { file: next, cut_to: None };
         Ok(true)
     }
 }

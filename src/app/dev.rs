@@ -17,7 +17,7 @@ use crate::dev_output::{self, DevSource};
 use crate::dialect::faults::gateway_error;
 use crate::face::served::Served;
 use crate::task::Principal;
-use crate::upstream::{BeginError, CallContext, ExchangeEvent, ServerFacts, UpstreamRequest};
+use crate::upstream::{BeginError, CallContext, NoResult, ServerFacts, UpstreamRequest, result_of};
 use crate::waits::or_pending;
 use crate::wire::{Object, Payload, method};
 use changes::{ChangedFiles, FileChanges};
@@ -155,20 +155,11 @@ async fn readiness(served: &Served) -> Result<String, String> {
     };
     let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: None };
     let mut listing = upstream.begin(request, context).await.map_err(reason)?;
-    loop {
-        match listing.next().await {
-            ExchangeEvent::Returned(result) => return Ok(format!("{}, {}", name(&facts), tools(&result))),
-            ExchangeEvent::Faulted(error) => return Ok(format!("{}, no tools: {}", name(&facts), error.message)),
-            ExchangeEvent::Lost(error) => return Err(gateway_error(&error.0).message),
-            ExchangeEvent::Cancelled => return Err("it cancelled the list of its tools".to_owned()),
-            ExchangeEvent::Progress(_)
-            | ExchangeEvent::Status(_)
-            | ExchangeEvent::Task(_)
-            | ExchangeEvent::Subtasks(_)
-            | ExchangeEvent::Log(_)
-            | ExchangeEvent::Asked { .. }
-            | ExchangeEvent::Withdrawn { .. } => (),
-        }
+    match result_of(&mut *listing).await {
+        Ok(result) => Ok(format!("{}, {}", name(&facts), tools(&result))),
+        Err(NoResult::Faulted(error)) => Ok(format!("{}, no tools: {}", name(&facts), error.message)),
+        Err(NoResult::Lost(fault)) => Err(gateway_error(&fault).message),
+        Err(NoResult::Cancelled) => Err("it cancelled the list of its tools".to_owned()),
     }
 }
 

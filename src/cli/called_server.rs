@@ -28,8 +28,7 @@ use crate::upstream::http::{
 };
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, Timeouts, Upstream, UpstreamRequest,
-    UpstreamTaskMode,
+    BeginError, CallContext, Exchange, NoResult, ServerFacts, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};
@@ -178,20 +177,11 @@ impl CalledServer {
     ) -> Result<Result<Object, RpcError>, NoResultError> {
         let begun = self.upstream(in_session).begin(request, context).await;
         let mut exchange = begun.map_err(|error| self.unbegun(error))?;
-        loop {
-            match exchange.next().await {
-                ExchangeEvent::Returned(result) => return object(&result).map(Ok),
-                ExchangeEvent::Faulted(error) => return Ok(Err(error)),
-                ExchangeEvent::Lost(lost) => return Err(self.lost(&lost.0)),
-                ExchangeEvent::Cancelled => return Err(NoResultError::unintelligible("it cancelled a request")),
-                ExchangeEvent::Progress(_)
-                | ExchangeEvent::Status(_)
-                | ExchangeEvent::Task(_)
-                | ExchangeEvent::Subtasks(_)
-                | ExchangeEvent::Log(_)
-                | ExchangeEvent::Asked { .. }
-                | ExchangeEvent::Withdrawn { .. } => (),
-            }
+        match result_of(&mut *exchange).await {
+            Ok(result) => object(&result).map(Ok),
+            Err(NoResult::Faulted(error)) => Ok(Err(error)),
+            Err(NoResult::Lost(fault)) => Err(self.lost(&fault)),
+            Err(NoResult::Cancelled) => Err(NoResultError::unintelligible("it cancelled a request")),
         }
     }
 

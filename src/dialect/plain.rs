@@ -35,12 +35,6 @@ pub fn question_method(request: &Payload) -> Arc<str> {
     Arc::from(method.unwrap_or_default())
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RefusalAnswer {
-    Result(Payload),
-    Error(RpcError),
-}
-
 /// Removes members that the upstream must not see from a client's params.
 pub fn encode_params(params: &Object) -> Payload {
     let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
@@ -76,16 +70,16 @@ struct ElicitResult {
     action: &'static str,
 }
 
-fn elicited(action: &'static str) -> RefusalAnswer {
-    RefusalAnswer::Result(Payload::of(&ElicitResult { action }))
+fn elicited(action: &'static str) -> Answer {
+    Answer::Result(Payload::of(&ElicitResult { action }))
 }
 
-fn error(code: i64, message: &str) -> RefusalAnswer {
-    RefusalAnswer::Error(RpcError::new(code, message))
+fn error(code: i64, message: &str) -> Answer {
+    Answer::Error(RpcError::new(code, message))
 }
 
 /// A question as `{method, params}` without this hop's members. Refuses other requests (U30) and bad addresses (U32).
-pub fn decode_question(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
+pub fn decode_question(question: &str, params: Option<&Payload>) -> Result<Payload, Answer> {
     if !matches!(question, method::ELICIT | method::SAMPLE | method::ROOTS) {
         return Err(refuse(question, QuestionRefusal::Undeclared));
     }
@@ -108,7 +102,7 @@ fn stripped(params: &Object) -> Payload {
 }
 
 /// Users visit only web pages, without credentials in the URL (U32). Parsers drop control characters differently.
-fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
+fn check_address(params: &Object) -> Result<(), Answer> {
     let url = params.get_str("url").ok_or_else(|| error(rpc_error::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
         |url: &Url| matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
@@ -117,7 +111,7 @@ fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
 }
 
 /// The refusal of a question that a client of these capabilities (limited to its version) must not see (U31, U32).
-pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
+pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<Answer> {
     match decode_question(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
         Ok(_) => Some(refuse(question, QuestionRefusal::Undeclared)),
@@ -158,7 +152,7 @@ pub(super) fn with_single_content(message: &Object) -> Option<Payload> {
 }
 
 /// The elicitations in a call's error (T-49), as by [`decode_question`]; none in other errors. Answers repeat the call.
-pub fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
+pub fn demanded(error: &RpcError) -> Vec<Result<Payload, Answer>> {
     let elicitations = || {
         let data = Object::of(error.data.as_ref()?)?;
         let items = data.get("elicitations").filter(|items| items.as_str().starts_with('['))?;
@@ -183,7 +177,7 @@ pub fn is_consent(answer: &Answer) -> bool {
     }
 }
 
-pub fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
+pub fn refuse(question: &str, why: QuestionRefusal) -> Answer {
     match (question, why) {
         (method::ELICIT, QuestionRefusal::Undeclared) => {
             error(rpc_error::INVALID_PARAMS, "the client takes no such elicitation")
@@ -267,8 +261,8 @@ mod tests {
             ("tasks/get", Undeclared, Some(rpc_error::METHOD_NOT_FOUND)),
         ] {
             match refuse(question, why) {
-                RefusalAnswer::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
-                RefusalAnswer::Result(result) => {
+                Answer::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
+                Answer::Result(result) => {
                     assert_eq!(code, None, "{question} {why:?}");
                     assert_eq!(result.as_str(), r#"{"action":"cancel"}"#);
                 }

@@ -15,14 +15,12 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::http::FaceResponse;
 use super::unmatched_rules::UnmatchedRules;
-use crate::dialect::plain::{self, QuestionRefusal, RefusalAnswer};
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
-    Answer, BeginError, CallContext, ClientCredential, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest,
-    UpstreamTaskMode,
+    BeginError, CallContext, ClientCredential, NoResult, Upstream, UpstreamRequest, UpstreamTaskMode, result_of,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, rpc_error};
@@ -317,40 +315,21 @@ impl Catalog {
         let context =
             CallContext { progress: false, log_level: None, native_task: UpstreamTaskMode::Never, ..context.clone() };
         let mut exchange = self.upstream.begin(request, context).await.map_err(from_begin)?;
-        loop {
-            match exchange.next().await {
-                ExchangeEvent::Returned(result) => {
-                    let page = Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED))?;
-                    if let Some(rules) = &self.unmatched_rules {
-                        rules.look_at(&page);
-                    }
-                    return Ok(page);
-                }
-                ExchangeEvent::Faulted(error) if error.code == rpc_error::METHOD_NOT_FOUND => {
-                    return empty_list();
-                }
-                ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
-                ExchangeEvent::Cancelled => return Err(CatalogError::Gateway(MALFORMED)),
-                // Listing tools has no side effect, so repeating it is always safe.
-                ExchangeEvent::Lost(ExchangeError(fault)) => {
-                    return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
-                }
-                ExchangeEvent::Asked { ask, method, .. } => {
-                    let refused = plain::refuse(&method, QuestionRefusal::Unanswered);
-                    let answer = match refused {
-                        RefusalAnswer::Result(result) => Answer::Result(result),
-                        RefusalAnswer::Error(error) => Answer::Error(error),
-                    };
-                    let _ = exchange.answer(&ask, answer).await;
-                }
-                ExchangeEvent::Progress(_)
-                | ExchangeEvent::Status(_)
-                | ExchangeEvent::Task(_)
-                | ExchangeEvent::Subtasks(_)
-                | ExchangeEvent::Log(_)
-                | ExchangeEvent::Withdrawn { .. } => (),
+        let result = match result_of(&mut *exchange).await {
+            Ok(result) => result,
+            Err(NoResult::Faulted(error)) if error.code == rpc_error::METHOD_NOT_FOUND => return empty_list(),
+            Err(NoResult::Faulted(error)) => return Err(CatalogError::Upstream(error)),
+            Err(NoResult::Cancelled) => return Err(CatalogError::Gateway(MALFORMED)),
+            // Listing tools has no side effect, so repeating it is always safe.
+            Err(NoResult::Lost(fault)) => {
+                return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
             }
+        };
+        let page = Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED))?;
+        if let Some(rules) = &self.unmatched_rules {
+            rules.look_at(&page);
         }
+        Ok(page)
     }
 }
 

@@ -17,6 +17,7 @@ use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
 use crate::answer_budget::AnswerShare;
 use crate::dialect::negotiate;
+use crate::dialect::plain::{self, QuestionRefusal};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::metric;
 pub use crate::task::Answer;
@@ -318,6 +319,35 @@ pub enum ExchangeEvent {
 impl ExchangeEvent {
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))
+    }
+}
+
+/// Why a request that is no call has no result.
+#[derive(Debug)]
+pub enum NoResult {
+    Faulted(RpcError),
+    Cancelled,
+    Lost(GatewayFault),
+}
+
+/// Waits for the result of a request that is no call: refuses questions, and skips progress.
+pub async fn result_of(exchange: &mut dyn Exchange) -> Result<Payload, NoResult> {
+    loop {
+        match exchange.next().await {
+            ExchangeEvent::Returned(result) => return Ok(result),
+            ExchangeEvent::Faulted(error) => return Err(NoResult::Faulted(error)),
+            ExchangeEvent::Cancelled => return Err(NoResult::Cancelled),
+            ExchangeEvent::Lost(ExchangeError(fault)) => return Err(NoResult::Lost(fault)),
+            ExchangeEvent::Asked { ask, method, .. } => {
+                let _ = exchange.answer(&ask, plain::refuse(&method, QuestionRefusal::Unanswered)).await;
+            }
+            ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
+            | ExchangeEvent::Task(_)
+            | ExchangeEvent::Subtasks(_)
+            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Withdrawn { .. } => (),
+        }
     }
 }
 

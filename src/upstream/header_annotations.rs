@@ -100,27 +100,15 @@ enum KeywordContent {
     Data,
 }
 
+const SCHEMA_KEYWORDS: &str = "allOf anyOf oneOf prefixItems items additionalItems contains additionalProperties \
+    propertyNames unevaluatedItems unevaluatedProperties not if then else contentSchema";
+
 impl KeywordContent {
     fn of(keyword: &str) -> Self {
         match keyword {
             "properties" => Self::Properties,
             "patternProperties" | "$defs" | "definitions" | "dependentSchemas" | "dependencies" => Self::Named,
-            "allOf"
-            | "anyOf"
-            | "oneOf"
-            | "prefixItems"
-            | "items"
-            | "additionalItems"
-            | "contains"
-            | "additionalProperties"
-            | "propertyNames"
-            | "unevaluatedItems"
-            | "unevaluatedProperties"
-            | "not"
-            | "if"
-            | "then"
-            | "else"
-            | "contentSchema" => Self::Schemas,
+            _ if SCHEMA_KEYWORDS.split(' ').any(|known| known == keyword) => Self::Schemas,
             _ => Self::Data,
         }
     }

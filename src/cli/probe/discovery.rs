@@ -25,8 +25,8 @@ use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::transport::stdio::{LastLines, StderrUse, StdioUpstreamSettings};
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, TaskScope, Timeouts, Upstream, UpstreamRequest,
-    UpstreamTaskMode,
+    BeginError, CallContext, Exchange, ExchangeEvent, NoResult, ServerFacts, TaskScope, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode, result_of,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::METHOD_NOT_FOUND;
@@ -353,25 +353,15 @@ impl ProbeRun<'_> {
     ) -> Result<Payload, ProbeError> {
         let request = UpstreamRequest { method: Arc::from(method), params };
         let mut exchange = self.in_time(upstream.begin(request, context(UpstreamTaskMode::Never))).await?;
-        loop {
-            let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
-                give_up(&mut *exchange).await;
-                return Err(ProbeError::Late);
-            };
-            match event {
-                ExchangeEvent::Returned(result) => return Ok(result),
-                ExchangeEvent::Faulted(error) => return Err(ProbeError::Refused(error)),
-                ExchangeEvent::Lost(lost) => return Err(ProbeError::Fault(lost.0)),
-                ExchangeEvent::Cancelled => return Err(ProbeError::Unusable("the server cancelled it".to_owned())),
-                ExchangeEvent::Progress(_)
-                | ExchangeEvent::Status(_)
-                | ExchangeEvent::Task(_)
-                | ExchangeEvent::Subtasks(_)
-                | ExchangeEvent::Log(_)
-                | ExchangeEvent::Withdrawn { .. }
-                | ExchangeEvent::Asked { .. } => (),
-            }
-        }
+        let Ok(answered) = tokio::time::timeout_at(self.until, result_of(&mut *exchange)).await else {
+            give_up(&mut *exchange).await;
+            return Err(ProbeError::Late);
+        };
+        answered.map_err(|why| match why {
+            NoResult::Faulted(error) => ProbeError::Refused(error),
+            NoResult::Lost(fault) => ProbeError::Fault(fault),
+            NoResult::Cancelled => ProbeError::Unusable("the server cancelled it".to_owned()),
+        })
     }
 
     async fn call(&self, upstream: &dyn Upstream, tools: &ProbedTools, name: &str, arguments: &Payload) -> ProbedCall {

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use super::call_state::StageEvent;
 use super::recorder::UnstoredStep;
 use super::{Runner, RunnerFlow};
-use crate::dialect::plain::{self, RefusalAnswer};
+use crate::dialect::plain;
 use crate::dialect::split_call::question_named;
 use crate::engine::TaskError;
 use crate::failpoint;
@@ -140,12 +140,8 @@ impl Runner {
     }
 
     /// Refuses a question. Not retried: if a subtask's row lacks the refusal, its deadline withdraws the question.
-    pub(super) async fn refuse_question(&mut self, ask: &Payload, refused: RefusalAnswer) {
+    pub(super) async fn refuse_question(&mut self, ask: &Payload, answer: Answer) {
         self.count_question("refused");
-        let answer = match refused {
-            RefusalAnswer::Result(result) => Answer::Result(result),
-            RefusalAnswer::Error(error) => Answer::Error(error),
-        };
         let refused = match self.child_with_question(ask) {
             Some((key, question)) => self.answer_child(&key, &question, answer).await.map_err(|error| unstored(&error)),
             None => {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::{Exchange, ResumeToken, ServerFacts, Timeouts};
+use crate::upstream::{Answer, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts, Timeouts};
 
 const LIST_BYTES: usize = 1 << 20;
 

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use hyper::body::Body as _;
 
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::{self, RefusalAnswer};
+use crate::dialect::plain;
 use crate::dialect::session_results::client_capabilities;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Answer, Executed, GatewayFault, Reason};
 use crate::upstream::body::{PartlyReadBody, watched};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
@@ -198,8 +198,8 @@ impl ClientFilter {
         }
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {
-            RefusalAnswer::Result(result) => envelope::result(&request.id, &result),
-            RefusalAnswer::Error(error) => envelope::error(Some(&request.id), &error),
+            Answer::Result(result) => envelope::result(&request.id, &result),
+            Answer::Error(error) => envelope::error(Some(&request.id), &error),
         };
         self.shared.own.reply(&self.session.own, answer);
         FilteredMessage::Nothing

@@ -58,7 +58,24 @@ impl Engine {
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
         spec.context.share = Some(self.share_of(&spec));
-        start(self, spec)
+        let in_progress = spec.call_begins();
+        let audited = self.audited(&spec);
+        let plan = split(&mut spec);
+        let (sender, stream) = CallStream::new();
+        let (upstream, tool) = (spec.upstream.name(), &spec.tool);
+        // The fields are written when the span begins: for a plain call, as for one in the pipe, only to debug.
+        let span = match spec.plan == Plan::Direct && !spec.is_held_by_key() {
+            true => tracing::debug_span!("call", %upstream, %tool, task = tracing::field::Empty),
+            false => tracing::info_span!("call", %upstream, %tool, task = tracing::field::Empty),
+        };
+        let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
+        let clients = AttachedClients::new(sender);
+        let mut runner = Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&panic_target));
+        runner.call.list(in_progress);
+        runner.audited = audited;
+        let runner = Box::new(runner);
+        spawn(self, span, panic_target, runner.run());
+        stream
     }
 
     /// Resumes a held call with the client's answers; fails if this process does not run it, or too many clients resume
@@ -79,27 +96,6 @@ impl Engine {
         let may_become_task = spec.plan != Plan::Direct;
         Some(audit.call(&spec.owner, spec.upstream.name(), &spec.tool, arguments, may_become_task))
     }
-}
-
-fn start(engine: &Arc<Engine>, spec: CallSpec) -> CallStream {
-    let in_progress = spec.call_begins();
-    let audited = engine.audited(&spec);
-    let (spec, plan) = split(spec);
-    let (sender, stream) = CallStream::new();
-    let (upstream, tool) = (spec.upstream.name(), &spec.tool);
-    // The fields are written when the span begins: for a plain call, as for one in the pipe, only to debug.
-    let span = match spec.plan == Plan::Direct && !spec.is_held_by_key() {
-        true => tracing::debug_span!("call", %upstream, %tool, task = tracing::field::Empty),
-        false => tracing::info_span!("call", %upstream, %tool, task = tracing::field::Empty),
-    };
-    let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
-    let clients = AttachedClients::new(sender);
-    let mut runner = Runner::new(Arc::clone(engine), spec, plan, clients, Arc::clone(&panic_target));
-    runner.call.list(in_progress);
-    runner.audited = audited;
-    let runner = Box::new(runner);
-    spawn(engine, span, panic_target, runner.run());
-    stream
 }
 
 enum RunnerEvent {

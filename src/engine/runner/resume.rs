@@ -32,22 +32,21 @@ const LOOKS_MAX: usize = 4;
 /// Starts a runner for a row. The row's key must be claimed.
 pub(in crate::engine) fn start(
     engine: &Arc<Engine>,
-    spec: CallSpec,
+    mut spec: CallSpec,
     task: Arc<Task>,
     commands: RunnerCommands,
     action: RecoveryAction,
     permit: TaskPermit,
 ) {
     let in_progress = spec.call_begins();
-    let (spec, mut call, family) = match action {
+    let (mut call, family) = match action {
         RecoveryAction::Watch => {
-            let (spec, plan) = split_again(spec, task.tree.children.len());
+            let plan = split_again(&mut spec, task.tree.children.len());
             let elements = ElementRows::of_earlier(Arc::clone(engine), &task, begin_child);
-            (spec, UpstreamCall::split(plan), Family::of_earlier(elements, engine))
+            (UpstreamCall::split(plan), Family::of_earlier(elements, engine))
         }
         RecoveryAction::Dispatch | RecoveryAction::Resume(_) | RecoveryAction::Resend => {
-            let call = UpstreamCall::queued(ExchangeStage::again(&spec));
-            (spec, call, Family::default())
+            (UpstreamCall::queued(ExchangeStage::again(&spec)), Family::default())
         }
     };
     call.list(in_progress);

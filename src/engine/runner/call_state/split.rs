@@ -341,19 +341,17 @@ pub(in crate::engine::runner) struct SplitPlan {
     parallel: usize,
 }
 
-pub(in crate::engine::runner) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
-    let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
+pub(in crate::engine::runner) fn split(spec: &mut CallSpec) -> Option<SplitPlan> {
+    let (call, parallel) = call_of(spec)?;
     let (total, argument) = (call.len(), Arc::clone(call.argument()));
-    let (spec, template) = call_and_element(spec);
-    (spec, Some(SplitPlan { template, call: Some(call), argument, total, parallel }))
+    Some(SplitPlan { template: element_of(spec), call: Some(call), argument, total, parallel })
 }
 
-pub(in crate::engine::runner) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
+pub(in crate::engine::runner) fn split_again(spec: &mut CallSpec, total: usize) -> SplitPlan {
     let rule = spec.policy.split.as_ref();
     let parallel = rule.map_or(1, |rule| rule.parallel.get());
     let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
-    let (spec, template) = call_and_element(spec);
-    (spec, SplitPlan { template, call: None, argument, total, parallel })
+    SplitPlan { template: element_of(spec), call: None, argument, total, parallel }
 }
 
 fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
@@ -361,12 +359,12 @@ fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
     Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
 }
 
-fn call_and_element(mut spec: CallSpec) -> (CallSpec, CallSpec) {
+fn element_of(spec: &mut CallSpec) -> CallSpec {
     let mut element = spec.clone();
     (element.plan, element.policy.split) = (Plan::Task, None);
     (element.idempotency, element.chosen, element.notice_sink) = (None, None, None);
     spec.permits = None;
-    (spec, element)
+    element
 }
 
 impl SplitPlan {

@@ -282,7 +282,6 @@ pub struct CancelResult {
     pub was_settled: bool,
 }
 
-/// The most threads that wait for separate tokens.
 const THREADS: usize = 16;
 
 thread_local! {

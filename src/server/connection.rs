@@ -73,7 +73,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     // Silence, a slow preface and a broken socket end alike: no response is possible (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
-    let (leave, in_flight) = (shared.phases.ending().child_token(), shared.meter.in_flight().clone());
+    let (leave, in_flight) = (shared.phases.ending().child_token(), shared.meter.in_flight.clone());
     let trail = Arc::new(ConnectionState::new(leave, in_flight));
     let (io, returned) = WatchedSocket::new(socket, protocol, prefix, Arc::clone(&shared.limits), Arc::clone(&trail));
     let peer = ends.peer;

@@ -27,7 +27,6 @@ pub(super) struct ConnectionState {
     glitches: AtomicU32,
     close_announced: AtomicBool,
     leave: CancellationToken,
-    /// The requests in progress at the listener.
     in_flight: Gauge,
     unread: UnreadAnswers,
 }
@@ -262,7 +261,7 @@ const STATUS_COUNT: usize = 900;
 /// The metrics of one listener. The recorder must be installed before a listener starts.
 pub(super) struct ListenerMetrics {
     listener: &'static str,
-    in_flight: Gauge,
+    pub(super) in_flight: Gauge,
     connections: Gauge,
     answers: Vec<OnceLock<Counter>>,
     accept_pauses: Counter,
@@ -300,12 +299,9 @@ impl ListenerMetrics {
         }))
     }
 
-    pub(super) const fn in_flight(&self) -> &Gauge {
-        &self.in_flight
-    }
-
     pub(super) fn connection(&self) -> GaugeGuard {
-        GaugeGuard::new(self.connections.clone())
+        self.connections.increment(1.0);
+        GaugeGuard(self.connections.clone())
     }
 
     /// Counts a connection or request that hyper refused.
@@ -324,13 +320,6 @@ debug_members!(ListenerMetrics, |metrics| listener: metrics.listener);
 #[derive(Debug)]
 #[must_use]
 pub(super) struct GaugeGuard(Gauge);
-
-impl GaugeGuard {
-    fn new(gauge: Gauge) -> Self {
-        gauge.increment(1.0);
-        Self(gauge)
-    }
-}
 
 impl Drop for GaugeGuard {
     fn drop(&mut self) {

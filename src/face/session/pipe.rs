@@ -275,7 +275,6 @@ async fn open_stream(
     events_until_leaving(&shared, body)
 }
 
-/// A client's stream that ends properly when the gateway shuts down.
 fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState, body: PipeBody<C>) -> RequestAnswer {
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
     RequestAnswer::Events(ResponseBody::new(StreamBody::new(frames)))
@@ -359,7 +358,6 @@ fn arguments_in(text: &MessageText) -> Option<Payload> {
     arguments_of(text.read(ScanLimits::CLIENT).ok()?.request()?.params.object())
 }
 
-/// A session client's request in its own upstream session.
 #[derive(Debug)]
 pub(super) struct SessionPipeEra {
     shared: Arc<SessionFaceState>,
@@ -422,7 +420,6 @@ impl PipeEra for SessionPipeEra {
         self.shared.paused.note_end(self, fault);
     }
 
-    /// In the background.
     fn cancel(&self, reason: Reason) {
         let params = Payload::of(&json!({ "requestId": self.request.id, "reason": reason.key() }));
         let message = envelope::notification(method::CANCELLED, Some(&params));
@@ -441,7 +438,6 @@ impl PipeEra for SessionPipeEra {
 }
 
 impl SessionFaceState {
-    /// Within the client's share of bytes.
     pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
         let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
         ReadLimits::within(self.served.settings.result_bytes_max, share)
@@ -598,7 +594,6 @@ mod tests {
     use crate::face::http::Inbound;
     use crate::face::session::SessionFace;
 
-    /// The size of a function's return type.
     const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
         size_of::<R>()
     }

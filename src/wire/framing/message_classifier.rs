@@ -9,7 +9,6 @@ use crate::wire::{Payload, RequestId, ScanLimits, method, scan};
 
 /// Longest member name or method that is compared, as written: `result` in escapes. No longer one matters.
 const NAME_BYTES_MAX: usize = 36;
-/// Longest id that is kept, as written.
 const ID_BYTES_MAX: usize = 256;
 /// The member of a result that holds questions (2026-07-28).
 const REQUESTS: &[u8] = b"inputRequests";

@@ -27,7 +27,6 @@ use crate::wire::{
 pub(super) struct ClientFilter {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
-    /// Of the call whose stream it filters.
     tool: Option<Arc<str>>,
 }
 

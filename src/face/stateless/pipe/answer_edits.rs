@@ -339,7 +339,6 @@ impl AnswerEdits {
     }
 }
 
-/// Boxed, as they are moved through several futures.
 impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
     fn events(self, era: &E, source: RawBody) -> RawBody {
         let limits = era.read_limits();

@@ -253,7 +253,7 @@ impl CombinedUpstreams {
         };
         let name = &self.settings.upstreams[at];
         Err(match self.cause_for(client, at) {
-            Some(cause) => refusal.saying(&format!("The server {name} is not available: {cause}")),
+            Some(cause) => refusal.with_message(&format!("The server {name} is not available: {cause}")),
             None => refusal,
         })
     }

@@ -51,8 +51,8 @@ impl MemberRefusal {
         }))
     }
 
-    pub(super) fn saying(&self, words: &str) -> Self {
-        let error = self.0.error.as_ref().map(|error| RpcError { message: words.into(), ..error.clone() });
+    pub(super) fn with_message(&self, message: &str) -> Self {
+        let error = self.0.error.as_ref().map(|error| RpcError { message: message.into(), ..error.clone() });
         Self::of(self.0.status, self.0.headers.clone(), error)
     }
 

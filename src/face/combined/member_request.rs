@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use super::CombinedUpstreams;
 use super::admission::{AnswerScope, ServerVoice, progress_token};
 use super::member_answer::{MemberRefusal, read_result};
-use super::member_session::{ClientWords, CombinedSession, OpenedMember};
+use super::member_session::{CombinedSession, HandshakeSource, OpenedMember};
 use super::messages::metadata_alone;
 use crate::answer_budget::as_one_request;
 use crate::face::headers;
@@ -77,7 +77,7 @@ impl EndpointClient {
     /// Opens a session at the upstream if there is none. Fails if the upstream refuses one.
     pub(super) async fn opened(&self, at: usize) -> Result<OpenedMember, MemberRefusal> {
         let (Some(session), Some(token)) = (&self.session, &self.token) else { return Err(MemberRefusal::late()) };
-        self.upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
+        self.upstreams.member_session(session, at, HandshakeSource { head: &self.head, token }).await
     }
 
     pub(super) fn voice(&self, at: usize, request: AnswerScope) -> ServerVoice {

@@ -221,15 +221,15 @@ impl MemberHandshake {
     }
 }
 
-/// The head of the opening request, and the client's introduction.
+/// The parts of a handshake with a member: the head of the opening request, and the client's sealed `initialize`.
 #[derive(Clone, Copy)]
-pub(super) struct ClientWords<'a> {
+pub(super) struct HandshakeSource<'a> {
     pub(super) head: &'a Inbound,
     pub(super) token: &'a SessionToken,
 }
 
-impl ClientWords<'_> {
-    fn introduction(self) -> Bytes {
+impl HandshakeSource<'_> {
+    fn initialize_request(self) -> Bytes {
         let token = self.token;
         let declared = Object::of(&token.capabilities).filter(|_| token.declares_tasks);
         let with_tasks = declared.map(|declared| declared.edit().set("tasks", Payload::empty_object()).finish());
@@ -245,7 +245,7 @@ impl CombinedUpstreams {
         self: &Arc<Self>,
         session: &Arc<CombinedSession>,
         at: usize,
-        client: ClientWords<'_>,
+        client: HandshakeSource<'_>,
     ) -> Result<OpenedMember, MemberRefusal> {
         let upstream = &self.settings.upstreams[at];
         let has_ended = || self.members[at].endpoint.has_ended(client.token.nonce);
@@ -267,12 +267,17 @@ impl CombinedUpstreams {
     }
 
     /// The handshake completes even if the client disconnects.
-    fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: ClientWords<'_>) -> MemberOpening {
+    fn opening(
+        self: &Arc<Self>,
+        session: &Arc<CombinedSession>,
+        at: usize,
+        client: HandshakeSource<'_>,
+    ) -> MemberOpening {
         let member = &self.members[at];
         let mut inbound = client.head.clone();
         inbound.headers.remove(headers::SESSION_ID);
         inbound.accepted = AcceptedTypes::Json;
-        inbound.body = client.introduction();
+        inbound.body = client.initialize_request();
         inbound.endpoint_session = Some(client.token.nonce);
         let handshake = MemberHandshake {
             upstream: Arc::clone(&self.settings.upstreams[at]),

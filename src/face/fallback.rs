@@ -69,7 +69,7 @@ impl FallbackToolService {
         self.has_complete_list.load(Ordering::Relaxed)
     }
 
-    pub(super) fn learn(&self, list: &Object) {
+    pub(super) fn record_names(&self, list: &Object) {
         let Some(tools) = list.get("tools") else { return };
         for tool in tools.items().filter_map(|tool| Object::of(&tool)) {
             if let Some(named) = tool.get_str("name").and_then(|name| FallbackTool::named(&name)) {
@@ -119,7 +119,7 @@ impl FallbackListing {
     /// answered with a task id: a client would validate that text.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
         let service = &self.service;
-        service.learn(list);
+        service.record_names(list);
         let tools = list.get("tools")?;
         let (sent, next) = (self.sent.as_ref().map(Payload::as_str), next_cursor(list));
         let end = self.reader.as_ref().and_then(|reader| service.walks.read(reader, self.sent.as_ref(), list));

@@ -279,7 +279,7 @@ impl StatelessFace {
     async fn discover(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
         match self.served.upstream.facts(&self.context(request)).await {
             Ok(facts) => {
-                self.remember(&facts);
+                self.cache_identity(&facts);
                 let description = SessionServerDescription {
                     capabilities: &facts.capabilities,
                     instructions: facts.instructions.as_ref(),
@@ -295,12 +295,12 @@ impl StatelessFace {
     async fn ensure_identity(&self, request: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.identity.read().is_none() {
             let facts = self.served.upstream.facts(&self.context(request)).await?;
-            self.remember(&facts);
+            self.cache_identity(&facts);
         }
         Ok(())
     }
 
-    fn remember(&self, facts: &ServerFacts) {
+    fn cache_identity(&self, facts: &ServerFacts) {
         let info = facts.server_info.as_ref().map_or_else(own_identity, short_identity);
         *self.identity.write() = Some(ServerIdentity::of(info));
     }

@@ -80,7 +80,7 @@ impl SessionFaceState {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
-    async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
+    async fn fetch_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|it| !it.service.has_complete_list()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
@@ -91,7 +91,7 @@ impl SessionFaceState {
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
             && let Some(list) = Object::of(list.result())
         {
-            fallback.service.learn(&list);
+            fallback.service.record_names(&list);
         }
     }
 }
@@ -122,7 +122,7 @@ pub(super) async fn post(
     request: Request,
     inbound: &Inbound,
 ) -> Result<FaceResponse, Request> {
-    shared.learn_names(session, &inbound.caller.principal).await;
+    shared.fetch_names(session, &inbound.caller.principal).await;
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let asker = TaskAsker { caller: &inbound.caller, misses: shared.tasks.misses() };

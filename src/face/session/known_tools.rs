@@ -43,7 +43,7 @@ struct SessionTools {
 }
 
 impl SessionTools {
-    fn learn(&mut self, names: impl Iterator<Item = String>) {
+    fn add(&mut self, names: impl Iterator<Item = String>) {
         for name in names {
             let bytes = self.bytes + name.len() + NAME_BYTES;
             if bytes > SESSION_BYTES_MAX {
@@ -57,10 +57,10 @@ impl SessionTools {
 }
 
 impl KnownTools {
-    fn learn(&self, nonce: u128, counted_as: &Principal, names: impl Iterator<Item = String>) {
+    fn add(&self, nonce: u128, counted_as: &Principal, names: impl Iterator<Item = String>) {
         let known = self.0.get_or_default(nonce, counted_as);
         let mut tools = known.lock();
-        tools.learn(names);
+        tools.add(names);
         // Under the lock, so that the last number of bytes counts.
         self.0.set_bytes(nonce, tools.bytes);
     }
@@ -81,15 +81,15 @@ enum ToolListing {
 }
 
 impl SessionFaceState {
-    pub(in crate::face) fn learn_tools(&self, session: &ClientSession, list: &Object) {
+    pub(in crate::face) fn record_tools(&self, session: &ClientSession, list: &Object) {
         self.served.unmatched_rules.look_at(list);
         let Some(tools) = list.get("tools") else { return };
         let names = tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name"));
-        self.learn(session, names);
+        self.record_names(session, names);
     }
 
-    fn learn(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
-        self.tools.learn(session.token.nonce, session.counted_as(), names);
+    fn record_names(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
+        self.tools.add(session.token.nonce, session.counted_as(), names);
     }
 
     fn is_listed(&self, session: &ClientSession, tool: &str) -> bool {
@@ -121,7 +121,7 @@ impl SessionFaceState {
         let catalog = Catalog::new(self.upstream_of(session));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {
-                self.learn(session, names.iter().cloned());
+                self.record_names(session, names.iter().cloned());
                 ListedNames { names: names.into_iter().collect(), is_whole }
             }
             Ok(Err(_)) | Err(_) => ListedNames::default(),
@@ -216,11 +216,11 @@ mod tests {
     fn a_sessions_names_have_a_bound_in_bytes() {
         let mut tools = SessionTools::default();
         let long = |n: usize| format!("{n}{}", "x".repeat(SESSION_BYTES_MAX / 4));
-        tools.learn((0..100).map(long).chain(["short".to_owned()]));
+        tools.add((0..100).map(long).chain(["short".to_owned()]));
         assert_eq!(tools.names.len(), 3);
         assert!(tools.bytes <= SESSION_BYTES_MAX);
         let known = tools.bytes;
-        tools.learn((0..3).map(long));
+        tools.add((0..3).map(long));
         assert_eq!((tools.names.len(), tools.bytes), (3, known), "known ones take no further bytes");
     }
 
@@ -228,10 +228,10 @@ mod tests {
     fn b238_the_names_of_all_sessions_have_a_bound_in_bytes_and_each_principal_a_share() {
         let (known, ada, mallory) = (KnownTools::default(), Principal::new("key:ada"), Principal::new("key:mallory"));
         let key = |number: u128| number << 64 | number;
-        known.learn(key(1), &ada, ["a".to_owned()].into_iter());
+        known.add(key(1), &ada, ["a".to_owned()].into_iter());
         let long = |n: usize| format!("{n}{}", "x".repeat(SESSION_BYTES_MAX / 4));
         for session in 2..SESSIONS_MAX as u128 {
-            known.learn(key(session), &mallory, (0..3).map(long));
+            known.add(key(session), &mallory, (0..3).map(long));
         }
         let bytes = known.0.bytes();
         assert!((BYTES_MAX / 2..=BYTES_MAX).contains(&bytes), "{bytes}");

@@ -123,7 +123,7 @@ impl StatelessFace {
             return Ok((NotificationSubscriber::deaf(upstream, context), wishes));
         }
         let facts = upstream.facts(&context).await?;
-        self.remember(&facts);
+        self.cache_identity(&facts);
         let mut granted = wishes.within(&facts.capabilities);
         if !granted.concern_the_upstream() {
             return Ok((NotificationSubscriber::deaf(upstream, context), granted));

@@ -201,7 +201,7 @@ impl StatelessFace {
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
                 && let Some(list) = Object::of(list.result())
             {
-                fallback.learn(&list);
+                fallback.record_names(&list);
             }
         }
         let tool = fallback.named(&request.params.get_str("name")?)?;

@@ -45,11 +45,11 @@ impl ClientFilter {
         Self { tool, ..self }
     }
 
-    pub(super) fn learn(&self, message: &MessageText) {
+    pub(super) fn record_tools(&self, message: &MessageText) {
         if let Some(Message::Response(Response { result: Some(list), .. })) =
             message.read(ScanLimits::UPSTREAM).ok().as_deref()
         {
-            self.shared.learn_tools(&self.session, list);
+            self.shared.record_tools(&self.session, list);
         }
     }
 

@@ -95,7 +95,7 @@ impl StreamEdits {
         let message = match &self.tool_list {
             Some(ToolListEdit { id, support, fallback }) => {
                 let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
-                self.filter.learn(&message);
+                self.filter.record_tools(&message);
                 let message = rewrite::tool_list(&message, id, support).map_or(message, MessageText::from);
                 let fallback = fallback.as_ref().and_then(|fallback| fallback.listed_in(&message, id));
                 fallback.map_or(message, MessageText::from)

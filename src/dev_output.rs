@@ -155,7 +155,7 @@ impl ProgramCalls {
     }
 }
 
-/// Notes a call that was sent to a program. `process` tells the program's processes apart.
+/// Notes a call that was sent to a program. `process` identifies one of the program's processes.
 pub fn sent(process: u64, message: &Bytes) {
     let Some(output) = OUTPUT.get() else { return };
     let Ok(Message::Request(request)) = envelope::read(message, ScanLimits::UPSTREAM) else { return };

@@ -36,7 +36,7 @@ pub struct ProbeCommand {
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The time after which the user is told that the program is still awaited.
+/// The time after which a line says that the program has not answered yet.
 const SLOW_START: Duration = Duration::from_secs(10);
 
 /// The options of `taskgate probe`.

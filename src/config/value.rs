@@ -309,7 +309,7 @@ fn group_member(text: &str) -> Result<String, ValueError> {
     }
 }
 
-/// Checks the form of a principal, as in `who.ids`. Fails with the wanted form.
+/// Checks the form of a principal, as in `who.ids`. The error names the expected form.
 pub fn check_caller_id(text: &str) -> Result<(), &'static str> {
     check(&CALLER_ID, text)
 }

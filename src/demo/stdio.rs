@@ -100,7 +100,7 @@ impl DemoClient {
     }
 
     async fn say(&self, message: Value) {
-        // Fails if the client is gone, and then no one needs it.
+        // Fails if the client has disconnected and so needs no response.
         let _ = self.events.send(message).await;
     }
 }

@@ -289,7 +289,7 @@ pub fn was_cancelled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, CANCELLED)
 }
 
-/// The error of a cancelled call for a client that is not told of its task: the call may have run (GW-38).
+/// The error of a cancelled call for a client that does not know its task: the call may have run (GW-38).
 pub fn call_cancelled() -> RpcError {
     let data = serde_json::json!({ "source": "gateway", "reason": "cancelled", "executed": "unknown" });
     was_cancelled().with_data(&data)

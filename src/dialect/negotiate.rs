@@ -24,9 +24,9 @@ pub struct StatelessRequest {
     /// The capabilities declared to a session upstream, computed on first use.
     of_upstream: OnceLock<Payload>,
     takes_tasks: HandleSupport,
-    /// The token for progress notifications, verbatim; absent means that none are wanted (MOD-22).
+    /// The token for progress notifications, verbatim; absent if the client requests none (MOD-22).
     pub progress_token: Option<Payload>,
-    /// Absent means that no log messages are wanted (MOD-23).
+    /// Absent if the client requests no log messages (MOD-23).
     pub log_level: Option<LogLevel>,
 }
 

@@ -182,7 +182,7 @@ impl SubscriptionFilter {
         !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
     }
 
-    /// Whether an update of this resource is wanted: of a named one, or of a part of it.
+    /// Whether the client subscribed to this resource: it named the resource, or one that contains it.
     pub fn want_updates_of(&self, uri: &str) -> bool {
         let is_part = |whole: &String| {
             let rest = uri.strip_prefix(whole.as_str());

@@ -233,7 +233,7 @@ impl Engine {
         Ok(cancelled)
     }
 
-    /// Removes a settled task for its owner, for good once this returns. A dropped call did all of it, or nothing.
+    /// Removes a settled task for its owner, durably once this returns. If the future is dropped, all of it was done or nothing.
     pub async fn delete(self: &Arc<Self>, caller: &Caller, id: TaskId) -> Result<DeleteResult, TaskError> {
         let (engine, caller, key) = (Arc::clone(self), caller.clone(), caller.task(id));
         self.finish(async move {

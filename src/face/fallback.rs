@@ -81,7 +81,7 @@ impl FallbackToolService {
         }
     }
 
-    /// The reader of a list without a session. `who` is all by which the server may tell clients apart.
+    /// The reader of a list without a session. `who` has every value by which the server may distinguish clients.
     pub(super) fn reader(&self, who: impl Hash, counted_as: Principal) -> ListReader {
         self.walks.reader(who, counted_as)
     }

@@ -25,7 +25,7 @@ pub enum IdempotencyScope {
     Principals,
     /// A key is unique in one session, by its nonce: an anonymous client shares all else with others.
     Sessions(u128),
-    /// The client cannot be told from others, so it may have no key.
+    /// The client cannot be distinguished from others, so it may use no key.
     Unidentified,
 }
 

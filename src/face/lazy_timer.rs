@@ -94,7 +94,7 @@ mod tests {
         assert_eq!((ended, begun.elapsed()), (Ok(None), SPAN));
     }
 
-    /// The wait goes on in another task once its client has disconnected.
+    /// The wait continues in another task once its client has disconnected.
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_leaves_its_connection_ends_in_time() {
         let (begun, mut timer) = (Instant::now(), ConnectionTimer::default());

@@ -24,7 +24,7 @@ pub(super) struct ListWalks {
     hasher: RandomState,
 }
 
-/// The reader of a list: a session, or one of the clients without sessions that the server can tell apart.
+/// The reader of a list: a session, or one of the clients without sessions that the server can distinguish.
 #[derive(Clone, Debug)]
 pub(super) struct ListReader {
     id: u128,
@@ -43,7 +43,7 @@ impl ListWalks {
         Self { upstream: Arc::clone(upstream), walks, circular, hasher }
     }
 
-    /// `who` is all by which the server may tell clients apart.
+    /// `who` has every value by which the server may distinguish clients.
     pub(super) fn reader(&self, who: impl Hash, counted_as: Principal) -> ListReader {
         ListReader { id: self.hash(who), counted_as }
     }

@@ -315,7 +315,7 @@ impl Operators {
             if !wanted.fits(task) {
                 return ControlFlow::Continue(());
             }
-            // One more than is shown tells that there is a next page.
+            // One more than is shown: if it is found, there is a next page.
             if page.len() == limit {
                 has_more = true;
                 return ControlFlow::Break(());

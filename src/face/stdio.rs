@@ -30,7 +30,7 @@ const READER_CHECK: Duration = Duration::from_millis(200);
 pub struct StdioEnds<I, O> {
     pub input: I,
     pub output: O,
-    /// Whether the output's reader is gone, as far as can be known without a write.
+    /// Whether the output's reader has closed it, as far as a check without a write shows.
     pub is_reader_gone: fn() -> bool,
 }
 

@@ -181,7 +181,7 @@ impl Layers {
         }
     }
 
-    /// Writes the challenge of a response that a face gave for want of a scope.
+    /// Adds the challenge to a face's refusal of a caller that lacks a scope.
     fn challenge_for_scopes(&self, path: &str, used: TokenScheme, response: &mut FaceResponse) {
         if let Some(ScopesNeeded(needed)) = response.extensions_mut().remove()
             && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), used, &needed)
@@ -284,7 +284,7 @@ impl CallingPage {
         request.headers().get(ORIGIN).cloned().map(Self)
     }
 
-    /// The response to a preflight; `None` for any other request. `forwards` tells whether a header is forwarded to an upstream.
+    /// The response to a preflight; `None` for any other request. `forwards`: whether a header is forwarded to an upstream.
     fn preflight<B: hyper::body::Body>(
         &self,
         request: &Request<B>,

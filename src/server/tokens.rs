@@ -189,7 +189,7 @@ impl TokenVerifier {
         let _ = self.0.scope.set(scope.clone());
     }
 
-    /// The verifier that replaces `before`. The streams of an unchanged issuer's tokens go on. A changed issuer, or each one if
+    /// The verifier that replaces `before`. The streams of an unchanged issuer's tokens continue. A changed issuer, or each one if
     /// scopes, proofs or the address changed, keeps the keys that are known: its tokens are checked again, and their streams end.
     #[must_use]
     pub fn succeeding(self, before: &Self) -> Self {

@@ -467,7 +467,7 @@ gateway_reasons! {
     RateLimited = 27, "rate_limited";
     /// The session's owner cannot be reached, or ended before it answered.
     ReplicaUnavailable = 28, "replica_unavailable";
-    /// The replica that ran the call is gone or was declared dead, and the others cannot continue the call.
+    /// The replica that ran the call has ended or was declared dead, and the others cannot continue the call.
     ReplicaLost = 29, "replica_lost";
     /// The shared store lost acknowledged writes.
     StoreLost = 30, "store_lost";

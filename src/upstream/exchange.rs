@@ -104,7 +104,7 @@ pub struct NotificationSubscription {
     pub news: broadcast::Receiver<ServerNotification>,
     /// The granted part of the wishes. Notifications for other subscribers may come too.
     pub granted: SubscriptionFilter,
-    /// Cancelled when the session or stream is gone: nothing more comes here, so subscribe again.
+    /// Cancelled when the session or stream has ended: no more notifications arrive, so subscribe again.
     pub over: CancellationToken,
     pub kept: Box<dyn Any + Send + Sync>,
 }
@@ -163,9 +163,9 @@ pub struct UpstreamRequest {
 pub struct CallContext {
     pub principal: Principal,
     pub client: ClientFacts,
-    /// Whether progress is wanted: the transport then adds its own token.
+    /// Whether the client requests progress: the transport then adds its own token.
     pub progress: bool,
-    /// Lowest severity of wanted log messages, as the client wrote it.
+    /// Lowest severity of the requested log messages, as the client wrote it.
     pub log_level: Option<Arc<str>>,
     pub timeouts: Timeouts,
     /// The longest run time of a call.

@@ -35,7 +35,7 @@ pub(crate) struct ReadLimits {
     pub(crate) idle: Option<Duration>,
     /// The account for the response's bytes; `None` for small ones to the gateway's own requests.
     pub(crate) share: Option<AnswerShare>,
-    /// Whether the call's own limits end the reading; else an incomplete message must go on coming (U76).
+    /// Whether the call's own limits end the reading; else an incomplete message must grow at a minimum rate (U76).
     pub(crate) has_deadline: bool,
 }
 

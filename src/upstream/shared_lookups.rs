@@ -50,7 +50,7 @@ where
     C: Clone + Eq + Hash + Send + 'static,
 {
     /// Returns `known`, or the outcome of the one lookup for this key, which records it for `known` before it ends.
-    /// `None` if the process stops, or too many lookups run, in all or of this client. Cancel safe: the lookup goes on.
+    /// `None` if the process stops, or too many lookups run, in all or of this client. Cancel safe: the lookup continues.
     pub(crate) async fn get<F: Future<Output = T> + Send + 'static>(
         &self,
         key: K,

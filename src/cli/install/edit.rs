@@ -100,8 +100,8 @@ pub(super) fn wrap(
     })
 }
 
-/// Makes each named server, or each wrapped one, start as before. `original` is the file before `wrap`, if known: it
-/// tells how the server was spelled. Fails if the text is invalid, or a named server is missing or unfit.
+/// Restores the entry of each named server, or of each wrapped one. `original` is the file before `wrap`, if known: it
+/// has the entry's former text. Fails if the text is invalid, or a named server is missing or unfit.
 pub(super) fn unwrap(
     text: &str,
     shape: &HostShape,

@@ -229,7 +229,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Ready if the body ends although its source goes on.
+    /// Ready if the body ends although its source continues.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         self.settle();
         if let Some(ended) = self.ends_with_gateway(cx) {

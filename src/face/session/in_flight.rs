@@ -141,7 +141,7 @@ impl InFlight {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
-    /// Whether a request that arrived at `since` is wanted. An earlier cancellation was for another one with the id.
+    /// Whether the client waits for a request that arrived at `since`. An earlier cancellation was for another one with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
         !is_unwanted(nonce) && !is_unwanted(request_key(nonce, id))

@@ -117,7 +117,7 @@ impl DiskStore {
     }
 }
 
-/// The thread releases the lock once all is closed. A bug that ends it keeps the lock, as this process's calls go on.
+/// The thread releases the lock once all is closed. If a bug ends the thread, the lock stays: this process's calls continue.
 fn start(
     writer: DiskWriter,
     requests: mpsc::Receiver<WriterRequest>,

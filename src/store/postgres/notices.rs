@@ -11,7 +11,7 @@ use crate::replica::SqlNotice;
 /// Sessions receive warnings only, and a healthy transaction has none.
 const KEPT_MAX: usize = 16;
 
-/// Without a code, it stands for a dropped notice.
+/// A dropped notice has no code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReceivedNotice {
     severity: &'static str,

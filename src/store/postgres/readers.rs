@@ -128,7 +128,7 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
-    /// Reads a write's outcome for good. `None` if no barrier passed on this server since the write: make one first.
+    /// Reads a write's final outcome. `None` if no barrier passed on this server since the write: make one first.
     pub(super) async fn read_settled<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,

@@ -187,7 +187,7 @@ impl SplitExchange {
         self.events.extend(self.status().map(ExchangeEvent::Status));
     }
 
-    /// Combines the results. Cancel safe: a dropped wait goes on at the next call.
+    /// Combines the results. Cancel safe: a dropped wait continues with the next call.
     async fn combined(&mut self) -> ExchangeEvent {
         let combining = match &mut self.combining {
             Some(combining) => combining,

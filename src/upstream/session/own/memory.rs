@@ -205,7 +205,7 @@ impl OwnSessions {
         self.remembered.0.remove(nonce);
     }
 
-    /// The lowest severity of log messages that a session wants, as far as it is remembered.
+    /// The lowest severity of log messages that a session requested, if it is cached.
     pub(crate) fn level(&self, session: &OwnSession) -> Option<LogLevel> {
         let level = self.recall(session, |facts| facts.preferences.level.clone())??;
         Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)

@@ -392,7 +392,7 @@ impl CallTable {
         self.call(id)?.1.terms.outer.clone()
     }
 
-    /// Delivers to the named request. Log messages name none: they go to the only request that wants them (MOD-23).
+    /// Delivers to the named request. Log messages name none: they go to the only one that requested them (MOD-23).
     pub(super) fn note_named(
         &mut self,
         notification: &Notification,

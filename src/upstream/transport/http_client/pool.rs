@@ -259,7 +259,7 @@ impl ConnectionPool {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
-            // One, until the server has told how many: it would refuse the others.
+            // One, until the server has sent its limit: it might refuse the others.
             .initial_max_send_streams(1)
             .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(KEEP_ALIVE)

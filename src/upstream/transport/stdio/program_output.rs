@@ -46,7 +46,7 @@ pub enum StderrUse {
     /// They are kept from log and tasks.
     #[default]
     Never,
-    /// The log and the tasks that died with the program show them.
+    /// The log and the tasks that failed with the program show them.
     OnDeath,
 }
 

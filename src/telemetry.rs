@@ -230,7 +230,7 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
 
 #[derive(Default)]
 struct Members {
-    /// UTF-8. Not a `String`, so that values are written into it without one of their own.
+    /// UTF-8 bytes and not a `String`: values are formatted into it without a `String` for each.
     text: Vec<u8>,
     /// Whether a brace has just been opened, so that no comma is due.
     is_open: bool,

@@ -194,7 +194,7 @@ pub(super) fn start(
             Err(why) => Some(Err(RpcError::new(rpc_error::INVALID_REQUEST, why.to_string()))),
         };
         if let Some(outcome) = outcome {
-            // Fails if the client has disconnected, and then no one needs it.
+            // Fails if the client has disconnected and so needs no response.
             let _ = events.send(rpc::answer(&request.id, outcome)).await;
         }
     });

@@ -84,7 +84,7 @@ pub struct SessionOwners {
 }
 
 impl SessionOwners {
-    /// `clock` must be the one that all replicas share: a seal is valid for a short time by it.
+    /// `clock` must be the one that all replicas share: the short validity of a seal is measured on it.
     pub fn new(
         directory: ReplicaDirectory,
         sealer: Arc<Sealer>,
@@ -111,7 +111,7 @@ impl SessionOwners {
         self.sealer.open_forward(sealed)
     }
 
-    /// The clock by which a seal is valid for a short time.
+    /// The clock that measures a seal's short validity.
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
     }

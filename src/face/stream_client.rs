@@ -75,7 +75,7 @@ pub struct ClientMessage {
     pub text: Bytes,
     /// Its headers, to be forwarded to the upstream. HTTP's session and version headers are ignored.
     pub headers: HeaderMap,
-    /// Its sender, if it came with a credential of its own, of the stream's principal.
+    /// The caller that sent it, if it had a separate credential of the stream's principal.
     pub caller: Option<Caller>,
 }
 

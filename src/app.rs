@@ -72,7 +72,6 @@ use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
-use crate::waits::or_pending;
 use crate::wire::ProtocolVersion;
 use files::{FileMistakes, FileUse};
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
@@ -82,7 +81,7 @@ use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedEndpoint, Ser
 use replica::{ReplicaFollower, ReplicaListener};
 use shared_store::host_name;
 use sockets::Sockets;
-use task_store::{IncarnationEnd, OpenedStore, SharedIncarnation};
+use task_store::{OpenedStore, SharedIncarnation};
 use token_keys::FreshKeys;
 
 pub use dev::DevSettings;
@@ -333,11 +332,6 @@ impl Gateway {
 
     fn folder(&self) -> &Path {
         &self.started.folder
-    }
-
-    /// Returns once this replica's incarnation on a shared store has ended, with the reason.
-    async fn incarnation_ended(&self) -> IncarnationEnd {
-        or_pending(self.shared.as_ref().map(|shared| shared.ended())).await
     }
 
     pub const fn admin_address(&self) -> SocketAddr {

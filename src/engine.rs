@@ -174,11 +174,6 @@ impl Engine {
         self.admission.set_tasks_max(tasks_max);
     }
 
-    /// Takes permits for a task and its subtasks, all or none; other replicas' rows count. `TooManyTasks`, `Draining`.
-    fn take_permits(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
-        self.admission.take_beside(owner, number, self.unsettled_rows(owner))
-    }
-
     /// Takes a permit for a task that a call in progress needs, even during a drain. Fails with `TooManyTasks`.
     fn take_permit_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
         let permit = self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner));

@@ -18,7 +18,6 @@ use crate::dialect::faults::gateway_error;
 use crate::face::served::Served;
 use crate::task::Principal;
 use crate::upstream::{BeginError, CallContext, NoResult, ServerFacts, UpstreamRequest, result_of};
-use crate::waits::or_pending;
 use crate::wire::{Object, Payload, method};
 use changes::{ChangedFiles, FileChanges};
 
@@ -125,10 +124,6 @@ impl Development {
         }
         self.restarting = Some(token.drop_guard());
     }
-}
-
-pub(super) async fn next_change(development: &mut Option<Development>) -> ChangedFiles {
-    or_pending(development.as_mut().map(Development::next)).await
 }
 
 /// Asks the program for its tools, and shows the answer. The program then runs for clients without a session.

@@ -27,7 +27,7 @@ use super::reload::ReloadSummary;
 use super::reload_trigger::{ReloadTrigger, signal};
 use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
-use super::task_store::{self, IncarnationEnd, StoreRefusal};
+use super::task_store::{self, IncarnationEnd, SharedIncarnation, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager};
 use crate::audit::AuditOpenError;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
@@ -37,6 +37,7 @@ use crate::server::RunningListener;
 use crate::store::postgres::PriorIncarnation;
 use crate::system::{self, SignalStream};
 use crate::task::Reason;
+use crate::waits::or_pending;
 use crate::{console, dev_output, telemetry};
 
 /// The time for load balancers to notice a drain before no connection is accepted.
@@ -188,13 +189,13 @@ async fn until_signal(
     loop {
         let ended = tokio::select! {
             notice = signals.next() => return Ok(ServingEnd::Signal(Box::new(gateway), notice)),
-            ended = gateway.incarnation_ended() => ended,
+            ended = or_pending(gateway.shared.as_ref().map(SharedIncarnation::ended)) => ended,
             why = reloads.next() => {
                 let applied = reloads.carry_out(why, |config| gateway.reload(config));
                 gateway.audit_reload(applied);
                 continue;
             }
-            changed = dev::next_change(&mut development) => {
+            changed = or_pending(development.as_mut().map(Development::next)) => {
                 development.iter_mut().for_each(|development| development.restart(&gateway, &changed));
                 continue;
             }

@@ -28,10 +28,6 @@ pub(super) enum UserAnswer {
 }
 
 impl UserAnswer {
-    pub(super) const fn is_accepted(&self) -> bool {
-        matches!(self, Self::Accept(_))
-    }
-
     pub(super) fn to_result(&self) -> Value {
         match self {
             Self::Accept(Some(content)) => json!({ "action": "accept", "content": content }),

@@ -114,7 +114,7 @@ impl Ui for Terminal {
             write!(stderr, "{}", printable(prompt))?;
             stderr.flush()
         });
-        let line = self.lines.get_or_insert_with(StdinLines::of_stdin).next().await;
+        let line = self.lines.get_or_insert_with(StdinLines::of_stdin).0.recv().await;
         // A terminal echoes the input; elsewhere the transcript would lack the answers.
         if !io::stdin().is_terminal() || line.is_none() {
             self.beside(|| writeln!(io::stderr(), "{}", printable(line.as_deref().unwrap_or_default())));
@@ -155,11 +155,6 @@ impl StdinLines {
         let (sender, lines) = mpsc::channel(LINES_MAX);
         std::thread::spawn(move || read_lines(io::stdin().lock(), &sender));
         Self(lines)
-    }
-
-    /// The next line without its end; `None` at the end of the input. Cancel safe.
-    async fn next(&mut self) -> Option<String> {
-        self.0.recv().await
     }
 }
 

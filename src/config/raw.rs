@@ -204,7 +204,8 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut section = root.section("auth");
     raw.auth = RawAuth::read(&mut section);
     raw.api_keys = section.each("api_keys", auth::read_api_key);
-    raw.certificates = section.each("certificates", auth::read_certificate);
+    raw.certificates = section
+        .each("certificates", |section| RawCertificate { location: section.location(), values: read_table(section) });
     raw.issuers = section.each("issuers", auth::read_issuer);
     raw.access_rules = section.each("rules", auth::read_rule);
     section.close();

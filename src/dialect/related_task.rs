@@ -104,12 +104,10 @@ impl RelatedTask {
     pub fn answer(&self, response: Response) -> Answer {
         match (response.outcome, response.result) {
             (Err(error), _) => Answer::Error(error),
-            (Ok(_), Some(result)) => Answer::Result(self.taken_from(&result)),
+            (Ok(_), Some(result)) => {
+                Answer::Result(result.edit().remove_within(META, &[self.member]).finish().detached())
+            }
             (Ok(_), None) => Answer::Error(unusable_answer()),
         }
-    }
-
-    fn taken_from(&self, result: &Object) -> Payload {
-        result.edit().remove_within(META, &[self.member]).finish().detached()
     }
 }

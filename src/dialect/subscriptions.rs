@@ -66,7 +66,9 @@ impl SubscriptionFilter {
 
     /// Reads `params`; ignores members of extensions. The error names a missing, mistyped or oversized member.
     pub fn read(params: &Object) -> Result<Self, RequestError> {
-        let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
+        let wanted = params
+            .get_object("notifications")
+            .ok_or_else(|| RequestError::params("notifications must be an object"))?;
         let mut wishes = Self::default();
         for list in ListKind::ALL {
             match wanted.get(list.member()).as_ref().map(Payload::as_str) {
@@ -233,10 +235,6 @@ pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
 pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
     let params = uri.map(|uri| ObjectWriter::new().text("uri", uri).finish());
     envelope::notification(name, params.as_ref())
-}
-
-const fn invalid(what: &'static str) -> RequestError {
-    RequestError::params(what)
 }
 
 fn complaint(member: &str, what: &str) -> RequestError {

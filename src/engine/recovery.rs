@@ -22,7 +22,7 @@ use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::{Reach, StoreError, StoredTask, WriteRole, needs_holder};
+use crate::store::{Reach, StoreError, WriteRole, needs_holder};
 use crate::task::reference::LoggedTask;
 use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy};
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
@@ -219,10 +219,6 @@ impl RecoveryCandidate {
             tracing::error!(task = %LoggedTask(&self.key), error = %CauseChain(error), "{what}");
         }
     }
-
-    fn was_notified(&self) -> bool {
-        matches!(self.tried, Some((_, RecoveryDecision::Notify)))
-    }
 }
 
 /// Handles rows; returns how many were new and of an earlier process. Rows to retry are added to `left`.
@@ -363,7 +359,8 @@ impl<'a> ClaimedRow<'a> {
         let now = engine.clock.now();
         let row = engine.store.load(&found.key, now).await;
         let row = row.map_err(|error| RowEnd::failed(error, "a task of an earlier process could not be read"))?;
-        let task = row.filter(|row| is_ours(engine, row)).ok_or(RowEnd::Left)?.task;
+        let task =
+            row.filter(|row| row.holder.is_none_or(|holder| holder == engine.store.holder())).ok_or(RowEnd::Left)?.task;
         let parent = parent_of(engine, &task, now).await;
         match parent.map_err(|error| RowEnd::failed(error, "the parent of a subtask could not be read"))? {
             ParentState::None => (),
@@ -398,7 +395,8 @@ impl<'a> ClaimedRow<'a> {
                 RowWork { task, step: RowStep::Run { action, target, policy: Box::new(policy), now }, notifies: None }
             }
             (verdict, target, _) => {
-                let notifies = target.filter(|_| !found.was_notified() && notifies(&verdict, &task));
+                let was_notified = matches!(found.tried, Some((_, RecoveryDecision::Notify)));
+                let notifies = target.filter(|_| !was_notified && notifies(&verdict, &task));
                 RowWork { task, step: RowStep::Finish(verdict), notifies }
             }
         })
@@ -482,10 +480,6 @@ impl<'a> ClaimedRow<'a> {
         self.engine.live.remove(&self.found.key);
         if self.found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
     }
-}
-
-fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
-    row.holder.is_none_or(|holder| holder == engine.store.holder())
 }
 
 /// Whether a call was made with its client's credential, as far as its owner or the upstream's present configuration shows.

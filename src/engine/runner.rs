@@ -122,7 +122,9 @@ impl Runner {
         let permit = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
             Plan::Refuse => None,
-            Plan::Direct | Plan::Grace(_) | Plan::Task => engine.take_permits(&spec.owner, tasks).ok(),
+            Plan::Direct | Plan::Grace(_) | Plan::Task => {
+                engine.admission.take_beside(&spec.owner, tasks, engine.unsettled_rows(&spec.owner)).ok()
+            }
         };
         let call = match split {
             Some(plan) => UpstreamCall::split(plan),

@@ -452,7 +452,9 @@ fn route(
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::TaskAnswer(response))
         }
-        Message::Notification(notification) if shared.withdraws_a_task(session, &notification) => {
+        Message::Notification(notification)
+            if notification.cancelled().is_some_and(|id| shared.tasks.has_in_flight(session.token.nonce, &id)) =>
+        {
             Ok(notification.cancelled().map_or(MessageRoute::Ignored, MessageRoute::TaskCancel))
         }
         other @ (Message::Notification(_) | Message::Response(_)) if session.is_bridged() => {

@@ -55,10 +55,6 @@ impl LeaseTerms {
     pub fn begin_max(self) -> Duration {
         self.lease * 7 / 8
     }
-
-    fn window_after(self, outage: Duration) -> Duration {
-        self.lease.max(outage.min(WINDOW_AFTER_OUTAGE_MAX))
-    }
 }
 
 /// A random number drawn when a store is created.
@@ -226,7 +222,7 @@ impl Membership {
             let unbegun = if self.looked < self.back { self.window_after_outage } else { Duration::ZERO };
             self.outages += 1;
             self.back = received;
-            self.window_after_outage = self.terms.window_after(gap).max(unbegun);
+            self.window_after_outage = self.terms.lease.max(gap.min(WINDOW_AFTER_OUTAGE_MAX)).max(unbegun);
         }
         self.acknowledged = AcknowledgedHeartbeat { heartbeat, sent, received };
     }

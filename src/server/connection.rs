@@ -7,6 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -102,8 +103,8 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     if let Some(reason) = broken {
         shared.meter.refused(reason);
     }
-    let unread =
-        if outcome.is_err() || trail.is_close_announced() { UnreadRequest::Possible } else { UnreadRequest::None };
+    let is_announced = trail.close_announced.load(Ordering::Relaxed);
+    let unread = if outcome.is_err() || is_announced { UnreadRequest::Possible } else { UnreadRequest::None };
     // hyper has dropped the connection, so the socket has been returned.
     if let Ok(returned) = returned.await {
         Box::pin(finish(&shared, returned, unread)).await;
@@ -172,7 +173,7 @@ fn service(
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             if response.headers().keys().any(|name| *name == CONNECTION) {
-                trail.announce_close();
+                trail.close_announced.store(true, Ordering::Relaxed);
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
         });

@@ -25,7 +25,7 @@ pub(super) struct ConnectionState {
     begun: AtomicU32,
     open: AtomicU32,
     glitches: AtomicU32,
-    close_announced: AtomicBool,
+    pub(super) close_announced: AtomicBool,
     leave: CancellationToken,
     in_flight: Gauge,
     unread: UnreadAnswers,
@@ -69,15 +69,6 @@ impl ConnectionState {
 
     pub(super) fn is_busy(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0
-    }
-
-    /// Whether a response announced the end of the connection, perhaps before the peer had sent its whole request.
-    pub(super) fn is_close_announced(&self) -> bool {
-        self.close_announced.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn announce_close(&self) {
-        self.close_announced.store(true, Ordering::Relaxed);
     }
 }
 
@@ -264,7 +255,7 @@ pub(super) struct ListenerMetrics {
     pub(super) in_flight: Gauge,
     connections: Gauge,
     answers: Vec<OnceLock<Counter>>,
-    accept_pauses: Counter,
+    pub(super) accept_pauses: Counter,
 }
 
 impl ListenerMetrics {
@@ -308,10 +299,6 @@ impl ListenerMetrics {
     pub(super) fn refused(&self, reason: &'static str) {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(listener = self.listener, reason, "connection refused");
-    }
-
-    pub(super) fn accept_paused(&self) {
-        self.accept_pauses.increment(1);
     }
 }
 

@@ -108,10 +108,6 @@ impl Route<'_> {
     pub(super) fn is_public(&self) -> bool {
         self.endpoint.is_public()
     }
-
-    fn served_path(&self, path: &str) -> Arc<str> {
-        self.path.map_or_else(|| Arc::from(path), Arc::clone)
-    }
 }
 
 pub(super) struct AdmittedCaller {
@@ -232,7 +228,7 @@ impl DispatchState {
         } else {
             Bytes::new()
         };
-        let path = route.served_path(request.uri().path());
+        let path = route.path.map_or_else(|| Arc::from(request.uri().path()), Arc::clone);
         let inbound = inbound(path, *request, body, caller, accepted, received_at);
         let mut response = route.endpoint.serve(inbound).await;
         if !posted && position == StreamPosition::Unread {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::header::{HOST, ORIGIN};
-use http::{HeaderValue, Request, Version};
+use http::{Request, Version};
 use url::Url;
 
 use super::handshake::ListenerCertificate;
@@ -67,7 +67,7 @@ impl HostGuard {
             return Err(Refusal::HostAmbiguous);
         }
         let target = request.uri().authority().map(http::uri::Authority::as_str);
-        let field = field.map(text).transpose()?;
+        let field = field.map(|value| value.to_str().map_err(|_| Refusal::HostNotAllowed)).transpose()?;
         if request.version() > Version::HTTP_11 {
             return match (target, field) {
                 (Some(target), Some(field)) if !target.eq_ignore_ascii_case(field) => Err(Refusal::HostAmbiguous),
@@ -112,10 +112,6 @@ pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
 fn named_host<B>(request: &Request<B>) -> Option<&str> {
     let target = request.uri().authority().map(http::uri::Authority::as_str);
     target.or_else(|| request.headers().get(HOST)?.to_str().ok())
-}
-
-fn text(value: &HeaderValue) -> Result<&str, Refusal> {
-    value.to_str().map_err(|_| Refusal::HostNotAllowed)
 }
 
 /// The host of `host[:port]`, brackets kept; `None` for any other form.

@@ -273,7 +273,7 @@ impl Acceptor {
                     if !std::mem::replace(&mut is_short, true) {
                         tracing::warn!(listener = shared.meter.name(), %error, "accepting pauses");
                     }
-                    shared.meter.accept_paused();
+                    shared.meter.accept_pauses.increment(1);
                     self.shed().await;
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }

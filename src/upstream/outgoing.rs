@@ -146,11 +146,6 @@ impl OutgoingRequest {
         &self.forwarded
     }
 
-    /// Whether the upstream authenticates the client, not the gateway.
-    pub(crate) fn is_let_in_by_client(&self) -> bool {
-        self.client().is_clients()
-    }
-
     /// The credential of the request's client, else of its session's client.
     pub(crate) fn client(&self) -> ClientCredential {
         let own = self.forwarded.credential();

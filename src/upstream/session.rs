@@ -175,15 +175,6 @@ impl UpstreamSession {
         Self::new(link, credentials, None, tasks, Arc::default())
     }
 
-    fn lent(
-        link: &Arc<UpstreamLink>,
-        credentials: SessionHeaders,
-        tasks: UpstreamTaskSupport,
-        refusals: &Arc<SessionRefusals>,
-    ) -> Arc<Self> {
-        Self::new(link, credentials, None, tasks, Arc::clone(refusals))
-    }
-
     pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
         self.facts.as_ref()
     }
@@ -199,10 +190,6 @@ impl UpstreamSession {
 
     pub(crate) const fn over(&self) -> &CancellationToken {
         &self.over
-    }
-
-    pub(crate) fn has_subscribers(&self) -> bool {
-        self.news.receiver_count() > 0
     }
 
     /// Whether a 404 can mean that the upstream forgot the session.

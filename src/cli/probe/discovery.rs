@@ -163,7 +163,7 @@ impl ProbeRun<'_> {
             (Err(why), Err(_)) => return Err(NotMcpError { text: why.text(), location: None, is_there: true }),
         };
         let server = ServerDescription::of(facts);
-        let tools = if server.has_tools() {
+        let tools = if Object::of(&server.capabilities).is_some_and(|all| all.contains("tools")) {
             self.tools(&*upstream).await
         } else {
             ProbedTools { all: Vec::new(), incomplete: None }

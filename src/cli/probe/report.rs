@@ -80,10 +80,6 @@ impl ServerDescription {
         }
     }
 
-    pub(super) fn has_tools(&self) -> bool {
-        Object::of(&self.capabilities).is_some_and(|all| all.contains("tools"))
-    }
-
     pub(super) fn named(&self, key: &str) -> Option<String> {
         Object::of(self.info.as_ref()?)?.get_string(key)
     }

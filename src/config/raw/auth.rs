@@ -168,10 +168,6 @@ pub(in crate::config) struct RawCertificate {
     pub(in crate::config) values: RawCertificateValues,
 }
 
-pub(super) fn read_certificate(section: Section<'_, '_>) -> RawCertificate {
-    RawCertificate { location: section.location(), values: read_table(section) }
-}
-
 #[derive(Debug)]
 pub(in crate::config) struct RawIssuer {
     pub(in crate::config) location: ConfigLocation,

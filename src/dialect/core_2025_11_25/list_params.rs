@@ -109,10 +109,10 @@ impl Criteria<'_> {
     fn range(&mut self, after: &str, before: &str) -> Result<TimeRange, RequestError> {
         let mut range = TimeRange::ALL;
         if let Some(after) = self.instant(after)? {
-            range.from = after.next();
+            range.from = Timestamp::from_millis(u64::try_from(after.floor + 1).unwrap_or(0));
         }
         if let Some(before) = self.instant(before)? {
-            range.until = before.end();
+            range.until = Timestamp::from_millis(u64::try_from(before.ceiling).unwrap_or(0));
         }
         Ok(range)
     }
@@ -146,18 +146,6 @@ impl Criteria<'_> {
 struct Instant {
     floor: i64,
     ceiling: i64,
-}
-
-impl Instant {
-    /// The first task timestamp after it.
-    fn next(self) -> Timestamp {
-        Timestamp::from_millis(u64::try_from(self.floor + 1).unwrap_or(0))
-    }
-
-    /// The first task timestamp not before it.
-    fn end(self) -> Timestamp {
-        Timestamp::from_millis(u64::try_from(self.ceiling).unwrap_or(0))
-    }
 }
 
 /// Longest text that is read: room for 20 digits of a second's fraction.

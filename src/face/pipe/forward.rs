@@ -215,7 +215,7 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
     }
 
     fn answered(&self, outcome: &'static str) {
-        self.permit.iter().for_each(|held| held.note_outcome(outcome));
+        self.permit.iter().flat_map(|held| &held.audited).for_each(|audited| audited.note(outcome));
     }
 
     fn ended(&self, fault: &GatewayFault) {
@@ -290,11 +290,6 @@ impl HeldCall {
             }
             Ok(Self { _permit: permit, in_progress, audited })
         }
-    }
-
-    /// Notes the call's outcome for the audit. The first one counts.
-    pub(in crate::face) fn note_outcome(&self, outcome: &'static str) {
-        self.audited.iter().for_each(|audited| audited.note(outcome));
     }
 
     /// Records whether the client can resume, also in a later process.

@@ -63,7 +63,7 @@ pub struct IssuerSettings {
 impl IssuerSettings {
     /// Whether the issuer itself checks its signed tokens, so that no key is needed.
     pub fn needs_no_keys(&self) -> bool {
-        self.introspection.as_ref().is_some_and(|introspection| introspection.tokens.has_signed())
+        self.introspection.as_ref().is_some_and(|asked| asked.tokens != IntrospectedTokens::Opaque)
     }
 
     /// The named scopes, and those that they include.
@@ -100,10 +100,6 @@ pub enum IntrospectedTokens {
 impl IntrospectedTokens {
     pub const fn has_opaque(self) -> bool {
         matches!(self, Self::Opaque | Self::All)
-    }
-
-    pub const fn has_signed(self) -> bool {
-        matches!(self, Self::Signed | Self::All)
     }
 }
 

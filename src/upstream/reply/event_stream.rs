@@ -16,7 +16,7 @@ use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 pub(crate) struct EventStream<B = AnswerBody> {
     body: B,
     decoder: SseDecoder,
-    ready: VecDeque<SseEvent>,
+    pub(crate) ready: VecDeque<SseEvent>,
     limits: ReadLimits,
     /// The permit for the current event, and its bytes so far.
     held: AnswerPermit,
@@ -86,11 +86,6 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
         }
         self.ready.extend(events);
         Ok(true)
-    }
-
-    /// An event that was read, without bytes of the share.
-    pub(crate) fn take_ready(&mut self) -> Option<SseEvent> {
-        self.ready.pop_front()
     }
 
     pub(crate) const fn pending(&self) -> usize {

@@ -487,7 +487,8 @@ impl SessionLease {
         let SessionBinding { session, version, tasks } = binding;
         let client = self.session.forwarded.credential();
         let refusals = &self.memory.refusals;
-        let adopted = UpstreamSession::lent(link, SessionHeaders { session, version, client }, tasks, refusals);
+        let adopted =
+            UpstreamSession::new(link, SessionHeaders { session, version, client }, None, tasks, Arc::clone(refusals));
         if tasks.calls {
             self.sessions.leases.listen(self.session.opened.nonce, &adopted);
             self.sessions.read_for_calls(&self.session);

@@ -65,7 +65,7 @@ impl PooledSession {
 
     /// Whether only the pool holds the session, without subscribers.
     fn is_idle(&self) -> bool {
-        self.is_unheld() && self.session().is_some_and(|session| !session.has_subscribers())
+        self.is_unheld() && self.session().is_some_and(|session| session.news.receiver_count() == 0)
     }
 
     /// Whether only the pool holds the session; it may have subscribers, which are notified of its end.

@@ -158,7 +158,7 @@ impl HttpClient {
     pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.
-            .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.is_let_in_by_client());
+            .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.client().is_clients());
         trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
     }
 

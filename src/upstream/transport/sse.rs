@@ -278,7 +278,7 @@ pub(super) struct SseReceiver<B = AnswerBody>(pub(super) EventStream<B>);
 impl<B: Body<Data = BodyPart, Error = io::Error> + Send + Unpin> MessageReceiver for SseReceiver<B> {
     async fn next(&mut self, room: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
         loop {
-            while let Some(event) = self.0.take_ready() {
+            while let Some(event) = self.0.ready.pop_front() {
                 if let Some(text) = reply::message_in(&event) {
                     return Ok(Bytes::clone(text));
                 }

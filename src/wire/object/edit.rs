@@ -142,7 +142,7 @@ impl<'a> ObjectEdit<'a> {
             let (value_start, value_end) = (self.object.start(member), self.object.end(member));
             let separator = text[value_end..].iter().position(|&b| b == b',' || b == b'}');
             let end = separator.map_or(text.len(), |distance| value_end + distance);
-            match self.change_of(member) {
+            match self.changes.iter().find(|change| self.object.is_named(member, change.key)) {
                 None => {
                     out.separate();
                     out.keep(start..end);
@@ -157,10 +157,6 @@ impl<'a> ObjectEdit<'a> {
             }
             start = end + 1;
         }
-    }
-
-    fn change_of(&self, member: &Member) -> Option<&MemberChange<'a>> {
-        self.changes.iter().find(|change| self.object.is_named(member, change.key))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::face::http::FaceResponse;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Caller, ChosenId, ListFilter, SessionScope, Task, TaskId, TaskKey, Timestamp};
-use crate::wire::envelope::{Notification, Request};
+use crate::wire::envelope::Request;
 use crate::wire::{JsonPieces, Object, Payload, RequestId};
 
 pub(super) struct DraftCall {
@@ -76,15 +76,6 @@ impl SessionFaceState {
         OutcomeRequest { shared, caller: call.caller, id, nonce, addressee, call: Some(waiting) }
             .answer_from(created, &subscribers)
             .await
-    }
-
-    /// Whether a notification cancels a call that became a task or will.
-    pub(in crate::face::session) fn withdraws_a_task(
-        &self,
-        session: &ClientSession,
-        notification: &Notification,
-    ) -> bool {
-        notification.cancelled().is_some_and(|id| self.tasks.requests.knows(session.token.nonce, &id))
     }
 
     /// Cancels the task of a cancelled call, unless it has settled (D86-18, D86-19).

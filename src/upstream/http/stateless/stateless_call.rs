@@ -63,7 +63,7 @@ impl StatelessCall {
     }
 
     async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
-        let mut draft = request.first();
+        let mut draft = DraftRequest::new(&request.method, request.params.clone()).with_progress(request.progress);
         let (mut unseen, mut is_begun) = (UnseenRounds(0), false);
         loop {
             let answered = self.line.call(&draft, Some(&self.events), handed_over).await;
@@ -169,10 +169,6 @@ pub(super) struct RepeatableRequest {
 }
 
 impl RepeatableRequest {
-    fn first(&self) -> DraftRequest {
-        DraftRequest::new(&self.method, self.params.clone()).with_progress(self.progress)
-    }
-
     fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
         let params = peer::repeated(self.params.as_ref(), responses, state);
         DraftRequest::new(&self.method, params).with_progress(self.progress)
@@ -286,7 +282,9 @@ impl StatelessCall {
         loop {
             self.wait(due).await?;
             // The next questions depend on the answers.
-            if let Some(responses) = self.questions.responses().filter(|_| watch.may_update()) {
+            if let Some(responses) =
+                self.questions.responses().filter(|_| watch.update_due.is_none_or(|due| due <= Instant::now()))
+            {
                 match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
                     // A refused answer is useless, or the task is gone: the poll shows which.
                     Ok(Some(_)) | Err(_) => {
@@ -382,10 +380,6 @@ impl TaskPoller {
 
     fn backoff(&self, doublings: u32) -> Duration {
         self.interval.saturating_mul(2_u32.saturating_pow(doublings.min(16))).min(BACKOFF_MAX.max(self.interval))
-    }
-
-    fn may_update(&self) -> bool {
-        self.update_due.is_none_or(|due| due <= Instant::now())
     }
 
     /// Counts a failure of a poll or an update, or the end of its failures.

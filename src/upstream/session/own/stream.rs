@@ -69,14 +69,6 @@ struct GatewayReader {
 }
 
 impl SessionStreamReaders {
-    fn enter(&self, nonce: u128) {
-        self.states.lock().entry(nonce).or_default().clients += 1;
-    }
-
-    fn leave(&self, nonce: u128) {
-        self.change(nonce, |readers| readers.clients -= 1);
-    }
-
     fn release(&self, session: &OwnSession) {
         self.released.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
@@ -140,7 +132,7 @@ impl Drop for ClientReaderGuard {
         if self.has_stream {
             self.sessions.readers.release(&self.session);
         }
-        self.sessions.readers.leave(self.session.opened.nonce);
+        self.sessions.readers.change(self.session.opened.nonce, |readers| readers.clients -= 1);
         // Without a runtime no task can read on.
         if tokio::runtime::Handle::try_current().is_ok() {
             self.sessions.read_for_calls(&self.session);
@@ -180,7 +172,7 @@ impl OwnSessions {
         if !session.opened.tasks.calls {
             return self.stream(session, last_event).await;
         }
-        self.readers.enter(session.opened.nonce);
+        self.readers.states.lock().entry(session.opened.nonce).or_default().clients += 1;
         let mut guard = ClientReaderGuard { sessions: Arc::clone(self), session: session.clone(), has_stream: true };
         self.stop_reading(session).await;
         let found = self.stream_in_turn(session, last_event).await;

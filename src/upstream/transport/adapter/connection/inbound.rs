@@ -180,7 +180,7 @@ impl AdapterConnection {
             Err(DeliveryError::Slow) => "the client does not keep up",
         };
         self.shared.dropped("stray_request");
-        self.reply(refused(&request.id, why));
+        self.reply(envelope::error(Some(&request.id), &RpcError::new(INTERNAL_ERROR, why)));
     }
 
     /// In the background; a flood of replies is dropped and counted.
@@ -202,8 +202,4 @@ impl AdapterConnection {
 /// Whether a result is only a task handle, in either era.
 fn is_task(result: &Object) -> bool {
     result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
-}
-
-fn refused(id: &RequestId, why: &str) -> Bytes {
-    envelope::error(Some(id), &RpcError::new(INTERNAL_ERROR, why))
 }

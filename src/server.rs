@@ -59,7 +59,7 @@ use crate::tls::{ClientCertificateFiles, IdentityFiles};
 use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
 use forwarded::AddressRange;
-pub(crate) use host::{is_at_loopback, is_loopback};
+pub(crate) use forwarded::{is_at_loopback, is_loopback};
 pub use listener::{DrainPlan, Drained, ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, CertificateHolders, ForwardedCallers, LocalUser, TokenHolders};
 

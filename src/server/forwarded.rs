@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
+use url::Url;
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -17,6 +18,19 @@ pub struct AddressRange {
     first: IpAddr,
     /// The length of the prefix in bits.
     length: u8,
+}
+
+/// Whether a host name, without port, always means this machine.
+pub(crate) fn is_loopback(name: &str) -> bool {
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    let is_local = |name: &str| name == "localhost" || name.ends_with(".localhost");
+    is_local(name)
+        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+        || is_local(&name.to_ascii_lowercase())
+}
+
+pub(crate) fn is_at_loopback(url: &Url) -> bool {
+    url.host_str().is_some_and(is_loopback)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use http::header::{HOST, ORIGIN};
 use http::{Request, Version};
-use url::Url;
 
+use super::forwarded::is_loopback;
 use super::handshake::ListenerCertificate;
 use super::refusal::Refusal;
 
@@ -86,19 +86,6 @@ impl HostGuard {
     fn admit(&self, authority: &str, local: IpAddr) -> Result<(), Refusal> {
         if self.welcomes(authority, local) { Ok(()) } else { Err(Refusal::HostNotAllowed) }
     }
-}
-
-/// Whether a host name, without port, always means this machine.
-pub(crate) fn is_loopback(name: &str) -> bool {
-    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
-    let is_local = |name: &str| name == "localhost" || name.ends_with(".localhost");
-    is_local(name)
-        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
-        || is_local(&name.to_ascii_lowercase())
-}
-
-pub(crate) fn is_at_loopback(url: &Url) -> bool {
-    url.host_str().is_some_and(is_loopback)
 }
 
 /// Whether every host of a request is this machine. An unreadable host is not.

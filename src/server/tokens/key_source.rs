@@ -14,7 +14,7 @@ use url::Url;
 
 use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
-use crate::server::is_at_loopback;
+use crate::server::forwarded::is_at_loopback;
 use crate::system;
 use crate::task::digest::Digest;
 use crate::upstream::TaskScope;

@@ -33,7 +33,6 @@ pub mod service_manager {
 mod shared_store;
 pub mod sockets;
 pub mod task_store;
-mod token_keys;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -77,12 +76,13 @@ use files::{FileMistakes, FileUse};
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
-use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedEndpoint, ServedUpstream, add_endpoints};
+use reload::{
+    ClosingUpstream, Fingerprint, FreshKeys, RetiredUpstreams, ServedEndpoint, ServedUpstream, add_endpoints,
+};
 use replica::{ReplicaFollower, ReplicaListener};
 use shared_store::host_name;
 use sockets::Sockets;
 use task_store::{OpenedStore, SharedIncarnation};
-use token_keys::FreshKeys;
 
 pub use dev::DevSettings;
 pub use program::{ServedConfig, serve};
@@ -260,9 +260,9 @@ impl Gateway {
         begin_audit(audit, &parts, &started, &readiness);
         let FirstFaces { upstreams, endpoints, targets, healths } = FirstFaces::new(&config, &parts)?;
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
-        let routes = token_keys::with_metadata(routes, &current, &parts.rates);
-        let callers = token_keys::succeeding(callers, None, &proofs);
-        let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
+        let routes = reload::with_metadata(routes, &current, &parts.rates);
+        let callers = reload::succeeding(callers, None, &proofs);
+        let tokens = reload::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;

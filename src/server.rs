@@ -28,7 +28,6 @@ macro_rules! reasons {
 
 pub mod admin;
 pub mod api_keys;
-mod body;
 pub mod client_certificates;
 mod connection;
 mod connection_state;
@@ -48,7 +47,6 @@ mod refusal;
 pub mod replica_link;
 pub mod replicas;
 mod stack;
-mod tls;
 pub mod tokens;
 
 use std::net::SocketAddr;

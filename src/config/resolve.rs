@@ -3,7 +3,6 @@
 
 mod access;
 mod auth;
-mod certificates;
 mod issued_credentials;
 pub(super) mod listeners;
 mod paths;

@@ -10,18 +10,21 @@ use url::Url;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{
-    AuthMode, RawApiKey, RawClientTable, RawConfig, RawIntrospection, RawIssuer, RawIssuerValues, RawPrincipalLimits,
+    AuthMode, RawApiKey, RawCertificate, RawClientTable, RawConfig, RawIntrospection, RawIssuer, RawIssuerValues,
+    RawPrincipalLimits,
 };
 use super::super::section::LocatedValue;
 use super::super::value::SCOPE;
 use super::access::{by_principal, texts};
 use super::issued_credentials::client;
-use super::{certificates, count, value_or};
+use super::{count, value_or};
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
+use crate::server::client_certificates::CertificateBlock;
 use crate::server::tokens::settings::{
     IntrospectionSettings, IssuerSettings, KeyLocation, ProofPolicy, TokenSettings, normal_address, normal_type,
 };
-use crate::task::{Caller, Claims, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
+use crate::task::{Caller, Claims, NamePattern, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
+use crate::tls::{CertificateNeed, ClientCertificateFiles};
 
 type KeyLocations<'a> = BTreeMap<&'a str, &'a ConfigLocation>;
 
@@ -35,7 +38,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
     let asks = |kind| raw.auth.asks_for(kind);
     check_kinds(raw, report);
     let tokens = resolve_tokens(raw, report);
-    let of_certificates = certificates::resolve(raw, report);
+    let of_certificates = resolve_certificates(raw, report);
     if !asks(AuthMode::None)
         && let Some(location) = anonymous.location().filter(|_| anonymous.value)
     {
@@ -293,4 +296,105 @@ fn resolve_implied(raw: &RawIssuerValues, report: &mut MistakeCollector) -> Impl
         all.insert(Arc::clone(name), found);
     }
     all
+}
+
+/// The most blocks: each new certificate is compared with all.
+const BLOCKS_MAX: usize = 1_000;
+
+pub(super) fn certificate_files(raw: &RawConfig, report: &mut MistakeCollector) -> Option<ClientCertificateFiles> {
+    let tls = &raw.listen_tls;
+    let Some(ca) = &tls.client_ca else {
+        if !report.has_mistake("listen.tls.client_ca") {
+            let crl = tls.client_crl.as_ref().map(|crl| &crl.location);
+            for location in [crl, tls.client_certificates.location()].into_iter().flatten() {
+                report.mistake(location, "has no effect without `client_ca`; write one beside it");
+            }
+        }
+        return None;
+    };
+    let is_read = [AuthMode::Certificates, AuthMode::Tokens].into_iter().any(|mode| raw.auth.asks_for(mode));
+    let is_required = tls.client_certificates.value == CertificateNeed::Required;
+    if !is_read
+        && !is_required
+        && !report.has_mistake("auth.mode")
+        && !report.has_mistake("listen.tls.client_certificates")
+    {
+        let message = "no client needs a certificate; write `mode = \"certificates\"` in [auth], or \
+                       `client_certificates = \"required\"` here";
+        report.mistake(&ca.location, message);
+    }
+    Some(ClientCertificateFiles {
+        ca: ca.value.clone(),
+        crl: tls.client_crl.as_ref().map(|crl| crl.value.clone()),
+        need: tls.client_certificates.value,
+    })
+}
+
+/// The blocks of `[[auth.certificates]]`; without effect unless `auth.mode` names certificates.
+fn resolve_certificates(raw: &RawConfig, report: &mut MistakeCollector) -> Vec<CertificateBlock> {
+    if !raw.auth.asks_for(AuthMode::Certificates) {
+        if let Some(block) = raw.certificates.first().filter(|_| !report.has_mistake("auth.mode")) {
+            report.mistake(
+                &block.location,
+                "no client is asked for a certificate; write `mode = \"certificates\"` in [auth]",
+            );
+        }
+    } else if let Some(location) = raw.auth.mode.location() {
+        check_certificate_needs(raw, location, report);
+    }
+    if let Some(late) = raw.certificates.get(BLOCKS_MAX) {
+        report.mistake(&late.location, format!("there are more than {BLOCKS_MAX} blocks; write a * in `san`"));
+        return Vec::new();
+    }
+    let mut all: Vec<CertificateBlock> = Vec::new();
+    for block in &raw.certificates {
+        let Some(resolved) = resolve_block(block, raw, report) else { continue };
+        if all.iter().any(|other| other.san == resolved.san) {
+            report.mistake(&block.location, "another block has the same `san`; write each once");
+        }
+        all.push(resolved);
+    }
+    all
+}
+
+fn check_certificate_needs(raw: &RawConfig, location: &ConfigLocation, report: &mut MistakeCollector) {
+    if raw.listen_tls.client_ca.is_none()
+        && !["listen.tls", "listen.tls.client_ca"].into_iter().any(|key| report.has_mistake(key))
+    {
+        let message = "no authority verifies certificates; write `client_ca` in [listen.tls]";
+        report.mistake(location, message);
+    }
+    if raw.certificates.is_empty() && !report.has_mistake_in("auth.certificates") {
+        let message = "no certificate is declared; write [[auth.certificates]] with a `san` below it";
+        report.mistake(location, message);
+    }
+}
+
+fn resolve_block(block: &RawCertificate, raw: &RawConfig, report: &mut MistakeCollector) -> Option<CertificateBlock> {
+    let values = &block.values;
+    let same_as = values.same_as.as_ref();
+    let san = values.san.as_ref()?;
+    if let Some(same_as) = same_as {
+        check_same(same_as, san.value.has_star(), raw, report);
+    }
+    let claims =
+        Claims { scopes: texts(values.scopes.as_ref()), groups: texts(values.groups.as_ref()), ..Claims::default() };
+    Some(CertificateBlock {
+        san: san.value.clone(),
+        same_as: same_as.and_then(|same_as| NamePattern::parse(&same_as.value)),
+        claims: Arc::new(claims),
+    })
+}
+
+fn check_same(same_as: &LocatedValue<String>, has_star: bool, raw: &RawConfig, report: &mut MistakeCollector) {
+    let is_star = same_as.value.contains('*');
+    let key = Principal::new(&same_as.value);
+    let mut ids = raw.api_keys.iter().filter_map(|one| one.values.id.as_ref());
+    if is_star && !has_star {
+        report.mistake(&same_as.location, "has a *, and `san` beside it has none; write the whole principal");
+    } else if let Some(id) = key.key_id().filter(|_| !is_star)
+        && !ids.any(|one| one.value == id)
+    {
+        report.mistake(&same_as.location, format!("there is no key with the id of {:?}", same_as.value));
+    }
 }

@@ -7,7 +7,7 @@ use url::Url;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::keys::KeyField as _;
 use super::super::raw::{AuthMode, RawAdmin, RawAdminToken, RawConfig, RawListen, RawUpstream};
-use super::{certificates, count, identity, is_at, is_loopback, not_zero};
+use super::{auth, count, identity, is_at, is_loopback, not_zero};
 use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::forwarded::AddressRange;
 use crate::server::{self, AdminSettings, ListenSettings, is_at_loopback};
@@ -68,7 +68,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
     ListenSettings {
         address,
         tls: identity(raw.listen_tls.certificate.as_ref(), raw.listen_tls.key.as_ref()),
-        client_certificates: certificates::files(raw, report),
+        client_certificates: auth::certificate_files(raw, report),
         plaintext: raw.listen.plaintext.value,
         allowed_hosts: raw.listen.allowed_hosts.value.iter().cloned().chain(public_host).collect(),
         allowed_origins: raw.listen.allowed_origins.value.iter().cloned().chain(public_url.clone()).collect(),

@@ -93,18 +93,20 @@ pub fn taskgate() -> &'static str {
     &PATH
 }
 
-/// The path of the demo as a bad server: see `tests/support/faulty_demo/server.rs`. Cargo builds examples with all tests, but not
-/// with the binaries that a command names, so this builds it where it is missing or old.
+/// The path of the demo as a bad server: see `tests/support/faulty_demo/server.rs`. `make test` names the one that it built.
 pub fn faulty_demo() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| {
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "--locked", "--example", "taskgate-faulty-demo", "--target-dir"])
-            .arg(target_dir());
-        // `make test` sets it for the test harness alone; build scripts would run again.
-        build.current_dir(repository()).env_remove("RUSTC_BOOTSTRAP");
-        assert!(build.status().expect("cargo runs").success(), "cargo does not build the example");
-        target_dir().join("debug/examples/taskgate-faulty-demo").display().to_string()
-    });
+    static PATH: LazyLock<String> =
+        LazyLock::new(|| env::var("TASKGATE_FAULTY_DEMO").unwrap_or_else(|_| built_faulty_demo()));
     &PATH
+}
+
+/// Cargo builds examples with all tests, but not with the binaries that a command names, so this builds it where it is missing or
+/// old. It waits while another cargo compiles.
+fn built_faulty_demo() -> String {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--example", "taskgate-faulty-demo", "--target-dir"]).arg(target_dir());
+    // It allows the test harness unstable options; with it build scripts would run again.
+    build.current_dir(repository()).env_remove("RUSTC_BOOTSTRAP");
+    assert!(build.status().expect("cargo runs").success(), "cargo does not build the example");
+    target_dir().join("debug/examples/taskgate-faulty-demo").display().to_string()
 }

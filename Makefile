@@ -26,10 +26,17 @@ export CARGO_INCREMENTAL ?= $(if $(CI),0,1)
 LOG := $(TARGET)/reports/tests.log
 CHECK_LOG := $(TARGET)/reports/check.log
 
-# The harness reports the time of each test only with unstable options allowed. They are allowed for the tests alone,
-# not for the compiler.
-TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
-TIMES := -Z unstable-options --report-time
+# `make test` compiles each target once: clippy-driver is the compiler and the linter in one. Cargo builds anew with other values, so all steps of
+# a run have these. A build by hand has no lints, and files of its own; both share the dependencies.
+test built unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+test built unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
+# All targets but the tests within the library and `support`, which take one core for minutes: they are compiled beside the first lanes.
+BINARIES := --bins --bench gateway --test '*'
+compile = CARGO_TERM_COLOR=never cargo test --locked --workspace --no-run --no-fail-fast
+faulty_demo = cargo build --quiet --locked --workspace --example taskgate-faulty-demo
+
+# Else a test builds it, and waits while another cargo compiles.
+test unit check: export TASKGATE_FAULTY_DEMO := $(TARGET)/debug/examples/taskgate-faulty-demo
 
 # More than the number of cores: some tests of each binary wait, those of the library for PostgreSQL.
 TEST_THREADS ?= 4
@@ -40,7 +47,9 @@ PEERS_THREADS ?= 24
 # after all lanes end. Interrupting the run ends the lanes too.
 define lanes
 	@mkdir -p "$(TARGET)/reports"
-	run() { cargo test --locked --workspace $(TIMED) $$1 -- $(TIMES) --test-threads $(TEST_THREADS) $${@:2}; }
+	# `compiled LIST OPTIONS…` compiles, and `run LIST NAMES ARGUMENTS…` runs binaries of that list.
+	compiled() { $(compile) "$${@:2}" > "$(TARGET)/reports/$$1.txt" 2>&1 || { cat "$(TARGET)/reports/$$1.txt"; return 1; }; }
+	run() { tests/run.sh "$(TARGET)/reports/$$1.txt" "$$2" --test-threads "$${threads:-$(TEST_THREADS)}" "$${@:3}"; }
 	pids=() logs=()
 	beside() {
 		trap 'kill $${pids[*]} 2> /dev/null || :' EXIT
@@ -75,10 +84,10 @@ begun:
 check: begun fmt
 	$(call step,tests in a few minutes)
 	$(call lanes)
-	core() { run "--lib --bins" --skip store::postgres && run "--test tidy --test files --test engine"; }
-	wire() { run "--test faces" && run "--test upstreams" --skip stdio::; }
+	core() { local failed=0; run check taskgate --skip store::postgres || failed=1; run check "support tidy files engine" && return "$$failed"; }
+	wire() { local failed=0; run check faces || failed=1; run check upstreams --skip stdio:: && return "$$failed"; }
 	{
-		cargo test --locked --workspace --no-run &&
+		cargo test --locked --workspace --no-run && compiled check &&
 		{ beside core; beside wire; ended; }
 	} 2>&1 | tee "$(CHECK_LOG)" || { tests/failures.sh "$(CHECK_LOG)"; exit 1; }
 	tests/seconds.sh "$(CHECK_LOG)"
@@ -89,7 +98,7 @@ prepared: installable
 	$(MAKE) setup PHASES="$(BESIDE)" > "$(TARGET)/reports/setup.log" 2>&1 & installing=$$!
 	# The step ends only after the installation.
 	trap 'wait "$$installing" || :' EXIT
-	$(MAKE) lint built
+	$(MAKE) built
 	$(call step,setup: the rest)
 	wait "$$installing" || { cat "$(TARGET)/reports/setup.log"; exit 1; }
 	cat "$(TARGET)/reports/setup.log"
@@ -133,33 +142,39 @@ fmt:
 	$(call step,format)
 	@cargo fmt --all --check
 
+# Not part of `make test`, whose build lints.
 lint:
 	$(call step,lints)
 	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 built:
-	$(call step,build of the tests)
-	@cargo test --locked --workspace --no-run
+	$(call step,lints and build of the tests)
+	@$(compile) $(BINARIES)
+	$(faulty_demo)
 
-# With TASKGATE_PEERS set, tests of real peers fail if a peer is missing; without it they are skipped. Suites that compute run first; the
-# lanes mostly wait for timers, sockets and processes. On PostgreSQL 18 run the store's contract, its rules, plans and poolers. The
-# program is also checked as users build it, without the features that only tests enable.
+# With TASKGATE_PEERS set, tests of real peers fail if a peer is missing; without it they are skipped. On PostgreSQL 18 run the store's
+# contract, its rules, plans and poolers. The program is also checked as users build it, without the features that only tests enable; the
+# documentation has the same dependencies, so they are checked once. No lane but `library` starts cargo: it would wait for that one, which
+# compiles first, since that takes one core, and the tests after it take all.
 unit:
-	$(call step,tests: the library$(comma) complexity engine files tidy)
+	$(call step,tests in lanes: the library$(comma) durability upstreams faces$(comma) complexity to programs$(comma) real_peers)
 	$(call lanes)
 	export TASKGATE_PEERS="$(PEERS)"
-	stores() {
-		run "--test durability" && run "--test upstreams" &&
-		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run --lib store::postgres::tests::keeps store::postgres::tests::rules store::postgres::tests::plan store::postgres::tests::pooled &&
-		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc
+	library() {
+		local failed=0
+		compiled library --lib || failed=1
+		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc || failed=1
+		run library "taskgate support" || failed=1
+		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run library taskgate store::postgres::tests::keeps store::postgres::tests::rules \
+			store::postgres::tests::plan store::postgres::tests::pooled && return "$$failed"
 	}
-	processes() { run "--test faces --test gateway --test programs"; }
-	real() { cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS); }
+	stores() { run binaries "durability upstreams faces"; }
+	processes() { run binaries "taskgate complexity engine files tidy gateway programs"; }
+	real() { threads=$(PEERS_THREADS) run binaries real_peers; }
 	# Joined by `&&`: before `||` the shell continues after a failed command.
 	{
-		run "--lib --bins --test complexity --test engine --test files --test tidy" &&
-		{ $(call begin,tests in lanes: durability upstreams$(comma) faces gateway programs$(comma) real_peers); } &&
-		{ beside stores; beside processes; beside real; ended; }
+		compiled binaries $(BINARIES) && $(faulty_demo) &&
+		{ beside real; beside processes; beside stores; beside library; ended; }
 	} 2>&1 | tee "$(LOG)" || { tests/failures.sh "$(LOG)"; exit 1; }
 
 # Not part of `make test`: servers of two years of SDK releases restart while clients use them, 45 s each.
@@ -175,7 +190,7 @@ peers: setup
 	$(call step,every cell of the matrices of real peers)
 	@tests/peers/glewlwyd.sh "$(PEERS)"
 	@tests/peers/rmcp_login.sh "$(PEERS)"
-	@TASKGATE_PEERS_ALL=1 TASKGATE_PEERS="$(PEERS)" cargo test --locked $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) --include-ignored
+	@TASKGATE_PEERS_ALL=1 TASKGATE_PEERS="$(PEERS)" cargo test --locked --test real_peers -- --test-threads $(PEERS_THREADS) --include-ignored
 
 seconds:
 	$(call step,seconds of each suite)
@@ -184,12 +199,11 @@ seconds:
 # Checks that the test of each rule in docs/rules.md ran.
 rules:
 	$(call step,rules)
-	@TASKGATE_TEST_LOG="$(LOG)" cargo test --quiet --locked --test tidy rules::
+	@TASKGATE_TEST_LOG="$(LOG)" tests/run.sh "$(TARGET)/reports/binaries.txt" tidy rules::
 
-# Builds the example, too: so dependencies have the same features as for the lints, and are not compiled again.
 doc:
 	$(call step,documentation)
-	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib --examples
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items --lib
 
 # Built like a release. Compares the gateway with bare servers in the same run; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.

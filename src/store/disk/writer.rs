@@ -299,7 +299,8 @@ impl DiskWriter {
                 let mut outcomes = Vec::with_capacity(waiting.len());
                 for one in std::mem::take(waiting) {
                     let mut single = vec![one];
-                    outcomes.push(self.alone(&mut single));
+                    let done = self.attempt(&mut single, 0, &mut || None);
+                    outcomes.push(self.outcome_alone(&single, done));
                     waiting.append(&mut single);
                 }
                 Ok(outcomes)
@@ -314,33 +315,31 @@ impl DiskWriter {
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
         for one in std::mem::take(waiting) {
-            let mut single = vec![one];
-            for _ in 0..DAMAGED_MAX {
+            let (mut single, mut tries) = (vec![one], 1);
+            let done = loop {
                 let known = self.resident.stuck().lock().len();
-                match self.attempt(&mut single, 0, &mut || None) {
-                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.disconnect(),
-                    Err(_) => {
-                        // Its transaction may still be open.
-                        self.disconnect();
-                        break;
-                    }
-                    Ok(mut done) => {
-                        outcomes.extend(done.pop());
-                        break;
-                    }
+                let done = self.attempt(&mut single, 0, &mut || None);
+                let is_found = done.as_ref().is_err_and(is_corrupt) && self.resident.stuck().lock().len() > known;
+                if !is_found || tries > DAMAGED_MAX {
+                    break done;
                 }
-            }
-            if outcomes.len() == waiting.len() {
-                outcomes.push(self.alone(&mut single));
-            }
+                self.disconnect();
+                tries += 1;
+            };
+            outcomes.push(self.outcome_alone(&single, done));
             waiting.append(&mut single);
         }
         self.is_careful = false;
         outcomes
     }
 
-    fn alone(&mut self, single: &mut Vec<PendingWrite>) -> Result<WriteOutcome, StoreError> {
-        match self.attempt(single, 0, &mut || None) {
+    /// The outcome of an attempt with one write. Not tried again: after a failed commit the write may have been made.
+    fn outcome_alone(
+        &mut self,
+        single: &[PendingWrite],
+        done: rusqlite::Result<WriteOutcomes>,
+    ) -> Result<WriteOutcome, StoreError> {
+        match done {
             Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(StoreError::closed())),
             Err(error) => {
                 let is_full = is_full(&error);

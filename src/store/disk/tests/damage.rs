@@ -184,6 +184,27 @@ async fn a_live_task_is_settled_over_a_damaged_record() {
     }
 }
 
+/// F54: a commit over a damaged record that was reported as failed may have been made.
+#[tokio::test]
+async fn f54_a_failed_commit_over_a_damaged_record_is_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let live = queued(1, &LIVE.repeat(1_000));
+    let first = store.insert(&live).await.unwrap();
+    store.close().await;
+    let fails = Arc::new(AtomicBool::new(false));
+    let hooks = FaultHooks { after_commit: Some(failing_while(&fails)), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    store.load(&live.key, START).await.unwrap().unwrap();
+    break_chain(&database(&folder), &LIVE.repeat(3));
+    let ended = settled(live, "r");
+    fails.store(true, Ordering::SeqCst);
+    let unknown = store.replace(first, WriteRole::Command, &ended).await;
+    assert!(matches!(unknown, Err(StoreError::UnknownCommit(_))), "{unknown:?}");
+    fails.store(false, Ordering::SeqCst);
+    assert_eq!(*store.resolve_write(&ended.key, START).await.unwrap().unwrap().task, ended);
+}
+
 /// F56: each column matters on its own, so each is covered by a checksum.
 #[tokio::test]
 async fn f56_a_damaged_column_is_found() {

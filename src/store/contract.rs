@@ -41,7 +41,14 @@ pub(crate) fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
+/// Each check has a store of its own, so they wait for their database side by side.
 pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
+    let (rows, lists, names) = (Box::pin(check_rows(kind)), Box::pin(check_lists(kind)), Box::pin(check_names(kind)));
+    let (incarnations, pairs) = (Box::pin(check_incarnations(kind)), Box::pin(check_pairs(kind)));
+    tokio::join!(rows, lists, names, incarnations, pairs);
+}
+
+async fn check_rows<K: StoreOpener>(kind: &K) {
     let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
     an_inserted_task_is_found_by_its_owner_alone(&*roomy().await).await;
@@ -53,6 +60,11 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     a_task_is_freed_by_its_key_only_if_it_is_gone(&*roomy().await).await;
     a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
     an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(&*open(8 * ROW_BYTES_MIN).await).await;
+}
+
+async fn check_lists<K: StoreOpener>(kind: &K) {
+    let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
+    let roomy = async || open(64 * ROW_BYTES_MIN).await;
     pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
     surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
     a_reference_leads_to_its_task(&*roomy().await).await;
@@ -62,12 +74,20 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     pages_are_bounded_in_bytes(&*open(64 << 20).await).await;
     revisions_rise_with_every_write(&*roomy().await).await;
     sums_follow_every_write(&*roomy().await).await;
+}
+
+async fn check_names<K: StoreOpener>(kind: &K) {
+    let roomy = async || kind.open(64 * ROW_BYTES_MIN).await;
     a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(&*roomy().await).await;
     a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
     a_write_to_an_expired_task_takes_no_name_from_a_newer_one(&*roomy().await).await;
     concurrent_writers_lose_no_write(roomy().await).await;
     a_task_that_ended_without_its_call_has_no_name(&*roomy().await).await;
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
+}
+
+async fn check_incarnations<K: StoreOpener>(kind: &K) {
+    let roomy = async || kind.open(64 * ROW_BYTES_MIN).await;
     incarnations::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
     incarnations::what_an_incarnation_left_is_claimed_once(kind, roomy().await).await;
     incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
@@ -76,8 +96,11 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     incarnations::without_an_unknown_commit_a_row_is_what_it_was(&*roomy().await).await;
     incarnations::a_lost_acknowledgement_leaves_no_unknown_commit(kind).await;
     incarnations::an_incarnation_holds_what_it_made_or_took_over(kind, roomy().await).await;
+}
+
+async fn check_pairs<K: StoreOpener>(kind: &K) {
     let pair = async || {
-        let one = roomy().await;
+        let one = kind.open(64 * ROW_BYTES_MIN).await;
         kind.beside(&one).await.map(|other| (one, other))
     };
     if let Some((one, other)) = pair().await {

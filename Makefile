@@ -38,8 +38,9 @@ faulty_demo = cargo build --quiet --locked --workspace --example taskgate-faulty
 # Else a test builds it, and waits while another cargo compiles.
 test unit check: export TASKGATE_FAULTY_DEMO := $(TARGET)/debug/examples/taskgate-faulty-demo
 
-# More than the number of cores: some tests of each binary wait, those of the library for PostgreSQL.
+# More than the number of cores: some tests of each binary wait, and most of those of the library, for PostgreSQL.
 TEST_THREADS ?= 4
+LIBRARY_THREADS ?= 8
 # `Peers` bounds the number of tests with peers that run; a waiting test also takes a thread.
 PEERS_THREADS ?= 24
 
@@ -164,8 +165,8 @@ unit:
 		local failed=0
 		compiled library --lib || failed=1
 		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc || failed=1
-		run library "taskgate support" || failed=1
-		TASKGATE_POSTGRES="$(PEERS)/postgres-18" run library taskgate store::postgres::tests::keeps store::postgres::tests::rules \
+		threads=$(LIBRARY_THREADS) run library "taskgate support" || failed=1
+		TASKGATE_POSTGRES="$(PEERS)/postgres-18" threads=$(LIBRARY_THREADS) run library taskgate store::postgres::tests::keeps store::postgres::tests::rules \
 			store::postgres::tests::plan store::postgres::tests::pooled && return "$$failed"
 	}
 	stores() { run binaries "durability upstreams faces"; }

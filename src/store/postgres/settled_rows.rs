@@ -69,11 +69,11 @@ impl SettledRows {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    /// Whether there is a cached row with a read that is proven, or that `judge` trusts now.
     pub(super) fn has(&self, key: &TaskKey) -> bool {
         self.rows.contains_key(key)
     }
 
+    /// Returns a cached row if its read is proven, or if `judge` trusts it now.
     pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadVerdict) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {

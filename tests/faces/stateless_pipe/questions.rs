@@ -78,7 +78,10 @@ async fn u31_u32_a_client_without_a_session_is_not_shown_them_by_a_server_withou
             let shown = read(&client(&gate), declared).await;
             let data = shown.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or(&shown);
             let told: Value = serde_json::from_str(data).unwrap_or_default();
-            if shown.contains(MARK) || told["error"]["code"] != json!(code) {
+            // The gateway refuses a question that no client may get, and the server may have done something before it asked.
+            let executed = if code == -32603 { json!("unknown") } else { Value::Null };
+            let error = &told["error"];
+            if shown.contains(MARK) || error["code"] != json!(code) || error["data"]["executed"] != executed {
                 let _ = writeln!(wrong, "{declared} {result}: {shown}");
             }
         }

@@ -37,15 +37,12 @@ use crate::wire::framing::{
     BodyPart, EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, SseEvent,
 };
 use crate::wire::{
-    Message, MessageText, Notification, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
+    Message, MessageText, Notification, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method,
 };
 
 /// The part of a response that is searched for questions: a response names them early, so one without a sign of them is
 /// forwarded in any size. The state of a question that was missed does not open.
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
-
-/// For a response with questions that are invalid (U31, U32).
-const NOT_TO_BE_ASKED: &str = "the server's question cannot be sent to any client";
 
 /// Signs of a question in a large event, or of an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
@@ -231,7 +228,7 @@ impl AnswerEdits {
                 match self.judge(&question) {
                     QuestionFitness::Fits => (),
                     QuestionFitness::Undeclared => undeclared.push(question),
-                    QuestionFitness::Unfit => return Some(RpcError::new(rpc_error::INTERNAL_ERROR, NOT_TO_BE_ASKED)),
+                    QuestionFitness::Unfit => return Some(malformed(Executed::Unknown)),
                 }
             }
         }

@@ -2,8 +2,8 @@
 //! takes a request to another replica, and that replica's listener opens the seal.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use metrics::Counter;
 
 use super::answer::{ErrorAnswerMarker, ScopesNeeded, UnknownTaskMarker};
 use super::http::{FaceResponse, Inbound, MessageChannel};
@@ -64,12 +65,13 @@ pub enum ForwardFailure {
     Lost,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ForwardReason {
-    Session,
-    Stream,
-    /// A stateless client's call that is held between two rounds of questions.
-    HeldCall,
+named_variants! {
+    pub(super) enum ForwardReason, name {
+        Session = "session",
+        Stream = "stream",
+        /// A stateless client's call that is held between two rounds of questions.
+        HeldCall = "held_call",
+    }
 }
 
 /// Maps sessions and other in-memory state to the replica that owns them.
@@ -81,6 +83,7 @@ pub struct SessionOwners {
     /// The number of the last forwarded request.
     number: AtomicU64,
     link: Arc<dyn ReplicaLink>,
+    forwarded: [[OnceLock<Counter>; 3]; ForwardReason::ALL.len()],
 }
 
 impl SessionOwners {
@@ -91,7 +94,8 @@ impl SessionOwners {
         clock: Arc<dyn Clock>,
         link: Arc<dyn ReplicaLink>,
     ) -> Self {
-        Self { directory: ArcSwap::from_pointee(directory), sealer, clock, number: AtomicU64::new(0), link }
+        let (directory, number) = (ArcSwap::from_pointee(directory), AtomicU64::new(0));
+        Self { directory, sealer, clock, number, link, forwarded: Default::default() }
     }
 
     pub fn replace(&self, directory: ReplicaDirectory) {
@@ -154,17 +158,14 @@ impl SessionOwners {
             None => Err(ForwardFailure::Unreachable),
         };
         let sent = sent.and_then(|answer| taken(answer).ok_or(ForwardFailure::Unreachable));
-        let outcome = match &sent {
-            Ok(_) => "answered",
-            Err(ForwardFailure::Unreachable) => "unreachable",
-            Err(ForwardFailure::Lost) => "lost",
+        let (number, outcome) = match &sent {
+            Ok(_) => (0, "answered"),
+            Err(ForwardFailure::Unreachable) => (1, "unreachable"),
+            Err(ForwardFailure::Lost) => (2, "lost"),
         };
-        let reason = match reason {
-            ForwardReason::Session => "session",
-            ForwardReason::Stream => "stream",
-            ForwardReason::HeldCall => "held_call",
-        };
-        metrics::counter!(metric::FORWARDED, "reason" => reason, "outcome" => outcome).increment(1);
+        let counter = self.forwarded[reason as usize][number]
+            .get_or_init(|| metrics::counter!(metric::FORWARDED, "reason" => reason.name(), "outcome" => outcome));
+        counter.increment(1);
         sent.map_err(|failure| match failure {
             ForwardFailure::Unreachable => unreachable(),
             ForwardFailure::Lost => GatewayFault::new(Reason::ReplicaUnavailable, Executed::Unknown),

@@ -26,6 +26,10 @@ use crate::wire::rpc_error;
 
 /// In seconds: the interval at which an issuer's keys are fetched for tokens with unknown keys.
 const RETRY_LATER: HeaderValue = HeaderValue::from_static("30");
+const TOKEN_NEEDED: &str = "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate \
+                            header says where clients log in";
+const NO_PATH: &str = "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's \
+                       operator knows";
 /// How long the body of a refused HTTP/2 request is read and discarded.
 const REST_SPAN: Duration = Duration::from_secs(1);
 
@@ -115,7 +119,8 @@ struct RefusalResponse {
     status: StatusCode,
     reason: &'static str,
     then: ConnectionAction,
-    code: i64,
+    /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
+    sentence: &'static str,
 }
 
 /// The effect on an HTTP/1 connection that has received the whole request.
@@ -123,17 +128,6 @@ struct RefusalResponse {
 enum ConnectionAction {
     GoesOn,
     Ends,
-}
-
-impl RefusalResponse {
-    const fn new(status: StatusCode, reason: &'static str, then: ConnectionAction) -> Self {
-        Self { status, reason, then, code: rpc_error::INVALID_REQUEST }
-    }
-
-    /// For faults of the JSON text.
-    const fn of_text(reason: &'static str, then: ConnectionAction) -> Self {
-        Self { code: rpc_error::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,129 +150,93 @@ pub(super) enum HeadPart {
     Nothing,
 }
 
-impl Refusal {
-    const fn head(&self) -> RefusalResponse {
-        use ConnectionAction::{Ends, GoesOn};
-        use StatusCode as S;
-        match self {
-            Self::ConnectMethod => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
-            Self::HeadTooLarge => RefusalResponse::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
-            Self::TargetTooLong => RefusalResponse::new(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostAmbiguous => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostNotAllowed => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginNotAllowed => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsAmbiguous | Self::KeyAndToken => {
-                RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn)
+/// Declares the response to each refusal: status, label, effect on the connection, and sentence.
+macro_rules! responses {
+    ($($refusal:pat => $status:ident, $reason:expr, $then:ident, $sentence:expr;)*) => {
+        const fn head(&self) -> RefusalResponse {
+            match self {
+                $($refusal => RefusalResponse {
+                    status: StatusCode::$status,
+                    reason: $reason,
+                    then: ConnectionAction::$then,
+                    sentence: $sentence,
+                },)*
             }
-            Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::LoginRequired(_) => RefusalResponse::new(S::UNAUTHORIZED, "login_required", GoesOn),
-            Self::CredentialRefused(_, Some(error), _) => RefusalResponse::new(S::UNAUTHORIZED, error.label(), GoesOn),
-            Self::CredentialRefused(_, None, _) => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::ProofRefused(_, why) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
-            Self::ProofsFull => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "proofs_full", GoesOn),
-            Self::CertificateRefused(_, why, _) => RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn),
-            Self::ScopesMissing(..) | Self::PathWithheld(WithheldBy::Scopes(_)) => {
-                RefusalResponse::new(S::FORBIDDEN, "insufficient_scope", GoesOn)
-            }
-            Self::TokenInQuery => RefusalResponse::new(S::BAD_REQUEST, "token_in_query", GoesOn),
-            Self::IssuerUnavailable(_) => RefusalResponse::new(S::SERVICE_UNAVAILABLE, "issuer_unavailable", GoesOn),
-            Self::TooManyTokens(_) => RefusalResponse::new(S::TOO_MANY_REQUESTS, "tokens_too_many", GoesOn),
-            Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
-            Self::PathWithheld(WithheldBy::Lists | WithheldBy::Rules) => {
-                RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn)
-            }
-            Self::MethodNotAllowed(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
-            Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
-            Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
-            Self::NotAcceptable => RefusalResponse::new(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
-            Self::Expectation => RefusalResponse::new(S::EXPECTATION_FAILED, "expectation", GoesOn),
-            Self::TransferCoding => RefusalResponse::new(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
-            Self::BodyTooLarge => RefusalResponse::new(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
-            Self::BodyTooSlow => RefusalResponse::new(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
-            Self::ChunkExtensions => RefusalResponse::new(S::BAD_REQUEST, "chunk_extensions", Ends),
-            Self::BodyBroken => RefusalResponse::of_text("body_broken", Ends),
-            Self::BodyEmpty => RefusalResponse::of_text("body_empty", GoesOn),
-            Self::NotForwarded(why @ ForwardRefusal::Unsealed) => {
-                RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn)
-            }
-            Self::NotForwarded(why @ ForwardRefusal::TooManySenders) => {
-                RefusalResponse::new(S::SERVICE_UNAVAILABLE, why.label(), GoesOn)
-            }
-            Self::NotForwarded(why) => RefusalResponse::new(S::FORBIDDEN, why.label(), GoesOn),
         }
+    };
+}
+
+impl Refusal {
+    responses! {
+        Self::ConnectMethod => METHOD_NOT_ALLOWED, "connect", Ends,
+            "Method not allowed: the gateway is not a proxy and serves no CONNECT";
+        Self::HeadTooLarge => REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends,
+            "Request headers too large: send at most 32 KiB in 64 fields";
+        Self::TargetTooLong => URI_TOO_LONG, "target_too_long", Ends, "Request target too long: send at most 8 KiB";
+        Self::HostAmbiguous => BAD_REQUEST, "host_unclear", GoesOn, "Bad request: exactly one Host header is required";
+        Self::HostNotAllowed => FORBIDDEN, "host_foreign", GoesOn,
+            "Host not allowed: the gateway's operator can add it to `listen.allowed_hosts`";
+        Self::OriginNotAllowed => FORBIDDEN, "origin_foreign", GoesOn,
+            "Origin not allowed: the gateway's operator can add it to `listen.allowed_origins`";
+        Self::CredentialsAmbiguous => BAD_REQUEST, "credentials_unclear", GoesOn,
+            "Bad request: send at most one Authorization header and one X-Taskgate-Key header";
+        Self::KeyAndToken => BAD_REQUEST, "credentials_unclear", GoesOn,
+            "Bad request: send an Authorization header or an X-Taskgate-Key header, not both";
+        Self::Unauthorized => UNAUTHORIZED, "unauthorized", GoesOn,
+            "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
+             the gateway's operator issues keys";
+        Self::LoginRequired(_) => UNAUTHORIZED, "login_required", GoesOn, TOKEN_NEEDED;
+        Self::CredentialRefused(_, Some(error), _) => UNAUTHORIZED, error.label(), GoesOn, TOKEN_NEEDED;
+        Self::CredentialRefused(_, None, _) => UNAUTHORIZED, "unauthorized", GoesOn,
+            "Unauthorized: the API key is unknown; send a valid one, or an access token: the WWW-Authenticate header says \
+             where clients log in";
+        Self::ProofRefused(_, why) => UNAUTHORIZED, why.label(), GoesOn,
+            "Unauthorized: send a new DPoP proof with each request, made for its method, its address and its access token";
+        Self::ProofsFull => SERVICE_UNAVAILABLE, "proofs_full", GoesOn,
+            "Service unavailable: too many DPoP proofs were sent lately; nothing was done, try again later";
+        Self::CertificateRefused(_, why, _) => UNAUTHORIZED, why.label(), GoesOn,
+            "Unauthorized: connect with a client certificate that this gateway accepts, and send no other client's key or \
+             token beside it; the gateway's operator knows the accepted names";
+        Self::ScopesMissing(..) | Self::PathWithheld(WithheldBy::Scopes(_)) => FORBIDDEN, "insufficient_scope", GoesOn,
+            "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed";
+        Self::TokenInQuery => BAD_REQUEST, "token_in_query", GoesOn,
+            "Bad request: send the access token in the Authorization header, never in the query";
+        Self::IssuerUnavailable(_) => SERVICE_UNAVAILABLE, "issuer_unavailable", GoesOn,
+            "Service unavailable: the issuer of the token, or its keys, cannot be asked; nothing was done, try again later";
+        Self::TooManyTokens(_) => TOO_MANY_REQUESTS, "tokens_too_many", GoesOn,
+            "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later";
+        Self::NoMetadata => NOT_FOUND, "path_unknown", GoesOn,
+            "Not found: there is no OAuth metadata at this path, and the gateway registers no clients";
+        Self::PathUnknown(_) => NOT_FOUND, "path_unknown", GoesOn, NO_PATH;
+        Self::PathWithheld(WithheldBy::Lists | WithheldBy::Rules) => NOT_FOUND, "path_withheld", GoesOn, NO_PATH;
+        Self::MethodNotAllowed(_) => METHOD_NOT_ALLOWED, "method_unknown", GoesOn,
+            "Method not allowed: use one that the Allow header lists";
+        Self::MediaType => UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn,
+            "Unsupported media type: send `Content-Type: application/json`, UTF-8";
+        Self::ContentCoding => UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn,
+            "Unsupported content coding: send the body without Content-Encoding";
+        Self::NotAcceptable => NOT_ACCEPTABLE, "not_acceptable", GoesOn,
+            "Not acceptable: send `Accept: application/json, text/event-stream`";
+        Self::Expectation => EXPECTATION_FAILED, "expectation", GoesOn,
+            "Expectation failed: only `Expect: 100-continue` is supported";
+        Self::TransferCoding => NOT_IMPLEMENTED, "transfer_coding", Ends,
+            "Unsupported transfer coding: only `Transfer-Encoding: chunked` is supported";
+        Self::BodyTooLarge => PAYLOAD_TOO_LARGE, "body_too_large", Ends,
+            "Body too large: the gateway's operator can raise `limits.body_bytes_max`";
+        Self::BodyTooSlow => REQUEST_TIMEOUT, "body_too_slow", Ends, "Request timeout: the body arrived too slowly";
+        Self::ChunkExtensions => BAD_REQUEST, "chunk_extensions", Ends,
+            "Bad request: the chunks of the body have too many extensions";
+        Self::BodyBroken => BAD_REQUEST, "body_broken", Ends, "Bad request: the body is truncated or malformed";
+        Self::BodyEmpty => BAD_REQUEST, "body_empty", GoesOn, "Bad request: the body is empty";
+        Self::NotForwarded(why @ ForwardRefusal::Unsealed) => UNAUTHORIZED, why.label(), GoesOn, why.sentence();
+        Self::NotForwarded(why @ ForwardRefusal::TooManySenders) =>
+            SERVICE_UNAVAILABLE, why.label(), GoesOn, why.sentence();
+        Self::NotForwarded(why) => FORBIDDEN, why.label(), GoesOn, why.sentence();
     }
 
     pub(super) const fn status(&self) -> (StatusCode, &'static str) {
         let RefusalResponse { status, reason, .. } = self.head();
         (status, reason)
-    }
-
-    /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
-    const fn sentence(&self) -> &'static str {
-        match self {
-            Self::ConnectMethod => "Method not allowed: the gateway is not a proxy and serves no CONNECT",
-            Self::HeadTooLarge => "Request headers too large: send at most 32 KiB in 64 fields",
-            Self::TargetTooLong => "Request target too long: send at most 8 KiB",
-            Self::HostAmbiguous => "Bad request: exactly one Host header is required",
-            Self::HostNotAllowed => "Host not allowed: the gateway's operator can add it to `listen.allowed_hosts`",
-            Self::OriginNotAllowed => {
-                "Origin not allowed: the gateway's operator can add it to `listen.allowed_origins`"
-            }
-            Self::CredentialsAmbiguous => {
-                "Bad request: send at most one Authorization header and one X-Taskgate-Key header"
-            }
-            Self::KeyAndToken => "Bad request: send an Authorization header or an X-Taskgate-Key header, not both",
-            Self::Unauthorized => {
-                "Unauthorized: send an API key as `Authorization: Bearer tg_ID_SECRET` or `X-Taskgate-Key: tg_ID_SECRET`; \
-                 the gateway's operator issues keys"
-            }
-            Self::CredentialRefused(_, None, _) => {
-                "Unauthorized: the API key is unknown; send a valid one, or an access token: the WWW-Authenticate header says \
-                 where clients log in"
-            }
-            Self::LoginRequired(_) | Self::CredentialRefused(_, Some(_), _) => {
-                "Unauthorized: send a valid access token as `Authorization: Bearer TOKEN`; the WWW-Authenticate header \
-                 says where clients log in"
-            }
-            Self::ProofRefused(..) => {
-                "Unauthorized: send a new DPoP proof with each request, made for its method, its address and its access token"
-            }
-            Self::ProofsFull => {
-                "Service unavailable: too many DPoP proofs were sent lately; nothing was done, try again later"
-            }
-            Self::CertificateRefused(..) => {
-                "Unauthorized: connect with a client certificate that this gateway accepts, and send no other client's key or \
-                 token beside it; the gateway's operator knows the accepted names"
-            }
-            Self::ScopesMissing(..) | Self::PathWithheld(WithheldBy::Scopes(_)) => {
-                "Forbidden: the access token lacks a scope; the WWW-Authenticate header lists all that are needed"
-            }
-            Self::TokenInQuery => "Bad request: send the access token in the Authorization header, never in the query",
-            Self::IssuerUnavailable(_) => {
-                "Service unavailable: the issuer of the token, or its keys, cannot be asked; nothing was done, try again later"
-            }
-            Self::TooManyTokens(_) => {
-                "Too many requests: this address sent many access tokens that are not active; nothing was done, try again later"
-            }
-            Self::NoMetadata => {
-                "Not found: there is no OAuth metadata at this path, and the gateway registers no clients"
-            }
-            Self::PathUnknown(_) | Self::PathWithheld(WithheldBy::Lists | WithheldBy::Rules) => {
-                "Not found: no server has this path; each has its own, such as /NAME/mcp, which the gateway's operator knows"
-            }
-            Self::MethodNotAllowed(_) => "Method not allowed: use one that the Allow header lists",
-            Self::MediaType => "Unsupported media type: send `Content-Type: application/json`, UTF-8",
-            Self::ContentCoding => "Unsupported content coding: send the body without Content-Encoding",
-            Self::NotAcceptable => "Not acceptable: send `Accept: application/json, text/event-stream`",
-            Self::Expectation => "Expectation failed: only `Expect: 100-continue` is supported",
-            Self::TransferCoding => "Unsupported transfer coding: only `Transfer-Encoding: chunked` is supported",
-            Self::BodyTooLarge => "Body too large: the gateway's operator can raise `limits.body_bytes_max`",
-            Self::BodyTooSlow => "Request timeout: the body arrived too slowly",
-            Self::ChunkExtensions => "Bad request: the chunks of the body have too many extensions",
-            Self::BodyBroken => "Bad request: the body is truncated or malformed",
-            Self::BodyEmpty => "Bad request: the body is empty",
-            Self::NotForwarded(why) => why.sentence(),
-        }
     }
 
     /// The sender of the request, if its credential is valid.
@@ -379,10 +337,12 @@ impl Refusal {
     }
 
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
-        let RefusalResponse { status, reason, then, code } = self.head();
+        let RefusalResponse { status, reason, then, sentence } = self.head();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
-        let mut sentence = Cow::from(self.sentence());
+        let is_text = matches!(self, Self::BodyBroken | Self::BodyEmpty);
+        let code = if is_text { rpc_error::PARSE_ERROR } else { rpc_error::INVALID_REQUEST };
+        let mut sentence = Cow::from(sentence);
         if let Self::PathUnknown(paths) = &self
             && !paths.is_empty()
         {

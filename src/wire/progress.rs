@@ -3,13 +3,18 @@
 use bytes::Bytes;
 
 use super::object::ObjectWriter;
-use super::{Payload, envelope, meta, method};
+use super::{Object, Payload, RequestId, envelope, meta, method};
 
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressView<'a> {
     pub progress: &'a Payload,
     pub total: Option<&'a Payload>,
     pub message: Option<&'a str>,
+}
+
+/// The token in a request's params; an invalid one is none.
+pub fn token(params: &Object) -> Option<RequestId> {
+    RequestId::from_payload(&params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?)
 }
 
 /// Writes the notification with a request's progress token; `related` is its `_meta`.

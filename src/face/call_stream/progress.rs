@@ -200,8 +200,7 @@ fn with_progress(message: &Bytes, value: &Payload) -> Option<Bytes> {
 }
 
 pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
-    let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
-    RequestId::from_payload(&token).map(|token| token.payload())
+    progress::token(params).map(|token| token.payload())
 }
 
 #[cfg(test)]

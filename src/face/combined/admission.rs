@@ -25,8 +25,8 @@ use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason, TaskId};
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, MessageClassifier};
-use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
-use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
+use crate::wire::meta::{META, RELATED_TASK};
+use crate::wire::{MessageText, Object, RequestId, RpcError, progress, rpc_error};
 
 /// The limit of concurrent error responses to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
@@ -47,7 +47,7 @@ pub(super) enum AnswerScope {
 
 impl AnswerScope {
     pub(super) fn of(request: &Request) -> Self {
-        Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress_token) }
+        Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress::token) }
     }
 
     pub(super) fn mark(&self) -> Option<RequestMark> {
@@ -57,10 +57,6 @@ impl AnswerScope {
             Self::Resumed(mark) => Some(mark.clone()),
         }
     }
-}
-
-pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
-    RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
 }
 
 pub(super) struct ServerVoice {

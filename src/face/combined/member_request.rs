@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use super::CombinedUpstreams;
-use super::admission::{AnswerScope, ServerVoice, progress_token};
+use super::admission::{AnswerScope, ServerVoice};
 use super::member_answer::{MemberRefusal, read_result};
 use super::member_session::{CombinedSession, HandshakeSource, OpenedMember};
 use super::messages::metadata_alone;
@@ -20,7 +20,7 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::header_annotations;
 use crate::wire::envelope::{self, Params, Request};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, Object, Payload, RequestId, method};
+use crate::wire::{Message, Object, Payload, RequestId, method, progress};
 
 #[derive(Clone)]
 pub(super) struct EndpointClient {
@@ -117,7 +117,7 @@ impl EndpointClient {
     /// Sends a request, and reads the whole result.
     pub(super) async fn ask(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
         let upstreams = &self.upstreams;
-        let token = Object::of(&params).as_ref().and_then(progress_token);
+        let token = Object::of(&params).as_ref().and_then(progress::token);
         let given = self.session.as_ref().zip(token);
         let _given = given.map(|(session, token)| session.give(&upstreams.settings.upstreams[at], &token));
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));

@@ -54,7 +54,7 @@ use crate::upstream::{Answer, ForwardedHeaders};
 use crate::wire::envelope::{self, Request, Response};
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::list_pages::sent_cursor;
-use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, meta, method};
+use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, method, progress};
 use client_filter::ClientFilter;
 pub(super) use paused_calls::PausedCalls;
 use paused_calls::{AwaitedCall, ResumingCall};
@@ -87,15 +87,13 @@ pub(super) struct PipedRequest {
     tool: Option<Arc<str>>,
     /// A setting to repeat in a renewed session.
     preference: Option<PreferenceChange>,
-    progress_token: Option<Payload>,
+    progress_token: Option<RequestId>,
     cursor: Option<Payload>,
 }
 
 impl PipedRequest {
-    /// `None` without a valid progress token.
     fn signs(&self) -> Option<LifeSigns> {
-        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
-        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
+        Some(LifeSigns::new(self.id.clone(), self.progress_token.as_ref()?.payload()))
     }
 }
 
@@ -117,8 +115,7 @@ pub(super) fn request(
         method::RESOURCES_UNSUBSCRIBE => uri().map(PreferenceChange::Unsubscribe),
         _ => None,
     };
-    let meta = params.and_then(|params| params.get_object(meta::META));
-    let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
+    let progress_token = params.and_then(progress::token);
     let listed = params.filter(|_| request.method == method::TOOLS_LIST);
     let cursor = listed.and_then(sent_cursor).map(|cursor| cursor.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request, served.settings.drafts) } else { None };

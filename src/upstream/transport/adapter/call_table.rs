@@ -17,7 +17,7 @@ use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{AnswerMessages, BodyBreakError};
 use crate::upstream::outgoing::StreamPurpose;
-use crate::wire::{MessageText, Notification, Object, Payload, Request, RequestId, meta, method};
+use crate::wire::{MessageText, Notification, Object, Request, RequestId, meta, method, progress};
 
 /// Messages for the reader of one stream, and their bytes, without the response. One may be as large as allowed.
 const QUEUE_MAX: usize = 256;
@@ -109,7 +109,7 @@ struct CallEntry {
     is_tool: bool,
     /// It opens the session: earlier messages do not belong to it.
     is_first: bool,
-    token: Option<Payload>,
+    token: Option<RequestId>,
     /// The server's task that a `tasks/result` names.
     task: Option<String>,
     questions: Vec<RequestId>,
@@ -171,7 +171,7 @@ impl CallTable {
             last,
             is_tool: request.method == method::TOOLS_CALL,
             is_first: request.method == method::INITIALIZE,
-            token: params.and_then(|params| params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)),
+            token: params.and_then(progress::token),
             task: params
                 .filter(|_| request.method == method::TASKS_RESULT)
                 .and_then(|params| params.get_string("taskId")),
@@ -243,7 +243,7 @@ impl CallTable {
     }
 
     pub(super) fn answered(&mut self, question: &RequestId) {
-        self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
+        self.calls.values_mut().for_each(|call| call.questions.retain(|open| !open.says(question)));
     }
 
     /// Delivers to the call that the notification names, else the only possible, else the unsolicited stream (T-20).
@@ -251,13 +251,16 @@ impl CallTable {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
             method::PROGRESS => {
-                let token = params.and_then(|params| params.get(meta::PROGRESS_TOKEN));
-                token.and_then(|token| self.calls.values().find(|call| call.token.as_ref() == Some(&token)))
+                let token = params.and_then(|params| RequestId::from_payload(&params.get(meta::PROGRESS_TOKEN)?));
+                let is_of = |call: &&CallEntry| {
+                    call.token.as_ref().zip(token.as_ref()).is_some_and(|(own, named)| own.says(named))
+                };
+                self.calls.values().find(is_of)
             }
             method::LOG_MESSAGE => self.related(params).or_else(|| self.only()),
-            method::CANCELLED => {
-                notification.cancelled().and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
-            }
+            method::CANCELLED => notification
+                .cancelled()
+                .and_then(|id| self.calls.values().find(|call| call.questions.iter().any(|open| open.says(&id)))),
             _ => None,
         };
         match call {

@@ -25,9 +25,12 @@ fn call(id: u32) -> Request {
 }
 
 fn note(table: &mut CallTable, method: &str, params: Value) -> Result<(), DeliveryError> {
-    let text = text(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
-    match envelope::read(&text, ScanLimits::UPSTREAM) {
-        Ok(Message::Notification(notification)) => table.note(&notification, &text),
+    note_text(table, &text(&json!({ "jsonrpc": "2.0", "method": method, "params": params })))
+}
+
+fn note_text(table: &mut CallTable, text: &MessageText) -> Result<(), DeliveryError> {
+    match envelope::read(text, ScanLimits::UPSTREAM) {
+        Ok(Message::Notification(notification)) => table.note(&notification, text),
         other => panic!("{other:?}"),
     }
 }
@@ -85,6 +88,30 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
     assert_eq!((drained(&mut waits), drained(&mut own), drained(&mut list)), ((1, false), (0, false), (0, false)));
     assert_eq!(note(&mut table, "notifications/cancelled", json!({ "requestId": 9 })), Ok(()));
     assert_eq!(drained(&mut one), (1, false), "the question was put there first");
+}
+
+/// T-20: peers write back the decoded text.
+#[tokio::test]
+async fn t_20_a_call_is_found_by_any_spelling_of_its_token_and_of_its_questions_id() {
+    let mut table = CallTable::new();
+    let params = json!({ "name": "t", "_meta": { "progressToken": "\u{e9}" } });
+    let mut one = table.begin(&request(1, "tools/call", params)).unwrap().messages;
+    let mut own = table.listen(None);
+    let said = |text: &'static str| MessageText::from(Bytes::from_static(text.as_bytes()));
+    let question = said(r#"{"jsonrpc":"2.0","id":"\u00fc","method":"elicitation/create","params":{}}"#);
+    match envelope::read(&question, ScanLimits::UPSTREAM) {
+        Ok(Message::Request(asked)) => assert_eq!(table.ask(&asked, &question), Ok(())),
+        other => panic!("{other:?}"),
+    }
+    let params = r#"{"progressToken":"\u00e9","progress":1}"#;
+    let progress = format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{params}}}"#);
+    assert_eq!(note_text(&mut table, &Bytes::from(progress).into()), Ok(()));
+    let cancelled = json!({ "requestId": "\u{fc}" });
+    assert_eq!(note(&mut table, "notifications/cancelled", cancelled.clone()), Ok(()));
+    assert_eq!((drained(&mut one), drained(&mut own)), ((3, false), (0, false)));
+    table.answered(&RequestId::text("\u{fc}"));
+    assert_eq!(note(&mut table, "notifications/cancelled", cancelled), Ok(()));
+    assert_eq!((drained(&mut one), drained(&mut own)), ((0, false), (1, false)));
 }
 
 #[tokio::test]

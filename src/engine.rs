@@ -330,7 +330,7 @@ impl UnstoredTaskLog {
     /// Logs a refused write. A full share of one owner is counted and returned to its client instead.
     fn refused(&self, error: &StoreError) {
         let is_news = match error {
-            StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
+            StoreError::Full | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
             StoreError::Io(_) | StoreError::UnknownCommit(_) => !self.is_unavailable.swap(true, Ordering::Relaxed),
             StoreError::OwnerFull => false,
             StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn each_trouble_of_the_store_is_told_once_until_it_takes_a_task_again() {
-        let (log, full) = (UnstoredTaskLog::default(), StoreError::Full { what: "bytes" });
+        let (log, full) = (UnstoredTaskLog::default(), StoreError::Full);
         let away = || io::Error::other("away");
         let logged = || [&log.is_full, &log.is_unavailable].map(|flag| flag.load(Ordering::Relaxed));
         for _ in 0..2 {

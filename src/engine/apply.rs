@@ -43,7 +43,7 @@ pub enum TaskError {
 impl TaskError {
     pub const fn reason(&self) -> Reason {
         match self {
-            Self::Store(StoreError::Full { .. } | StoreError::NoRoom) => Reason::StoreFull,
+            Self::Store(StoreError::Full | StoreError::NoRoom) => Reason::StoreFull,
             Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
             Self::Store(
                 StoreError::Io(_)
@@ -59,19 +59,8 @@ impl TaskError {
 
     /// Whether a retry of the same change may succeed. The insert of a new task is refused nevertheless.
     pub(super) const fn is_passing(&self) -> bool {
-        match self {
-            Self::Contended | Self::Store(StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_)) => {
-                true
-            }
-            Self::Unknown
-            | Self::Store(
-                StoreError::Conflict
-                | StoreError::Fenced
-                | StoreError::Exists
-                | StoreError::Full { .. }
-                | StoreError::OwnerFull,
-            ) => false,
-        }
+        use StoreError::{Io, NoRoom, UnknownCommit};
+        matches!(self, Self::Contended | Self::Store(NoRoom | Io(_) | UnknownCommit(_)))
     }
 }
 
@@ -165,7 +154,7 @@ impl Engine {
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
-                Err(full @ StoreError::Full { .. }) => {
+                Err(full @ StoreError::Full) => {
                     let Some(smaller) = shrink(events) else { return Err(full.into()) };
                     events = smaller;
                 }

@@ -126,8 +126,8 @@ pub enum StoreError {
     #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,
     /// The gateway's own limit: the write is refused until the store holds less.
-    #[error("the store has reached its limit of {what}")]
-    Full { what: &'static str },
+    #[error("the stored tasks fill `limits.stored_bytes_max`")]
+    Full,
     /// A temporary outage: nothing was written, and the same write succeeds once there is room.
     #[error("the disk below the store is full")]
     NoRoom,

@@ -68,8 +68,8 @@ impl Runner {
     }
 
     async fn not_stored(&mut self, error: StoreError) -> RunnerFlow {
-        tracing::warn!(error = %CauseChain(&error), "a named call has no task");
-        self.end(Outcome::lost(not_stored(error))).await
+        let fault = not_stored(&self.engine, error);
+        self.end(Outcome::lost(fault)).await
     }
 
     /// Responds with the task that has the name; `None` if it ended meanwhile.
@@ -215,10 +215,7 @@ impl Runner {
                 self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
                 RunnerFlow::Break(())
             }
-            Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "a call under a chosen id has no task");
-                self.end(Outcome::lost(not_stored(error))).await
-            }
+            Err(error) => self.not_stored(error).await,
         }
     }
 

@@ -66,10 +66,7 @@ impl Runner {
         visibility: TaskVisibility,
         first: Option<Question>,
     ) -> Result<Arc<Task>, GatewayFault> {
-        self.try_insert(visibility, first).await.map_err(|error| {
-            self.engine.unstored.refused(&error);
-            not_stored(error)
-        })
+        self.try_insert(visibility, first).await.map_err(|error| not_stored(&self.engine, error))
     }
 
     /// Inserts the row, or returns the store's error.
@@ -421,10 +418,15 @@ async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<A
     }
 }
 
-/// The fault of a task that could not be created. Only if the row certainly does not exist is the call certainly not sent.
-pub(super) fn not_stored(error: StoreError) -> GatewayFault {
+/// Logs and counts a task that could not be created (B255). Only if the row certainly does not exist is the call certainly not sent.
+pub(super) fn not_stored(engine: &Engine, error: StoreError) -> GatewayFault {
+    engine.unstored.refused(&error);
     let executed = if matches!(error, StoreError::UnknownCommit(_)) { Executed::Unknown } else { Executed::No };
-    GatewayFault::new(TaskError::from(error).reason(), executed)
+    let reason = TaskError::from(error).reason();
+    if reason == Reason::StoreFull {
+        metrics::counter!(metric::QUOTA_REFUSED, "limit" => "all_bytes").increment(1);
+    }
+    GatewayFault::new(reason, executed)
 }
 
 pub(super) async fn outcome_for_client(engine: &Arc<Engine>, task: Arc<Task>) -> CallEnd {

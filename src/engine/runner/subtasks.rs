@@ -282,7 +282,7 @@ impl Runner {
                 // An earlier process ended between this write and the next.
                 Ok(()) | Err(StoreError::Exists) => Ok(()),
                 // Only writes of existing rows wait for room. A new row would delay the events of the call.
-                Err(StoreError::NoRoom) => Err(StoreError::Full { what: "bytes" }),
+                Err(StoreError::NoRoom) => Err(StoreError::Full),
                 Err(error) => Err(error),
             }
         });

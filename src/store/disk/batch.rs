@@ -111,7 +111,7 @@ impl WriteBatch<'_> {
         }
         let bytes = task.stored_bytes();
         if !self.has_room(bytes) || bytes > ROW_BYTES_MAX {
-            return Ok(Err(StoreError::Full { what: "bytes" }));
+            return Ok(Err(StoreError::Full));
         }
         let now = self.clock.expiry_time(task.created_at).max(self.seen);
         let is_named = match &task.idempotency {
@@ -146,7 +146,7 @@ impl WriteBatch<'_> {
         let bytes = task.stored_bytes();
         // Its task was admitted: the limit on all rows applies to new ones.
         if bytes > before.bytes && bytes > ROW_BYTES_MAX {
-            return Ok(Err(StoreError::Full { what: "bytes" }));
+            return Ok(Err(StoreError::Full));
         }
         let revision = Revision(expected.0.max(found.columns.revision.0) + 1);
         if self.no_new == Some(InsertRefusal::Full)

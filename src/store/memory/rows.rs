@@ -193,7 +193,7 @@ impl MemoryRows {
         let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= bytes_max);
         match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(()),
-            Err(_) => Err(StoreError::Full { what: "bytes" }),
+            Err(_) => Err(StoreError::Full),
         }
     }
 

@@ -223,7 +223,7 @@ impl GroupedWrites<'_> {
         touched: &BTreeMap<TaskKey, TouchedRow>,
         found: &BTreeMap<TaskKey, TouchedRow>,
     ) -> Result<WriteOutcome, StoreError> {
-        let full = Err(StoreError::Full { what: "bytes" });
+        let full = Err(StoreError::Full);
         match write {
             TaskWrite::Insert(row) => match touched.get(&row.key) {
                 Some(made) => Ok(WriteOutcome::At(made.revision)),

@@ -74,7 +74,7 @@ impl StoreFaults {
             None => done.await,
             Some(StoreFault::Fails) => Err(failed()),
             Some(StoreFault::NoRoom) => Err(StoreError::NoRoom),
-            Some(StoreFault::Refuses) => Err(StoreError::Full { what: "bytes" }),
+            Some(StoreFault::Refuses) => Err(StoreError::Full),
             Some(StoreFault::Delays(span)) => {
                 tokio::time::sleep(span).await;
                 done.await

@@ -270,7 +270,10 @@ impl Acceptor {
                     let is_counted = !peer.is_loopback() && !shared.layers.load().proxies.trusts(peer);
                     match permits.take(is_counted.then_some(peer)) {
                         Ok(permit) => admit(&shared, permit, socket, peer, tls.clone()),
-                        Err(reason) => shared.meter.refused(reason),
+                        Err(bound) => {
+                            shared.meter.refused(bound);
+                            shared.layers.load().notices.refused_connection(bound, peer);
+                        }
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => (),

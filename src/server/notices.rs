@@ -19,9 +19,7 @@ use crate::audit::{AuditAct, AuditEvent, AuditLog};
 use crate::task::Principal;
 use crate::task::reference::principal_reference;
 
-/// Further refusals for the same reason are only counted meanwhile.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// The longest text of a client's that is logged.
 const SHOWN_MAX: usize = 100;
 const NOTICES_MAX: usize = 256;
 
@@ -35,11 +33,10 @@ pub(super) struct Notices {
 
 type NoticeKey = (&'static str, Option<Arc<str>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RefusalNotice {
-    at: Instant,
-    /// How many requests were refused since, and not logged.
-    since: u64,
+    logged_at: Option<Instant>,
+    unlogged: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +101,13 @@ impl Notices {
         tracing::warn!(listener, reason, key, %value, issuer, %client, principal, more, "refused: {sentence}");
     }
 
+    /// Logs a connection that was closed at a bound, once a minute for each bound (B256).
+    pub(super) fn refused_connection(&self, bound: &'static str, client: IpAddr) {
+        let Some(more) = self.due(bound, None) else { return };
+        let key = (self.listener == ListenerRole::Clients).then(|| format!("limits.{bound}"));
+        tracing::warn!(listener = self.listener.name(), reason = bound, key, %client, more, "refused: a connection above the bound was closed");
+    }
+
     /// Logs a refused handshake, once a minute for each reason; not a connection that ends before: monitors do that.
     pub(super) fn refused_handshake(&self, error: &io::Error, client: IpAddr) {
         let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<RustlsError>()) else { return };
@@ -124,24 +128,18 @@ impl Notices {
     fn due(&self, reason: &'static str, issuer: Option<&Arc<str>>) -> Option<u64> {
         let now = Instant::now();
         let (key, mut notices) = ((reason, issuer.cloned()), self.by_reason.lock());
-        match notices.get_mut(&key) {
-            Some(one) if now.duration_since(one.at) < INTERVAL => {
-                one.since += 1;
-                None
-            }
-            Some(one) => {
-                one.at = now;
-                Some(std::mem::take(&mut one.since))
-            }
-            None => {
-                if notices.len() >= NOTICES_MAX {
-                    // Of issuers that a reload removed.
-                    notices.retain(|_, one| now.duration_since(one.at) < INTERVAL);
-                }
-                notices.insert(key, RefusalNotice { at: now, since: 0 });
-                Some(0)
-            }
+        let is_recent = |one: &RefusalNotice| one.logged_at.is_some_and(|at| now.duration_since(at) < INTERVAL);
+        if notices.len() >= NOTICES_MAX && !notices.contains_key(&key) {
+            // Of issuers that a reload removed.
+            notices.retain(|_, one| is_recent(one));
         }
+        let one = notices.entry(key).or_default();
+        if is_recent(one) {
+            one.unlogged += 1;
+            return None;
+        }
+        one.logged_at = Some(now);
+        Some(std::mem::take(&mut one.unlogged))
     }
 }
 

@@ -264,7 +264,7 @@ impl Gateway {
         let callers = reload::succeeding(callers, None, &proofs);
         let tokens = reload::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
-        let metrics = operators::metrics(metrics, shared.as_ref());
+        let metrics = operators::metrics(metrics, healths.clone(), shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;
         let seen = OperatorsView::new(&readiness, &healths, &metrics, &parts.permits);
         let operators = seen.site(&config.admin, callers_of_admin, &parts.engine, shared.as_ref());

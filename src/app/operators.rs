@@ -14,13 +14,17 @@ use crate::store::PostgresStore;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
-/// The metrics, with the time-dependent ones of a shared store.
-pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedIncarnation>) -> MetricsSource {
-    let page = MetricsSource::from(page);
-    match shared.map(|shared| Arc::clone(&shared.store)) {
-        Some(store) => page.refreshed_by(Arc::new(move || store.refresh_metrics())),
-        None => page,
-    }
+/// The metrics, with the time-dependent ones of upstreams and of a shared store.
+pub(super) fn metrics(
+    page: PrometheusHandle,
+    healths: UpstreamHealthList,
+    shared: Option<&SharedIncarnation>,
+) -> MetricsSource {
+    let store = shared.map(|shared| Arc::clone(&shared.store));
+    MetricsSource::from(page).refreshed_by(Arc::new(move || {
+        healths.refresh_metrics();
+        store.iter().for_each(|store| store.refresh_metrics());
+    }))
 }
 
 /// The content of the admin listener's pages, besides the tasks.
@@ -61,7 +65,7 @@ impl OperatorsView {
         let Self { readiness, healths, permits, .. } = self.clone();
         let (of, beside) = (Arc::clone(engine), shared.clone());
         let status = move || {
-            let (usage, reasons) = (of.usage(), readiness.reasons());
+            let (usage, reasons, limits) = (of.usage(), readiness.reasons(), readiness.limits());
             let tasks = TaskTotals {
                 kept: usage.tasks,
                 bytes: usage.bytes,
@@ -73,7 +77,7 @@ impl OperatorsView {
             let replicas = beside.as_deref().map(OperatorReplica::all).unwrap_or_default();
             let ready = reasons.is_empty();
             let held_calls = HeldCalls::of(&permits);
-            ProcessStatus { version, ready, reasons, tasks, held_calls, replicas, upstreams: healths.looks() }
+            ProcessStatus { version, ready, reasons, limits, tasks, held_calls, replicas, upstreams: healths.looks() }
         };
         let operators = Operators::new(Arc::clone(engine), Box::new(status));
         let operators = Arc::new(match shared {

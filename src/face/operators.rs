@@ -83,6 +83,8 @@ pub struct ProcessStatus {
     pub version: &'static str,
     pub ready: bool,
     pub reasons: Vec<&'static str>,
+    /// Lines of `/readyz` that do not block readiness, such as `store full`.
+    pub limits: Vec<&'static str>,
     pub tasks: TaskTotals,
     pub held_calls: HeldCalls,
     /// Empty for a single gateway.
@@ -102,12 +104,10 @@ pub struct TaskTotals {
 
 impl std::fmt::Display for ProcessStatus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { version, reasons, tasks, replicas, upstreams, held_calls, .. } = self;
-        writeln!(f, "taskgate {version}")?;
-        match reasons.as_slice() {
-            [] => writeln!(f, "ready")?,
-            reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
-        }
+        let Self { version, ready, reasons, limits, tasks, replicas, upstreams, held_calls } = self;
+        let state = if *ready { "ready" } else { "not ready" };
+        let lines = [&[state][..], &reasons[..], &limits[..]].concat().join(", ");
+        writeln!(f, "taskgate {version}\n{}", lines.replacen(", ", ": ", 1))?;
         let TaskTotals { kept, bytes, bytes_max, unsettled, permits_taken } = tasks;
         write!(f, "tasks: {kept} kept in {bytes} of {bytes_max} bytes, {unsettled} unsettled, ")?;
         writeln!(f, "{permits_taken} permits taken\n{held_calls}")?;
@@ -446,16 +446,12 @@ impl Operators {
     }
 
     fn record(&self, route: OperatorRoute<'_>, who: &Principal, status: StatusCode) {
-        let (act, item) = match route {
-            OperatorRoute::Cancel(reference) => (AuditAct::OperatorCancelled, reference),
-            OperatorRoute::Forget(name) => (AuditAct::OperatorForgot, name),
-            OperatorRoute::Status
-            | OperatorRoute::Tasks
-            | OperatorRoute::Calls
-            | OperatorRoute::Find
-            | OperatorRoute::Show(_)
-            | OperatorRoute::Replicas
-            | OperatorRoute::Nowhere => return,
+        let (act, item) = if let OperatorRoute::Forget(name) = route {
+            (AuditAct::OperatorForgot, name)
+        } else if let OperatorRoute::Cancel(reference) = route {
+            (AuditAct::OperatorCancelled, reference)
+        } else {
+            return;
         };
         if let Some(audit) = self.engine.audit() {
             let outcome = Some(status.as_str());

@@ -25,6 +25,22 @@ fn over(store: Arc<MemoryStore>) -> Operators {
     Operators::new(engine, Box::new(|| unreachable!("no operator asks for the process state")))
 }
 
+/// The second line of the page, and of `taskgate status`: a full disk leaves the gateway ready.
+#[test]
+fn the_status_page_shows_the_lines_of_readyz() {
+    let line = |reasons: &[&'static str], limits: &[&'static str]| {
+        let (ready, tasks) =
+            (reasons.is_empty(), TaskTotals { kept: 0, bytes: 0, bytes_max: 1, unsettled: 0, permits_taken: 0 });
+        let (reasons, limits, held_calls) = (reasons.to_vec(), limits.to_vec(), HeldCalls { count: 0, calls: vec![] });
+        let (version, replicas, upstreams) = ("1", vec![], vec![]);
+        let page = ProcessStatus { version, ready, reasons, limits, tasks, held_calls, replicas, upstreams };
+        page.to_string().lines().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(line(&[], &[]), "ready");
+    assert_eq!(line(&[], &["store full"]), "ready: store full");
+    assert_eq!(line(&["draining", "store slow"], &["store full"]), "not ready: draining, store slow, store full");
+}
+
 /// Neither a filter with hardly any match nor an id makes a request examine the whole store.
 #[tokio::test]
 async fn one_request_looks_at_a_bounded_number_of_tasks_and_says_where_to_go_on() {

@@ -157,6 +157,38 @@ async fn a_refusal_is_told_with_the_bound_that_decides_and_a_plain_call_is_none(
     assert_eq!(program.counted("taskgate_upstream_shed_total{upstream=\"up\"}").await, 3);
 }
 
+/// B255: every principal's new tasks are refused, so the refusals are counted, and the log names the bound.
+#[tokio::test]
+async fn b255_a_full_store_is_counted_and_logged_with_its_bound() {
+    let (worker, folder) = (Worker::start().await, Folder::with("[limits]\nstored_bytes_max = \"1B\"\n"));
+    folder.write(&(block("up", &worker.server) + "[upstreams.up.tasks]\nmode = \"always\"\n"));
+    let program = Program::serve(&folder).await;
+    let call = Call::new("tools/call", &json!({"name": "work", "arguments": {}}));
+    for _ in 0..2 {
+        let refused = call.send(program.clients, "/up/mcp").await.json();
+        assert_eq!(refused["error"]["data"]["reason"], "store_full", "{refused}");
+    }
+    assert_eq!(program.counted("taskgate_quota_refused_total{limit=\"all_bytes\"}").await, 2);
+    program.says("the stored tasks fill `limits.stored_bytes_max`", 1).await;
+}
+
+/// B256: clients see a connection that ends, so only the gateway can say why.
+#[tokio::test]
+async fn b256_connections_above_the_bound_are_logged_once_with_its_key() {
+    let (worker, folder) = (Worker::start().await, Folder::with("[limits]\nconnections_max = 2\n"));
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let mut open = Vec::new();
+    for _ in 0..6 {
+        open.push(TcpStream::connect(program.clients).await.unwrap());
+    }
+    program.until_counted("taskgate_http_refused_total{reason=\"connections_max\"}", 4).await;
+    program.says("limits.connections_max", 1).await;
+    let log = program.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("limits.connections_max")).collect();
+    assert!(told.len() == 1 && told[0].contains("\"client\":\"127.0.0.1\""), "{told:?}");
+}
+
 #[tokio::test]
 async fn a_result_above_its_bound_is_told_once_with_the_upstream() {
     let server = ScriptedServer::start(|seen| match seen.rpc() {

@@ -405,7 +405,8 @@ fn near(unknown: &UnknownKey) -> Option<(usize, &'static str)> {
 /// The equivalents of other programs' keys. A table is recognised by a key that only it has.
 fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     const OF_UPSTREAM: &str = "in_flight_max";
-    const MEANT: [(&str, &[&str], &str); 15] = [
+    const MEANT: [(&str, &[&str], &str); 16] = [
+        ("hide", &["name", "tool", "pattern"], "the tool's name is `match`"),
         (
             OF_UPSTREAM,
             &["timeout", "timeout_ms", "request_timeout", "request_timeout_ms"],

@@ -341,6 +341,12 @@ mod tests {
         assert!(matches!(config.store, StoreSettings::Disk { .. }));
         assert_eq!(config.folder, PathBuf::from("tasks"));
         assert!(config.upstreams[0].server.http().is_some());
+        let home = CommandLineConfig { store: CommandLineStore::Folder("~/tasks".into()), ..line.clone() };
+        let refused = home.resolve(&environment).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "the command line: key `--store`: begins with ~, which only a shell replaces; write the whole path"
+        );
         let late = CommandLineConfig { grace: Some(GRACE_MAX + Duration::from_secs(1)), ..line };
         let refused = late.resolve(&environment).unwrap_err().to_string();
         assert_eq!(refused, "the command line: key `--grace`: is longer than the maximum, 30s");

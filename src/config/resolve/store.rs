@@ -20,6 +20,9 @@ const ONLY_POSTGRES: &str = "is for gateways on one database; write `kind = \"po
 pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut MistakeCollector) -> StoreSettings {
     let store = &raw.store;
     let kind = store.kind.value;
+    if let Some(location) = store.path.location().filter(|_| store.path.value.starts_with("~")) {
+        report.mistake(location, "begins with ~, which only a shell replaces; write the whole path");
+    }
     if kind != StoreKind::Postgres && !report.has_mistake("store.kind") {
         for location in raw.database.locations().into_iter().chain(&raw.replica_location) {
             report.mistake(location, ONLY_POSTGRES);

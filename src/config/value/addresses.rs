@@ -77,7 +77,7 @@ fn public_url(text: &str) -> Result<Url, ValueError> {
 }
 
 fn upstream_url(text: &str) -> Result<Url, ValueError> {
-    let url = Url::parse(text).map_err(|_| ValueError::Form)?;
+    let url = Url::parse(text).ok().filter(|_| text.contains("://")).ok_or(ValueError::Form)?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(ValueError::Because("has another scheme than http and https"));
     }

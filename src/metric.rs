@@ -54,7 +54,7 @@ families! {
 
     HTTP_REQUESTS = "taskgate_http_requests_total": Counter Count Elsewhere, "Responses sent, by listener and status";
     HTTP_REFUSED = "taskgate_http_refused_total": Counter Count
-        Process(&[("reason", &["host_foreign", "unauthorized"])]),
+        Process(&[("reason", &["host_foreign", "unauthorized", "connections_max", "connections_per_address_max"])]),
         "Refused requests and connections, by reason";
     HTTP_PANICS = "taskgate_http_panics_total": Counter Count Process(&[]), "Requests with a panic in their handler";
     HTTP_IN_FLIGHT = "taskgate_http_in_flight": Gauge Count Elsewhere, "Requests in progress, by listener";
@@ -91,6 +91,8 @@ families! {
     UPSTREAM_IN_FLIGHT = "taskgate_upstream_in_flight": Gauge Count Upstream(&[]),
         "Tool calls that hold a permit of an upstream";
     UPSTREAM_QUEUED = "taskgate_upstream_queued": Gauge Count Upstream(&[]), "Tool calls that wait for a permit";
+    UPSTREAM_SILENCE = "taskgate_upstream_silent_seconds": Gauge Seconds Upstream(&[]),
+        "Time since an upstream's last message about any call in progress; 0 without calls";
     UPSTREAM_SHED = "taskgate_upstream_shed_total": Counter Count Upstream(&[]),
         "Calls refused because the queue was full or too slow";
     BREAKER_OPEN = "taskgate_upstream_breaker_open": Gauge Count Upstream(&[]),
@@ -138,7 +140,7 @@ families! {
     RATE_LIMITED = "taskgate_rate_limited_total": Counter Count Elsewhere,
         "Requests refused because their principal exceeded a rate";
     QUOTA_REFUSED = "taskgate_quota_refused_total": Counter Count
-        Process(&[("limit", &["principal", "all", "principal_bytes"])]),
+        Process(&[("limit", &["principal", "all", "principal_bytes", "all_bytes"])]),
         "Calls and tasks refused because there are too many, by limit";
     /// With a shared store each replica reports the same sum.
     STORE_BYTES = "taskgate_store_bytes": Gauge Bytes Process(&[]),

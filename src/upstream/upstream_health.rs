@@ -34,10 +34,11 @@ const REASONS: [Reason; 11] = [
 /// Faults that a transport or a response's reader finds. Only the reader finds silence, only transports the others.
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
-/// How long the same reason is not logged again.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const CAUSE_BYTES_MAX: usize = 200;
 const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// A request that is given up earlier says nothing about the upstream.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(10);
 
 const UNTRIED: u8 = 0;
 const OK: u8 = 1;
@@ -81,6 +82,7 @@ pub struct UpstreamHealth {
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
     refuses: GaugeShare,
+    silence: GaugeShare,
     /// The number of transport reports of the reasons that others find as well.
     found_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
     /// Read for each response, so that consecutive good ones cost nothing.
@@ -92,11 +94,9 @@ pub struct UpstreamHealth {
 struct UpstreamHealthState {
     last: Option<(UpstreamFailure, Timestamp)>,
     logged_at: [Option<Instant>; REASONS.len()],
-    /// Failures since then that were not logged.
     unlogged: [u64; REASONS.len()],
     /// When a result above its bound was logged last, and how many were not logged since.
     large_results: (Option<Instant>, u64),
-    /// Whether the log says that the upstream fails.
     is_logged: bool,
     is_refused: bool,
     is_retired: bool,
@@ -158,6 +158,7 @@ impl UpstreamHealth {
             address: Arc::from(address),
             failures: REASONS.map(counter),
             refuses: GaugeShare::new(metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(name))),
+            silence: GaugeShare::new(metrics::gauge!(metric::UPSTREAM_SILENCE, "upstream" => Arc::clone(name))),
             found_by_transports: Default::default(),
             now: AtomicU8::new(UNTRIED),
             state: Mutex::default(),
@@ -192,6 +193,15 @@ impl UpstreamHealth {
         };
         if is_to_be_logged {
             self.note(UpstreamFailure::of(fault));
+        }
+    }
+
+    /// Records that a request other than a tool call was given up without a response (B254): most clients do so early.
+    pub(crate) fn given_up(&self, began: Instant) {
+        let waited = began.elapsed();
+        if waited >= GIVEN_UP_AFTER {
+            let cause = format!("no response within {} s to a request, which was given up", waited.as_secs());
+            self.note(UpstreamFailure::new(Reason::UpstreamTimeout, cause));
         }
     }
 
@@ -261,6 +271,7 @@ impl UpstreamHealth {
         let mut state = self.state.lock();
         state.is_retired = true;
         self.refuses.set(0);
+        self.silence.set(0);
     }
 
     pub fn last(&self) -> Option<UpstreamFailure> {
@@ -308,11 +319,21 @@ impl UpstreamHealthList {
         };
         self.all.read().iter().map(look).collect()
     }
+
+    pub fn refresh_metrics(&self) {
+        for health in &*self.all.read() {
+            let silence = self.permits.silence(&health.name).unwrap_or_default();
+            health.silence.set(u32::try_from(silence.as_secs()).unwrap_or(u32::MAX));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
     use super::*;
+    use crate::metric::tests::shown;
     use crate::task::{Executed, Principal};
     use crate::upstream::limits::CallPermitSettings;
 
@@ -375,6 +396,47 @@ mod tests {
         assert_eq!(look(), "up  untried, silent for 61 s  http://127.0.0.1:1");
         drop(call);
         assert_eq!(look(), "up  untried  http://127.0.0.1:1");
+    }
+
+    /// The gauge, at each scrape: beside calls, after them, and after a reload that removed the upstream (U93).
+    #[tokio::test(start_paused = true)]
+    async fn u93_a_scrape_shows_how_long_an_upstream_with_calls_has_been_silent() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let (name, permits) = (Arc::from("up"), Arc::new(CallPermitsByName::default()));
+        let health = metrics::with_local_recorder(&recorder, || UpstreamHealth::new(&name, "http://127.0.0.1:1"));
+        let list = UpstreamHealthList::new(&permits);
+        list.set(vec![Arc::new(health)]);
+        let scrape = || {
+            list.refresh_metrics();
+            shown(&recorder, "taskgate_upstream_silent_seconds{upstream=\"up\"}")
+        };
+        assert_eq!(scrape(), 0.0);
+        let calls = permits.of(&name, CallPermitSettings::default());
+        let call = calls.call_begins(Arc::from("slow"), Principal::local());
+        tokio::time::advance(Duration::from_secs(875)).await;
+        assert_eq!(scrape(), 875.0);
+        drop(call);
+        assert_eq!(scrape(), 0.0);
+        let _call = calls.call_begins(Arc::from("slow"), Principal::local());
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert_eq!(scrape(), 30.0);
+        list.all.read()[0].retire();
+        assert_eq!(shown(&recorder, "taskgate_upstream_silent_seconds{upstream=\"up\"}"), 0.0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b254_a_request_that_is_given_up_unanswered_after_ten_seconds_is_a_failure() {
+        let health = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let began = Instant::now();
+        tokio::time::advance(Duration::from_secs(9)).await;
+        health.given_up(began);
+        assert_eq!(state(&health), ("untried", None), "a client may leave early");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        health.given_up(began);
+        assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
+        assert_eq!(health.last().unwrap().cause, "no response within 10 s to a request, which was given up");
+        health.answered();
+        assert_eq!(state(&health).0, "ok");
     }
 
     #[tokio::test(start_paused = true)]

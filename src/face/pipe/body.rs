@@ -53,6 +53,9 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Cancels the request upstream, if dropping its body does not.
     fn cancel(&self, reason: Reason);
 
+    /// Records that its client left before the response.
+    fn given_up(&self) {}
+
     /// Whether the client may resume its stream if an event had an id (T-29).
     fn is_resumable(&self) -> bool;
 
@@ -377,14 +380,24 @@ pub(in crate::face) async fn in_time<T>(
     });
     let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
-    let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
-        return waiting.await.inspect_err(|fault| call.ended(fault));
+    let mut awaited = AwaitedAnswer(Some(call));
+    let outcome = match [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) {
+        None => waiting.await,
+        Some((end, reason)) => within(end, waiting).await.unwrap_or_else(|| {
+            call.cancel(reason);
+            Err(GatewayFault::new(reason, Executed::Unknown))
+        }),
     };
-    let outcome = within(end, waiting).await.unwrap_or_else(|| {
-        call.cancel(reason);
-        Err(GatewayFault::new(reason, Executed::Unknown))
-    });
+    awaited.0 = None;
     outcome.inspect_err(|fault| call.ended(fault))
+}
+
+struct AwaitedAnswer<'a, C: AnsweredRequest>(Option<&'a C>);
+
+impl<C: AnsweredRequest> Drop for AwaitedAnswer<'_, C> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|call| call.given_up());
+    }
 }
 
 impl<C: AnsweredRequest> Body for PipeBody<C> {

@@ -239,6 +239,12 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
     fn ends_with_answer(&self) -> bool {
         !self.era.is_subscription()
     }
+
+    fn given_up(&self) {
+        if self.permit.is_none() && !self.era.is_subscription() {
+            self.era.served().channel.health().iter().for_each(|health| health.given_up(self.began));
+        }
+    }
 }
 
 impl<E: PipeEra> Drop for PipedCall<E> {

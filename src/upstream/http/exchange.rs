@@ -289,6 +289,7 @@ pub(super) struct DrivenCall {
     began: Instant,
     class: ExchangeClass,
     mark: HealthMark,
+    has_events: bool,
 }
 
 enum DrivenCallState {
@@ -305,7 +306,7 @@ impl DrivenCall {
         call: CallFuture,
     ) -> Self {
         let (link, mark) = (Arc::clone(link), link.health.mark());
-        Self { link, queue, state: DrivenCallState::Running(call), began, class, mark }
+        Self { link, queue, state: DrivenCallState::Running(call), began, class, mark, has_events: false }
     }
 
     pub(super) const fn is_running(&self) -> bool {
@@ -324,6 +325,7 @@ impl DrivenCall {
         if let ExchangeEvent::Lost(ExchangeError(fault)) = last
             && !handed_over.initialized()
         {
+            self.state = DrivenCallState::Ended(last);
             return Err(BeginError::Gateway(fault));
         }
         self.end(last);
@@ -345,13 +347,17 @@ impl DrivenCall {
     pub(super) async fn next(&mut self) -> ExchangeEvent {
         loop {
             if let Ok(event) = self.queue.try_recv() {
+                self.has_events = true;
                 return *event;
             }
             let last = match &mut self.state {
                 DrivenCallState::Ended(last) => return last.clone(),
                 DrivenCallState::Running(call) => tokio::select! {
                     biased;
-                    Some(event) = self.queue.recv() => return *event,
+                    Some(event) = self.queue.recv() => {
+                        self.has_events = true;
+                        return *event;
+                    }
                     last = call => last,
                 },
             };
@@ -367,5 +373,13 @@ impl DrivenCall {
     pub(super) fn end(&mut self, last: ExchangeEvent) {
         self.link.latencies.record(self.class, self.began.elapsed());
         self.state = DrivenCallState::Ended(last);
+    }
+}
+
+impl Drop for DrivenCall {
+    fn drop(&mut self) {
+        if self.class == ExchangeClass::Other && self.is_running() && !self.has_events {
+            self.link.health.given_up(self.began);
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderValue;
+use tokio::time::Instant;
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
 use crate::dialect::lifecycle::initialize_request;
@@ -27,7 +28,6 @@ const SESSION_ID_BYTES_MAX: usize = 1024;
 pub(crate) struct SessionOpener<'a> {
     pub(crate) owner: &'a Principal,
     pub(crate) forwarded: &'a ForwardedHeaders,
-    /// The addressee of errors under a refusing status.
     pub(crate) addressee: ErrorAddressee<'static>,
 }
 
@@ -140,16 +140,28 @@ pub(super) async fn in_time<T>(
     channel: &dyn RawChannel,
     opening: impl Future<Output = Result<T, BeginError>>,
 ) -> Result<T, BeginError> {
-    let mark = channel.health().map(UpstreamHealth::mark).unwrap_or_default();
+    let mut awaited = AwaitedHandshake { health: channel.health(), began: Instant::now() };
+    let mark = awaited.health.map(UpstreamHealth::mark).unwrap_or_default();
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
-    if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.health(), &opened)
+    if let (Some(health), Err(BeginError::Gateway(fault))) = (awaited.health.take(), &opened)
         // An unreadable response may come from a server without sessions: the caller decides.
         && fault.reason != Reason::UpstreamMalformed
     {
         health.ended(mark, fault);
     }
     opened
+}
+
+struct AwaitedHandshake<'a> {
+    health: Option<&'a UpstreamHealth>,
+    began: Instant,
+}
+
+impl Drop for AwaitedHandshake<'_> {
+    fn drop(&mut self) {
+        self.health.iter().for_each(|health| health.given_up(self.began));
+    }
 }
 
 /// Sends `initialize`, and reads the response. Other messages before it are skipped.
@@ -240,6 +252,17 @@ mod tests {
         assert_eq!((look.state, look.last_failure.unwrap().reason), ("failing", "upstream_timeout"));
         let unreadable = in_time(&channel, async { Err::<(), _>(malformed()) }).await;
         assert!(unreadable.is_err() && channel.1.look().last_failure.unwrap().reason == "upstream_timeout");
+    }
+
+    /// B254: a client that leaves before `HANDSHAKE_MAX`, as most do.
+    #[tokio::test(start_paused = true)]
+    async fn b254_a_handshake_whose_client_leaves_is_a_failure_of_the_upstream() {
+        let name: Arc<str> = Arc::from("up");
+        let channel = SilentChannel(Arc::clone(&name), UpstreamHealth::new(&name, "http://127.0.0.1:1"));
+        let handshake = in_time(&channel, std::future::pending::<Result<(), _>>());
+        assert!(tokio::time::timeout(Duration::from_secs(30), handshake).await.is_err());
+        let look = channel.1.look();
+        assert_eq!((look.state, look.last_failure.unwrap().reason), ("failing", "upstream_timeout"));
     }
 
     /// The gateway repeats them in its own results, where clients allow no other types.

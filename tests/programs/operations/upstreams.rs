@@ -1,7 +1,11 @@
 //! What operators see of upstreams that fail: a line in the log, a counter, their state on the pages.
 
+use std::time::Duration;
+
 use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 
 use support::ports::reserved_address;
 
@@ -125,6 +129,60 @@ async fn a_program_that_ends_is_told_with_how_it_ended() {
     assert_eq!((&fields["reason"], &fields["address"]), (&json!("upstream_closed"), &json!("sh")), "{fields}");
     assert!(fields["cause"].as_str().unwrap().contains("exit status 7"), "{fields}");
     assert!(!program.log().contains("s3cret"), "{}", program.log());
+}
+
+/// B254: clients leave before the gateway's own limits end: in a handshake, in a list before a call, and in the pipe.
+#[tokio::test]
+async fn b254_a_server_that_hangs_is_failing_once_its_clients_have_left() {
+    let hanging_at = |method: &'static str| {
+        ScriptedServer::slow(move |seen, _| async move {
+            if seen.rpc() == method {
+                std::future::pending::<()>().await;
+            }
+            None
+        })
+    };
+    let names = [("greets", "initialize"), ("lists", "tools/list"), ("pipes", "prompts/list")];
+    let (mut servers, mut blocks) = (Vec::new(), String::new());
+    for (name, method) in names {
+        servers.push(hanging_at(method).await);
+        blocks += &(block(name, &servers[servers.len() - 1]) + "protocol = \"2025-06-18\"\n");
+    }
+    let folder = Folder::new();
+    folder.write(&blocks);
+    let program = Program::serve(&folder).await;
+    let in_session = |session: Option<&str>, method: &str, params: Value| {
+        let mut headers = vec![
+            ("content-type", "application/json".to_owned()),
+            ("accept", "application/json, text/event-stream".to_owned()),
+        ];
+        headers.extend(session.map(|id| ("mcp-session-id", id.to_owned())));
+        Call { headers, body: json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string() }
+    };
+    let initialize =
+        json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}});
+    let opened = in_session(None, "initialize", initialize).send(program.clients, "/pipes/mcp").await;
+    let session = opened.head.lines().find_map(|line| line.strip_prefix("mcp-session-id: ")).expect("a session");
+    let mut clients = Vec::new();
+    for (path, request) in [
+        ("/greets/mcp", Call::plain(&json!({}))),
+        ("/lists/mcp", Call::plain(&json!({}))),
+        ("/pipes/mcp", in_session(Some(session), "prompts/list", json!({}))),
+    ] {
+        let mut client = TcpStream::connect(program.clients).await.unwrap();
+        client.write_all(&request.bytes(path)).await.unwrap();
+        clients.push(client);
+    }
+    tokio::time::sleep(Duration::from_millis(10_500)).await;
+    assert_eq!(told(&program), Vec::<Value>::new(), "nothing is known while clients wait");
+    drop(clients);
+    program.says("which was given up", names.len()).await;
+    for (name, _) in names {
+        let counter = format!("taskgate_upstream_failures_total{{upstream=\"{name}\",reason=\"upstream_timeout\"}}");
+        assert!(program.counted(&counter).await >= 1, "{name}");
+    }
+    let page = program.get("/").await.body;
+    assert!(names.iter().all(|(name, _)| page.contains(&format!("{name}  failing"))), "{page}");
 }
 
 /// Whoever is called at night looks at what is served now: an alert that outlives the server it was about never ends.

@@ -227,19 +227,16 @@ impl CombinedUpstreams {
         }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
         if self.members[at].outage_log.is_due() {
-            let cause = self.last_cause(at);
+            let failing = self.members[at].served.channel.health().filter(|health| health.look().is_failing());
+            let cause = failing.and_then(|health| Some(one_line::name(&health.last()?.cause)));
             tracing::warn!(endpoint = %path, %upstream, why, cause, "an upstream is unavailable: its tools, prompts and resources are missing at the endpoint");
         }
     }
 
-    fn last_cause(&self, at: usize) -> Option<String> {
-        let health = self.members[at].served.channel.health().filter(|health| health.look().is_failing())?;
-        health.last().map(|failure| one_line::name(&failure.cause))
-    }
-
     /// The last failure's cause, for local clients only: it may contain file names of this machine.
     fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
-        client.principal().is_local().then(|| self.last_cause(at)).flatten()
+        let health = self.members[at].served.channel.health().filter(|_| client.principal().is_local())?;
+        health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
     }
 
     /// Asks an upstream that failed last whether it is available again, before a call. Fails with the client's refusal.

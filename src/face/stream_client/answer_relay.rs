@@ -268,12 +268,9 @@ impl ClientLink {
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
                     // There is no new event: the position remains.
-                    RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
-                        RelayOutcome::Short(RelayResumePoint {
-                            event: resume_point.event,
-                            retry: retry.or(resume_point.retry),
-                            moved,
-                        })
+                    RelayOutcome::Short(rest @ RelayResumePoint { event: None, .. }) => {
+                        let retry = rest.retry.or(resume_point.retry);
+                        RelayOutcome::Short(RelayResumePoint { event: resume_point.event, retry, ..rest })
                     }
                     other @ (RelayOutcome::Whole | RelayOutcome::Nothing | RelayOutcome::Short(_)) => other,
                 },

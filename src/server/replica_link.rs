@@ -54,6 +54,7 @@ pub struct Http2ReplicaLink {
 
 struct PeerConnection {
     peer: ReplicaPeer,
+    authority: Option<Authority>,
     /// Locked while one request connects; others wait for it.
     sender: tokio::sync::Mutex<Option<ReplicaSender>>,
     permits: Arc<LinkPermits>,
@@ -99,9 +100,9 @@ impl Http2ReplicaLink {
     async fn sender(&self, to: &PeerConnection) -> Result<ReplicaSender, ConnectError> {
         let mut kept = to.sender.lock().await;
         if let Some(sender) = kept.as_ref()
-            && sender.is_open().await
+            && let Some(sender) = sender.ready().await
         {
-            return Ok(sender.clone());
+            return Ok(sender);
         }
         let sender = timeout(self.reach_max, self.connect(to.peer)).await.unwrap_or(Err(ConnectError::Late))?;
         Ok(kept.insert(sender).clone())
@@ -137,7 +138,7 @@ impl ReplicaLink for Http2ReplicaLink {
             to.log_unreachable(&"too many requests to it are in progress");
             return Err(ForwardFailure::Unreachable);
         };
-        let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Unreachable)?;
+        let request = addressed(request, &to, self.tls.is_some()).ok_or(ForwardFailure::Unreachable)?;
         // Two attempts, as the connection may end while a request is sent.
         for _ in 0..2 {
             let reached = timeout(self.reach_max, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
@@ -174,6 +175,7 @@ impl PeerConnection {
     fn new(peer: ReplicaPeer, limits: SharedLimits) -> Self {
         Self {
             peer,
+            authority: Authority::try_from(peer.address.to_string()).ok(),
             sender: tokio::sync::Mutex::default(),
             permits: LinkPermits::new(REQUESTS_MAX as usize, limits),
             logged: Mutex::default(),
@@ -191,10 +193,10 @@ impl PeerConnection {
 }
 
 /// Sets the absolute URI that HTTP/2 requires.
-fn addressed(mut request: Request<Bytes>, peer: ReplicaPeer, is_tls: bool) -> Option<Request<Bytes>> {
+fn addressed(mut request: Request<Bytes>, to: &PeerConnection, is_tls: bool) -> Option<Request<Bytes>> {
     let mut parts = std::mem::take(request.uri_mut()).into_parts();
     parts.scheme = Some(if is_tls { Scheme::HTTPS } else { Scheme::HTTP });
-    parts.authority = Some(Authority::try_from(peer.address.to_string()).ok()?);
+    parts.authority = Some(to.authority.clone()?);
     parts.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = Uri::from_parts(parts).ok()?;
     Some(request)
@@ -309,18 +311,18 @@ impl ReplicaSender {
         Ok(Self(sender))
     }
 
-    async fn is_open(&self) -> bool {
-        self.0.clone().ready().await.is_ok()
+    /// A reference for one request; `None` if the connection has ended.
+    async fn ready(&self) -> Option<Self> {
+        self.0.clone().ready().await.ok().map(Self)
     }
 
     /// Sends a request and returns the response head. The request must have no hop-by-hop header (RFC 9113, 8.2.2).
-    async fn send(&self, request: Request<Bytes>) -> Result<Response<RecvStream>, Unanswered> {
+    async fn send(mut self, request: Request<Bytes>) -> Result<Response<RecvStream>, Unanswered> {
         let (mut head, body) = request.into_parts();
         if !body.is_empty() {
             head.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(body.len()));
         }
-        let mut sender = self.0.clone().ready().await.map_err(|_| Unanswered::Unsent)?;
-        let sent = sender.send_request(Request::from_parts(head, ()), body.is_empty());
+        let sent = self.0.send_request(Request::from_parts(head, ()), body.is_empty());
         let (answer, mut stream) = sent.map_err(|_| Unanswered::Unsent)?;
         if !body.is_empty() {
             // The whole body is in memory. h2 sends as much as the replica's windows allow and queues the rest. A failure means

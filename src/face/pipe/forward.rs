@@ -86,7 +86,6 @@ pub(in crate::face) trait ResponseEdits<E>: Send + Sync {
 
 pub(in crate::face) enum OpenedAnswer {
     Whole(RequestAnswer),
-    /// Forwarded as it arrives.
     Through(RawBody),
 }
 

@@ -29,6 +29,7 @@ use crate::upstream::http::{
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
     BeginError, CallContext, Exchange, NoResult, ServerFacts, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
+    result_of,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};

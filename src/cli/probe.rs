@@ -19,7 +19,7 @@ use crate::config::{ServerTarget, is_variable_name, server_headers};
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{console, telemetry};
 pub use discovery::run;
-pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion, ServerDescription};
+pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion};
 
 #[derive(Clone, Debug)]
 pub struct ProbeCommand {
@@ -122,7 +122,7 @@ pub(in crate::cli) async fn run_command(arguments: ProbeArguments) -> anyhow::Re
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
             console::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
-            Ok(ExitCode::from(report.verdict().exit_code()))
+            Ok(ExitCode::from(report.verdict() as u8))
         }
         Err(why) => {
             say(why);

@@ -12,8 +12,8 @@ use url::Url;
 use super::super::printable::printable;
 use super::ProbeCommand;
 use super::report::{
-    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, ServerDescription,
-    VersionSupport, shown_target, toml_block,
+    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, VersionSupport,
+    shown_target, toml_block,
 };
 use crate::config::ServerTarget;
 use crate::dialect::faults::session_failure_error;
@@ -162,8 +162,7 @@ impl ProbeRun<'_> {
             (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
             (Err(why), Err(_)) => return Err(NotMcpError { text: why.text(), location: None, is_there: true }),
         };
-        let server = ServerDescription::of(facts);
-        let tools = if Object::of(&server.capabilities).is_some_and(|all| all.contains("tools")) {
+        let tools = if Object::of(&facts.capabilities).is_some_and(|all| all.contains("tools")) {
             self.tools(&*upstream).await
         } else {
             ProbedTools { all: Vec::new(), incomplete: None }
@@ -173,13 +172,13 @@ impl ProbeRun<'_> {
             None => None,
         };
         upstream.close().await;
-        let toml = toml_block(self.probe, found.transport, &server, &tools);
+        let toml = toml_block(self.probe, found.transport, facts, &tools);
         Ok(ProbeReport {
             target: shown_target(&self.probe.target),
             transport: found.transport,
             versions,
             questions: found.questions(),
-            server,
+            server: Arc::clone(facts),
             tools,
             called,
             toml,

@@ -1,6 +1,7 @@
 //! Formats the findings of a probe as text and as JSON.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -24,7 +25,8 @@ pub struct ProbeReport {
     pub versions: Vec<ProbedVersion>,
     /// The route of `protocol = "auto"` for clients that answer questions, if the server supports both eras.
     pub questions: Option<QuestionRoute>,
-    pub server: ServerDescription,
+    /// The newest version that it supports in a session, else the version without.
+    pub server: Arc<ServerFacts>,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,
     pub toml: String,
@@ -62,30 +64,6 @@ pub enum VersionSupport {
 }
 
 #[derive(Debug)]
-pub struct ServerDescription {
-    /// The newest version that it supports in a session, else the version without.
-    pub version: ProtocolVersion,
-    pub info: Option<Payload>,
-    pub capabilities: Payload,
-    pub instructions: Option<Payload>,
-}
-
-impl ServerDescription {
-    pub(super) fn of(facts: &ServerFacts) -> Self {
-        Self {
-            version: facts.version,
-            info: facts.server_info.clone(),
-            capabilities: facts.capabilities.clone(),
-            instructions: facts.instructions.clone(),
-        }
-    }
-
-    pub(super) fn named(&self, key: &str) -> Option<String> {
-        Object::of(self.info.as_ref()?)?.get_string(key)
-    }
-}
-
-#[derive(Debug)]
 pub struct ProbedTools {
     pub all: Vec<Payload>,
     pub incomplete: Option<String>,
@@ -96,6 +74,10 @@ impl ProbedTools {
         let tool = self.all.iter().filter_map(Object::of).find(|tool| tool.get_string("name").as_deref() == Some(name));
         task_support(&tool?)
     }
+}
+
+fn named(server: &ServerFacts, key: &str) -> Option<String> {
+    Object::of(server.server_info.as_ref()?)?.get_string(key)
 }
 
 fn task_support(tool: &Object) -> Option<String> {
@@ -175,12 +157,6 @@ pub enum ProbeExit {
     Lost = 69,
 }
 
-impl ProbeExit {
-    pub const fn exit_code(self) -> u8 {
-        self as u8
-    }
-}
-
 impl ProbeReport {
     pub fn verdict(&self) -> ProbeExit {
         match &self.called {
@@ -204,7 +180,7 @@ impl ProbeReport {
             "transport": self.transport.key(),
             "versions": versions.collect::<Vec<_>>(),
             "version": self.server.version.as_str(),
-            "serverInfo": self.server.info.as_ref().map(value),
+            "serverInfo": self.server.server_info.as_ref().map(value),
             "capabilities": value(&self.server.capabilities),
             "instructions": self.server.instructions.as_ref().map(value),
             "tools": self.tools.all.iter().map(value).collect::<Vec<_>>(),
@@ -247,7 +223,7 @@ impl ProbeReport {
     fn write(&self, to: &mut String) -> std::fmt::Result {
         writeln!(to, "{}\n", printable(&self.target))?;
         writeln!(to, "transport     {}", self.transport.words())?;
-        let (name, version) = (self.server.named("name"), self.server.named("version"));
+        let (name, version) = (named(&self.server, "name"), named(&self.server, "version"));
         if let Some(name) = name {
             writeln!(to, "server        {} {}", printable(&name), printable(&version.unwrap_or_default()))?;
         }
@@ -338,7 +314,7 @@ fn value(payload: &Payload) -> Value {
 pub(super) fn toml_block(
     probe: &ProbeCommand,
     transport: ProbedTransport,
-    server: &ServerDescription,
+    server: &ServerFacts,
     tools: &ProbedTools,
 ) -> String {
     let name = name_of(&probe.target, server);
@@ -385,8 +361,8 @@ pub(super) fn shown_target(target: &ServerTarget) -> String {
 }
 
 /// A valid upstream name: the server's own, else one from its address.
-fn name_of(target: &ServerTarget, server: &ServerDescription) -> String {
-    let own = server.named("name").and_then(|name| fitting_name(name.rsplit('/').next().unwrap_or_default()));
+fn name_of(target: &ServerTarget, server: &ServerFacts) -> String {
+    let own = named(server, "name").and_then(|name| fitting_name(name.rsplit('/').next().unwrap_or_default()));
     own.unwrap_or_else(|| target.name())
 }
 
@@ -394,12 +370,13 @@ fn name_of(target: &ServerTarget, server: &ServerDescription) -> String {
 mod tests {
     use super::*;
 
-    fn server(name: &str) -> ServerDescription {
-        ServerDescription {
+    fn server(name: &str) -> ServerFacts {
+        ServerFacts {
             version: ProtocolVersion::V2025_11_25,
-            info: Some(Payload::of(&serde_json::json!({ "name": name }))),
+            server_info: Some(Payload::of(&serde_json::json!({ "name": name }))),
             capabilities: Payload::empty_object(),
             instructions: None,
+            has_session: true,
         }
     }
 

@@ -160,9 +160,6 @@ async fn f87_calls_outlive_a_full_disk_of_the_database() {
     site.tables.sql("DROP TRIGGER no_room ON tg_task");
     all_goes_on(&site).await;
     assert_eq!(site.completed().await, 2 * AT_EACH, "no outcome is lost");
-    for replica in &site.replicas {
-        assert!(!replica.keeper.said().contains("without a runner"), "{}", replica.keeper.said());
-    }
     assert_eq!(site.judge().await, 2 * AT_EACH);
 }
 

@@ -110,11 +110,11 @@ impl<'a> CallDialog<'a> {
             }
             (Ok(question), QuestionPolicy::Declined) => {
                 self.ui.note(&format!("the tool asks \"{}\"; declined, because of --no-input", question.message()));
-                question::UserAnswer::Decline
+                UserAnswer::Decline
             }
             (Err(why), _) => {
                 self.ui.note(&format!("this client cannot show the tool's question ({why}); declined"));
-                question::UserAnswer::Decline
+                UserAnswer::Decline
             }
         };
         self.declined |= !matches!(answer, UserAnswer::Accept(_));

@@ -275,7 +275,7 @@ fn at<E: Display>(path: &Path) -> impl Fn(E) -> String {
 }
 
 fn has_colours() -> bool {
-    console::has_colours(io::stdout().is_terminal(), std::env::var_os("NO_COLOR").as_deref())
+    console::has_colours(io::stdout().is_terminal(), env::var_os("NO_COLOR").as_deref())
 }
 
 fn difference(old: &str, new: &str, path: &Path, has_colours: bool) -> String {

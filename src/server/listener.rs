@@ -131,7 +131,7 @@ impl RunningListener {
                 }
             };
             // The remaining connections wait for a response.
-            let _ = tokio::time::timeout(LAST_REQUESTS_MAX, gone).await;
+            let _ = timeout(LAST_REQUESTS_MAX, gone).await;
         }
     }
 
@@ -155,7 +155,7 @@ impl RunningListener {
         }
         let aborted = self.connections();
         phases.abort.cancel();
-        if tokio::time::timeout(ABORT_GRACE, tracker.wait()).await.is_err() {
+        if timeout(ABORT_GRACE, tracker.wait()).await.is_err() {
             tracing::warn!(tasks = tracker.len(), "tasks of aborted connections are still running");
         }
         Drained { aborted }
@@ -293,7 +293,7 @@ impl Acceptor {
     async fn shed(&mut self) {
         self.spare = None;
         // Bounded by the pause: the connection that could not be accepted is still pending, or has left.
-        drop(tokio::time::timeout(ACCEPT_PAUSE, self.listener.accept()).await);
+        drop(timeout(ACCEPT_PAUSE, self.listener.accept()).await);
         self.spare = self.original.try_clone().ok();
     }
 }

@@ -69,12 +69,7 @@ fn each_mistake_is_told_with_its_line_and_unset_variables_are_no_second_one() {
             0o600,
             "main.toml:1: key `env_files`: is a string; write an array of strings, each a file such as \"taskgate.env\"",
         ),
-        (
-            "[\"a.env\"]",
-            "\ns3cret",
-            0o600,
-            "a.env:2: is not NAME=VALUE; write that, or a comment that begins with #",
-        ),
+        ("[\"a.env\"]", "\ns3cret", 0o600, "a.env:2: is not NAME=VALUE; write that, or a comment that begins with #"),
         (
             BOTH,
             "NAME=s3cret",

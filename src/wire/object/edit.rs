@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::{Member, Object, Payload};
+use super::{Object, Payload};
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 

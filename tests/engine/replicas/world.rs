@@ -8,8 +8,8 @@ use std::time::Duration;
 use taskgate::replica::commit_trust::fate;
 use taskgate::replica::fencing::{claimed, may_claim};
 use taskgate::replica::{
-    BootTime, CommitEnd, DeathClaim, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation, ReadVerdict,
-    ServerMark, SqlNotice, UnknownCommitCause, WriteFate, WriteVerdict,
+    BootTime, CommitEnd, DeathClaim, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation,
+    ReadVerdict, ServerMark, SqlNotice, UnknownCommitCause, WriteFate, WriteVerdict,
 };
 
 use super::judge::Judge;

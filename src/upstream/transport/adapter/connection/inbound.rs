@@ -15,8 +15,7 @@ use crate::upstream::outgoing::HandedOver;
 use crate::wire::envelope::MalformedMessage;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{
-    self, Message, MessageText, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope,
-    method,
+    self, Message, MessageText, Notification, Object, Payload, Request, RpcError, ScanLimits, envelope, method,
 };
 
 /// Larger dropped messages are logged.

@@ -56,15 +56,13 @@ pub enum PostgresOpenError {
     #[error("the schema {schema:?} has tables of another program; name another one as `store.schema`")]
     Foreign { schema: String },
     /// The other gateway may still end.
-    #[error("another gateway named {name:?} uses the database; give each `replica.name` to one")]
+    #[error("another gateway named {name:?} uses the database; give each gateway a different `replica.name`")]
     NameTaken { name: String },
-    #[error(
-        "the gateway {name:?} that uses the database seals with another key; all have the same seal.key in `store.path`"
-    )]
+    #[error("the gateway {name:?} that uses the database seals with another key; copy one seal.key to each `store.path`")]
     SealKeys { name: String },
     #[error(
         "the database is another one than before, or was restored from a backup: writes that it acknowledged since are lost. \
-         To go on with it write `accept_loss = \"{generation}\"` in [store]"
+         To continue with it, write `accept_loss = \"{generation}\"` in [store]"
     )]
     Lost { generation: String },
     #[error("the database refuses a statement that the store needs: {0}")]

@@ -173,7 +173,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_logged, true)) {
             tracing::warn!(
                 replica = one.row.name,
-                "a gateway with a different seal.key is silent; it is declared dead after a silent lease"
+                "a gateway with a different seal.key is silent; it is declared dead once its lease ends"
             );
         }
         for one in unlike {

@@ -308,7 +308,7 @@ impl WriterLink {
         let me = holder_column(state.holder);
         let made = transact(session, &[(&take, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
-            return Err(PostgresOpenError::unavailable("this gateway's row is gone from the database"));
+            return Err(PostgresOpenError::unavailable("the database has no row of this gateway"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
         session.trust.lock().lane_write_passed(session.server, made.sent);

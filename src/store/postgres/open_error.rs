@@ -58,7 +58,7 @@ pub enum PostgresOpenError {
     /// The other gateway may still end.
     #[error("another gateway named {name:?} uses the database; give each gateway a different `replica.name`")]
     NameTaken { name: String },
-    #[error("the gateway {name:?} that uses the database seals with another key; copy one seal.key to each `store.path`")]
+    #[error("the gateway {name:?} that uses the database seals with another key; copy one seal.key to each gateway")]
     SealKeys { name: String },
     #[error(
         "the database is another one than before, or was restored from a backup: writes that it acknowledged since are lost. \

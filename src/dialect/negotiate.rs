@@ -258,7 +258,6 @@ named_variants! {
 }
 
 impl LogLevel {
-    /// The level of a log message, by its params.
     pub fn of(params: Option<&Object>) -> Option<Self> {
         params?.get_string("level").as_deref().and_then(Self::parse)
     }

@@ -31,7 +31,6 @@ pub struct Served {
     pub channel: Arc<dyn OwnSessionChannel>,
     /// The server, only in the gateway's own sessions: used for tool lists.
     pub pool: Arc<dyn Upstream>,
-    /// The server, without sessions.
     pub stateless: Arc<dyn Upstream>,
     /// Whether the operator declares the server stateless: then it is never asked for a session.
     pub is_stateless: bool,

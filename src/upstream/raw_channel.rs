@@ -37,7 +37,6 @@ impl RawBody {
         Self(RawBodySource::Other(UnsyncBoxBody::new(body)))
     }
 
-    /// A complete body, perhaps an empty one.
     pub fn whole(text: Bytes) -> Self {
         AnswerBody::Whole(Some(text).filter(|text| !text.is_empty())).into()
     }

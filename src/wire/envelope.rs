@@ -18,7 +18,6 @@ pub use malformed::{MalformedMessage, asked_in, glimpse};
 /// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
 
-/// Most messages of a batch that are processed.
 pub const BATCH_MAX: usize = 100;
 /// Most messages of a batch that is forwarded or inspected. A longer one is not split.
 pub const BATCH_READ_MAX: usize = 1_000;

@@ -23,7 +23,6 @@ use crate::upstream::shared_lookups::SharedLookups;
 use crate::upstream::transport::http_client::AddressReach;
 use crate::wire::{Payload, ScanLimits, one_line};
 
-/// How often key sets are fetched in the background.
 const REFRESHED_EACH: Duration = Duration::from_secs(600);
 /// How often tokens with an unknown key cause a fetch, and how soon a failed fetch is repeated.
 const ASKED_EACH: Duration = Duration::from_secs(30);

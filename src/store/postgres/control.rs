@@ -52,7 +52,6 @@ pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsett
         SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
     GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
 
-/// The contents of a heartbeat, beside the time.
 #[derive(Clone, Debug)]
 pub(super) struct HeartbeatContent {
     pub(super) is_leaving: bool,

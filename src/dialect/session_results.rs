@@ -124,10 +124,7 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
     if knows.elicitation != ElicitationKinds::FormAndUrl {
         let has_forms = knows.elicitation == ElicitationKinds::Form
             && object.get_object("elicitation").is_some_and(|kinds| kinds.contains("form") || !kinds.contains("url"));
-        edit = match has_forms {
-            true => edit.set("elicitation", Payload::empty_object()),
-            false => edit.remove("elicitation"),
-        };
+        edit = if has_forms { edit.set("elicitation", Payload::empty_object()) } else { edit.remove("elicitation") };
     }
     if !knows.has_sampling_tools && object.contains("sampling") {
         edit = edit.set("sampling", Payload::empty_object());

@@ -277,10 +277,7 @@ impl SessionFace {
         };
         // Before the upstream ends its calls, and before queued messages reach it (B240).
         self.shared.open.in_flight.mark_unwanted(session.token.nonce, session.counted_as());
-        match session.is_bridged() {
-            true => bridge::delete(&self.shared, &session),
-            false => self.shared.end(&session).await,
-        }
+        if session.is_bridged() { bridge::delete(&self.shared, &session) } else { self.shared.end(&session).await }
     }
 
     pub(super) fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {

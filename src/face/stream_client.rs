@@ -192,7 +192,6 @@ struct StreamClientLoop {
     /// Whether a handshake message is in progress. Other messages of the session wait for it.
     is_in_handshake: bool,
     held: VecDeque<ParsedMessage>,
-    /// Ordered notifications, sent one after the other.
     notes: VecDeque<ParsedMessage>,
     is_noting: bool,
     noting: usize,
@@ -512,11 +511,13 @@ impl StreamClientLoop {
     }
 
     fn is_answered_but_for_subscriptions(&self) -> bool {
-        self.unanswered.iter().all(|request| request.kind == RequestKind::Subscription) && self.is_idle()
+        let is_over =
+            |request: &UnansweredRequest| request.kind == RequestKind::Subscription || request.withdrawn.is_cancelled();
+        self.unanswered.iter().all(is_over) && self.is_idle()
     }
 
     fn is_answered(&self) -> bool {
-        self.unanswered.is_empty() && self.is_idle()
+        self.unanswered.iter().all(|request| request.withdrawn.is_cancelled()) && self.is_idle()
     }
 
     fn is_idle(&self) -> bool {

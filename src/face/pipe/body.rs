@@ -67,6 +67,11 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
 
     fn record_activity(&mut self, _at: Instant) {}
 
+    /// Whether the client still waits, as far as is remembered.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
     fn fault_for_client(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
     }
@@ -178,8 +183,15 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
 
-    fn life_sign(&self) -> BodyPart {
-        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::life_sign)
+    fn life_sign(&mut self) -> BodyPart {
+        let is_wanted = !self.is_cancelled();
+        self.signs.as_ref().filter(|_| is_wanted).map_or_else(BodyPart::comment, LifeSigns::life_sign)
+    }
+
+    /// Ends the body of a call that its client has cancelled: it has no response (LEG-14, U90).
+    fn is_cancelled(&mut self) -> bool {
+        self.is_over |= self.call.take_if(|call| !call.is_wanted()).is_some();
+        self.is_over
     }
 
     fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {
@@ -223,7 +235,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if let Some(call) = &self.call {
             call.ended(fault);
         }
-        match self.call.take().filter(|_| self.is_between_events()) {
+        match self.call.take().filter(|call| call.is_wanted() && self.is_between_events()) {
             Some(call) => {
                 let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
@@ -317,7 +329,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let must_answer = self.call.as_ref().is_some_and(|call| !call.may_end_unanswered());
         let is_open = must_answer && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
-        if is_open && !self.can_be_taken_up() {
+        if is_open && !self.is_cancelled() && !self.can_be_taken_up() {
             return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
         }
         self.rest();

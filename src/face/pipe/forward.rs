@@ -203,6 +203,10 @@ impl<E: PipeEra> AnsweredRequest for PipedCall<E> {
         E::IS_RESUMABLE
     }
 
+    fn is_wanted(&self) -> bool {
+        self.era.is_wanted()
+    }
+
     fn record_activity(&mut self, at: Instant) {
         self.permit.iter_mut().for_each(|held| held.record_activity(at));
     }

@@ -253,10 +253,7 @@ impl BridgedCall {
 
     async fn run(&mut self, spec: CallSpec) {
         // The call may have been cancelled while its target was determined.
-        let ending = match self.entered.cancelled().is_cancelled() {
-            true => None,
-            false => self.follow(spec).await,
-        };
+        let ending = if self.entered.cancelled().is_cancelled() { None } else { self.follow(spec).await };
         let histogram =
             if self.tool.is_some() { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
         histogram.record(self.began.elapsed());

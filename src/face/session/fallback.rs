@@ -84,10 +84,7 @@ impl SessionFaceState {
         let Some(fallback) = self.fallback.as_ref().filter(|it| !it.service.has_complete_list()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
-        let catalog = match session.is_bridged() {
-            true => &fallback.bridged,
-            false => self.task_tools.catalog(),
-        };
+        let catalog = if session.is_bridged() { &fallback.bridged } else { self.task_tools.catalog() };
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
             && let Some(list) = Object::of(list.result())
         {

@@ -147,6 +147,7 @@ impl SessionFaceState {
         let status = self.own.end(&session.own).await.unwrap_or(StatusCode::OK);
         if status == StatusCode::METHOD_NOT_ALLOWED && !is_replaced {
             self.sessions.goes_on(session.token.nonce);
+            self.open.in_flight.goes_on(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
         // An endpoint may meanwhile have opened another session under this nonce: it continues.

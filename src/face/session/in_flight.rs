@@ -141,6 +141,11 @@ impl InFlight {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
+    /// Unmarks a session that its server did not end.
+    pub(super) fn goes_on(&self, nonce: u128) {
+        self.unwanted.remove(nonce);
+    }
+
     /// Whether the client waits for a request that arrived at `since`. An earlier cancellation was for another one with the id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);

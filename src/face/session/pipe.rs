@@ -330,7 +330,11 @@ impl PipeForward {
             return Ok(unanswered(accepted));
         }
         let delivering = era.shared.own.deliver(&era.session.own, RawMethod::Post(text), || era.is_wanted());
-        let response = match in_time(&call, pin!(delivering), timeouts.first_byte, deadline).await? {
+        let delivered = in_time(&call, pin!(delivering), timeouts.first_byte, deadline).await;
+        if delivered.is_err() && !era.is_wanted() {
+            return Ok(unanswered(accepted));
+        }
+        let response = match delivered? {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error, .. } => {
                 era.shared.end_if_over(&era.session);

@@ -433,10 +433,7 @@ impl SessionFaceState {
 
     /// Leaves out the parts of a tree that the owner may not see. Skipped where trees are not exposed.
     async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        match self.tasks.drafts.has(Draft::Sep2268) {
-            true => self.served.engine.as_seen(task).await,
-            false => Ok(task),
-        }
+        if self.tasks.drafts.has(Draft::Sep2268) { self.served.engine.as_seen(task).await } else { Ok(task) }
     }
 
     async fn cancel(&self, caller: &Caller, id: TaskId) -> Result<Payload, TaskMethodError> {

@@ -27,7 +27,6 @@ pub(super) struct StreamClientSession {
     with: HeaderMap,
 }
 
-/// The state that all work for one client shares.
 pub(super) struct ClientLink {
     client: StreamClient,
     outgoing: mpsc::Sender<Bytes>,

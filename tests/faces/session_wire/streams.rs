@@ -339,6 +339,22 @@ async fn u90_a_call_whose_stream_was_closed_on_purpose_gives_up_its_place_when_i
     assert_eq!(told.len(), 2, "{told:?}");
 }
 
+/// LEG-14: a server sends no response then, and may end the stream.
+#[tokio::test]
+async fn leg_14_a_cancelled_call_whose_stream_its_server_ends_has_no_response() {
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n");
+    let reply = client.post(call(1)).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+    assert_eq!(client.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
+    drop(events);
+    let text = reply.text().await;
+    assert!(!text.contains("\"id\":1"), "{text}");
+}
+
 #[tokio::test]
 async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
     let server = ScriptedServer::start(|seen| {

@@ -119,6 +119,21 @@ async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
     assert_eq!(again.message().await["result"]["n"], 4);
 }
 
+/// LEG-14: its server owes it no response.
+#[tokio::test]
+async fn a_stream_that_is_to_end_does_not_wait_for_a_cancelled_call() {
+    let (server, _word) = holding().await;
+    let mut gate = Gate::before(server).await;
+    let mut stream = gate.client("2024-11-05").await;
+    stream.call(1, "held", json!({})).await;
+    gate.server.world.first(SeenRequest::is_call).await;
+    stream.note("notifications/cancelled", json!({ "requestId": 1 })).await;
+    gate.server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    gate.config.upstreams[0].service.result_bytes_max += 1;
+    gate.gateway.reload(gate.config.clone()).unwrap();
+    assert_eq!(stream.text().await, None);
+}
+
 /// Pieces of 64 KiB without end, each counted as it is taken.
 fn flood(seen: &SeenRequest, taken: &Arc<AtomicUsize>) -> ScriptedReply {
     let params = json!({ "level": "info", "data": "x".repeat(64 << 10) });

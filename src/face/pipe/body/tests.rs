@@ -13,11 +13,18 @@ use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
 
-struct TestRequest(RequestId);
+struct TestRequest {
+    id: RequestId,
+    is_wanted: bool,
+}
 
 impl AnsweredRequest for TestRequest {
     fn id(&self) -> &RequestId {
-        &self.0
+        &self.id
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.is_wanted
     }
 
     fn ended(&self, _: &GatewayFault) {}
@@ -44,7 +51,7 @@ async fn received(parts: &'static [&'static str], interval: Duration) -> String 
         if memmem::find(&event.data, b"result").is_some() { vec![event.data.clone()] } else { Vec::new() }
     });
     let pace = PipeTimeouts { idle: Some(Duration::from_secs(120)), deadline: None };
-    let request = TestRequest(RequestId::number(1));
+    let request = TestRequest { id: RequestId::number(1), is_wanted: true };
     let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(request));
     let mut text = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -85,7 +92,8 @@ async fn flooded(part: &'static str, is_left_out: bool, wants_progress: bool) ->
     let pace = PipeTimeouts { idle: None, deadline: Some(begun + Duration::from_secs(100)) };
     let id = RequestId::number(1);
     let signs = wants_progress.then(|| LifeSigns::new(id.clone(), Payload::of("t")));
-    let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(TestRequest(id))).with_signs(signs);
+    let request = TestRequest { id, is_wanted: true };
+    let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(request)).with_signs(signs);
     let (mut signs, mut last) = (0, String::new());
     while let Some(frame) = body.frame().await {
         let part = frame.unwrap().into_data().unwrap();
@@ -105,5 +113,21 @@ async fn gw_26_a_flood_of_messages_hides_no_life_sign_and_no_deadline() {
         let (signs, last) = flooded(LOG, is_left_out, wants_progress).await;
         assert_eq!(signs, expected, "left out: {is_left_out}, progress: {wants_progress}");
         assert!(last.contains("deadline_exceeded"), "{last}");
+    }
+}
+
+/// U90, LEG-14: its server may be silent, or end the stream.
+#[tokio::test(start_paused = true)]
+async fn u90_the_stream_of_a_cancelled_call_ends_with_the_next_life_sign_and_has_no_response() {
+    type Item = Result<Frame<BodyPart>, io::Error>;
+
+    let silent = RawBody::new(StreamBody::new(stream::pending::<Item>()));
+    let ended = RawBody::new(StreamBody::new(stream::empty::<Item>()));
+    for (source, expected, seconds) in [(silent, ":\n\n", 15), (ended, "", 0)] {
+        let begun = Instant::now();
+        let request = TestRequest { id: RequestId::number(1), is_wanted: false };
+        let body = PipeBody::new(source, BodyForm::Events, PipeTimeouts::default(), Some(request));
+        assert_eq!(body.collect().await.unwrap().to_bytes(), expected);
+        assert_eq!(begun.elapsed().as_secs(), seconds);
     }
 }

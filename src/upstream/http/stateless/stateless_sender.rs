@@ -343,10 +343,7 @@ impl StatelessSender {
         if let Some(level) = &self.log_level {
             meta = meta.set(LOG_LEVEL, Payload::of(&**level));
         }
-        meta = match draft.progress {
-            true => meta.set(PROGRESS_TOKEN, id.payload()),
-            false => meta.remove(PROGRESS_TOKEN),
-        };
+        meta = if draft.progress { meta.set(PROGRESS_TOKEN, id.payload()) } else { meta.remove(PROGRESS_TOKEN) };
         let meta = meta.finish();
         let params = own.unwrap_or_else(empty).edit().set(META, meta).finish();
         Object::of(&params).unwrap_or_else(empty)

@@ -38,10 +38,7 @@ impl Eq for DedicatedProcessRules {}
 
 impl DedicatedProcessRules {
     pub fn new(rules: Vec<(WildMatch, bool)>, names: ToolNames) -> Self {
-        match rules.iter().any(|(_, is_dedicated)| *is_dedicated) {
-            true => Self { rules, names },
-            false => Self::default(),
-        }
+        if rules.iter().any(|(_, is_dedicated)| *is_dedicated) { Self { rules, names } } else { Self::default() }
     }
 
     /// Not for a call that the server makes a task: the task outlives the response, and would end with its process.

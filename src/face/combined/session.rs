@@ -306,6 +306,7 @@ impl CombinedUpstreams {
         }
         let (only, text) = match messages::progress(&notification) {
             Some((upstream, text)) => (Some(upstream), text),
+            None if notification.method == method::PROGRESS => return accepted(),
             None => (None, body.clone()),
         };
         self.tell(client, only.as_deref(), &text).await

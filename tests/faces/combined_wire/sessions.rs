@@ -245,15 +245,19 @@ async fn what_names_nothing_goes_to_all_that_are_open() {
     assert_eq!(client.post(request(9, "odd/method", &json!({}))).await.verdict().await, "200 -32601 id 9");
 }
 
+/// B248: progress, too.
 #[tokio::test]
 async fn b248_an_answer_without_the_name_of_a_server_reaches_none() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let client = gate.client().await;
     let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"roots":[]}}"#;
-    assert_eq!(client.post(answer).await.status, StatusCode::ACCEPTED);
+    let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1}}"#;
+    for message in [answer, progress] {
+        assert_eq!(client.post(message).await.status, StatusCode::ACCEPTED);
+    }
     for server in [&one, &two] {
-        let told = server.world.all(|seen| seen.body.get("result").is_some());
+        let told = server.world.all(|seen| seen.body.get("result").is_some() || seen.rpc() == "notifications/progress");
         assert!(told.is_empty(), "{told:?}");
     }
 }

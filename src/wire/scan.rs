@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::meta::CLIENT_CAPABILITIES;
 use lexeme::is_whitespace;
 pub(in crate::wire) use lexeme::{
-    StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, rest_end, string_end,
+    StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -177,7 +177,7 @@ pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
         if text.get(key_start) != Some(&b'"') {
             return Some(members);
         }
-        let key_end = string_end(text, key_start);
+        let key_end = string_end(text, key_start + 1);
         let key = key_start + 1..key_end - 1;
         let start = skip_whitespace(text, skip_whitespace(text, key_end) + 1);
         let end = value_end(text, start);
@@ -210,7 +210,7 @@ pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
     let mut depth = 0_usize;
     loop {
         match text.get(at) {
-            Some(b'"') => at = string_end(text, at),
+            Some(b'"') => at = string_end(text, at + 1),
             Some(b'{' | b'[') => {
                 depth += 1;
                 at += 1;

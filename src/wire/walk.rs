@@ -50,7 +50,7 @@ impl<'t> ValueWalk<'t> {
     pub fn member(&mut self) -> Option<WalkedKey<'t>> {
         let separator = self.next_separator()?;
         let bytes = self.text.as_bytes();
-        let quoted = self.at..scan::string_end(bytes, self.at);
+        let quoted = self.at..scan::string_end(bytes, self.at + 1);
         let colon = scan::skip_whitespace(bytes, quoted.end);
         self.at = scan::skip_whitespace(bytes, colon + 1);
         let name = scan::decode_string(&bytes[quoted]).unwrap_or_default();

@@ -302,7 +302,7 @@ impl MessageClassifier {
 
     /// Skips the rest of a string in which nothing decides.
     fn skip_string<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
-        let end = scan::rest_end(bytes, 0);
+        let end = scan::string_end(bytes, 0);
         self.string = (end > bytes.len()).then_some(StringRole::Other);
         // It continues in the next piece, perhaps with the second byte of an escape.
         self.after_backslash = end > bytes.len() + 1;

@@ -77,14 +77,9 @@ fn rest_of_string(text: &[u8], mut at: usize) -> Result<Quoted, usize> {
     }
 }
 
-/// The end of a string in scanned text; `at` is its opening quotation mark.
-pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
-    rest_end(text, at + 1)
-}
-
-/// As [`string_end`], from `start` on inside the string. Past the near bytes only quotation marks are searched for: the
-/// backslashes before one tell whether it is escaped.
-pub(in crate::wire) fn rest_end(text: &[u8], start: usize) -> usize {
+/// The end of a string in scanned text, of which `start` is inside. Past the near bytes only quotation marks are searched
+/// for: the backslashes before one tell whether it is escaped.
+pub(in crate::wire) fn string_end(text: &[u8], start: usize) -> usize {
     let rest = text.get(start..).unwrap_or_default();
     let mut at = stop_near::<false>(&rest[..rest.len().min(NEAR)]);
     if rest.get(at) == Some(&b'"') {

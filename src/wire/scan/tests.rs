@@ -39,8 +39,8 @@ fn a_string_ends_at_the_first_quotation_mark_that_is_not_escaped_near_and_far() 
         let inside = ["a".repeat(length), "\\".repeat(backslashes)].concat();
         let escaped = backslashes % 2;
         let end = inside.len() + 2 + 2 * escaped;
-        assert_eq!(string_end(format!(r#""{inside}"b"]"#).as_bytes(), 0), end, "{inside}");
-        assert_eq!(string_end(format!(r#""{inside}"#).as_bytes(), 0), inside.len() + 2 + escaped, "no end: {inside}");
+        assert_eq!(string_end(format!(r#""{inside}"b"]"#).as_bytes(), 1), end, "{inside}");
+        assert_eq!(string_end(format!(r#""{inside}"#).as_bytes(), 1), inside.len() + 2 + escaped, "no end: {inside}");
     }
 }
 

@@ -70,10 +70,9 @@ impl Engine {
         };
         let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
         let clients = AttachedClients::new(sender);
-        let mut runner = Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&panic_target));
+        let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&panic_target)));
         runner.call.list(in_progress);
         runner.audited = audited;
-        let runner = Box::new(runner);
         spawn(self, span, panic_target, runner.run());
         stream
     }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::task::coop::unconstrained;
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned};
 
+use crate::connection_timer::poll_until;
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::Silence;
@@ -103,7 +104,6 @@ pub(in crate::face) struct PipeBody<C> {
     last_frame: Instant,
     /// The time since the client's last sign of life.
     silence: Silence,
-    /// Created at the first wait: most responses are complete at once.
     timer: Option<Pin<Box<Sleep>>>,
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// `None` for a client's own stream.
@@ -160,6 +160,16 @@ impl<C: AnsweredRequest> PipeBody<C> {
         // Never fires, and is near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
         [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
+    }
+
+    /// For a body that no client's HTTP/1.1 connection polls.
+    fn poll_timer(&mut self, next: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
+        if timer.is_elapsed() {
+            timer.as_mut().reset(next);
+        }
+        // Not within the task's budget: a source that uses all of it would outlive the time limits.
+        pin!(unconstrained(timer.as_mut())).poll(cx)
     }
 
     fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
@@ -450,21 +460,14 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
         }
         loop {
             let next = this.next_time();
-            let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
-            // Not within the task's budget: a source that uses all of it would outlive the time limits.
-            if pin!(unconstrained(timer.as_mut())).poll(cx).is_pending() {
+            if poll_until(next, cx).unwrap_or_else(|| this.poll_timer(next, cx)).is_pending() {
                 return Poll::Pending;
             }
-            if this.is_done(cx) {
-                this.is_over = true;
-                return Poll::Ready(None);
+            if let ended @ Poll::Ready(_) = this.poll_end(cx) {
+                return ended;
             }
             if let Some(frame) = this.timed() {
                 return Poll::Ready(Some(frame));
-            }
-            let next = this.next_time();
-            if let Some(timer) = &mut this.timer {
-                timer.as_mut().reset(next);
             }
         }
     }

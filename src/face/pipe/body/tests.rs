@@ -7,6 +7,7 @@ use memchr::memmem;
 use tokio::time::{advance, sleep};
 
 use super::*;
+use crate::connection_timer::ConnectionTimer;
 use crate::upstream::body::edited_events;
 use crate::wire::Payload;
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -40,7 +41,7 @@ impl AnsweredRequest for TestRequest {
     }
 }
 
-/// The text that a client gets of a response whose parts come at an interval.
+/// The text that a client gets over HTTP/1.1 of a response whose parts come at an interval.
 async fn received(parts: &'static [&'static str], interval: Duration) -> String {
     let frames = stream::iter(parts).then(move |part| async move {
         sleep(interval).await;
@@ -53,8 +54,9 @@ async fn received(parts: &'static [&'static str], interval: Duration) -> String 
     let pace = PipeTimeouts { idle: Some(Duration::from_secs(120)), deadline: None };
     let request = TestRequest { id: RequestId::number(1), is_wanted: true };
     let mut body = PipeBody::new(source, BodyForm::Events, pace, Some(request));
-    let mut text = Vec::new();
-    while let Some(frame) = body.frame().await {
+    let (mut text, mut timer) = (Vec::new(), ConnectionTimer::default());
+    let mut next = |context: &mut Context<'_>| timer.poll(context, |context| Pin::new(&mut body).poll_frame(context));
+    while let Some(frame) = poll_fn(&mut next).await {
         let part = frame.unwrap().into_data().unwrap();
         assert!(!part.is_empty(), "a client gets no empty part");
         text.extend_from_slice(&part.into_bytes());

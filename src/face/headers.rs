@@ -22,10 +22,9 @@ pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
     let (first, second) = (values.next(), values.next());
     match (first, second) {
         (None, _) => Ok(None),
-        (Some(value), None) => value
-            .to_str()
-            .map(|text| Some(text.trim_matches([' ', '\t'])))
-            .map_err(|_| complaint(name, "is not plain text")),
+        (Some(value), None) => {
+            value.to_str().map(|text| Some(text.trim_ascii())).map_err(|_| complaint(name, "is not plain text"))
+        }
         (Some(_), Some(_)) => Err(complaint(name, "is present more than once")),
     }
 }

@@ -72,7 +72,7 @@ pub enum Promotable {
 }
 
 struct EngineCallMessages<D> {
-    view: CallView<D>,
+    view: Box<CallView<D>>,
     call: CallStream,
     next: Option<CallMessage>,
 }
@@ -103,7 +103,7 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
 
 impl<D: FaceDialect + 'static> CallView<D> {
     /// Dropping the response or this future means that the client disconnected.
-    pub async fn respond(mut self, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
+    pub async fn respond(mut self: Box<Self>, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
         let mut next = first.and_then(|first| self.show(Some(first)));
         while self.promotable == Promotable::Yes && next.is_none() {
             next = self.show(call.next().await);

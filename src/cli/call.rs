@@ -124,12 +124,6 @@ pub enum CallExit {
     Unwritten = 70,
 }
 
-impl CallExit {
-    pub const fn exit_code(self) -> u8 {
-        self as u8
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Flavour {
     /// The tasks extension of 2026-07-28.

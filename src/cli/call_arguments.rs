@@ -107,7 +107,7 @@ pub(super) async fn run(arguments: CallArguments) -> ExitCode {
     match read() {
         Ok((server, call)) => {
             let verdict = flavour::run(&server, &call, &mut Terminal::new(), &mut interrupts()).await;
-            ExitCode::from(verdict.exit_code())
+            ExitCode::from(verdict as u8)
         }
         Err(why) => super::refuse(why),
     }

@@ -90,7 +90,7 @@ pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode 
         },
         Err(lost) => Err(lost),
     };
-    ExitCode::from(dialog.ended(ended).exit_code())
+    ExitCode::from(dialog.ended(ended) as u8)
 }
 
 /// The entries; `None` if the server lacks the capability; the inner result is the server's error.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
 use super::printable::{aligned_lines, in_short, printable, printable_json};
+use crate::face::operators::OperatorReplica;
 
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
@@ -26,17 +27,6 @@ pub(super) enum ReplicasCommand {
         /// Its `replica.name`.
         name: String,
     },
-}
-
-#[derive(Debug, Deserialize)]
-struct ReplicaEntry {
-    name: String,
-    incarnation: u64,
-    state: String,
-    address: Option<String>,
-    version: String,
-    heartbeat_age_seconds: Option<f64>,
-    record_format: u32,
 }
 
 pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<AdminOutput, AdminRequestError> {
@@ -60,7 +50,7 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
             if *json {
                 return Ok(AdminOutput::Done(printable_json(answer.replicas.get()) + "\n"));
             }
-            let replicas: Vec<ReplicaEntry> = read(answer.replicas.get().as_bytes())?;
+            let replicas: Vec<OperatorReplica> = read(answer.replicas.get().as_bytes())?;
             Ok(AdminOutput::Done(lines(&replicas)))
         }
         ReplicasCommand::Forget { name } => {
@@ -75,10 +65,10 @@ pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<
     }
 }
 
-fn lines(replicas: &[ReplicaEntry]) -> String {
+fn lines(replicas: &[OperatorReplica]) -> String {
     let head =
         ["NAME", "INCARNATION", "STATE", "HEARTBEAT", "ADDRESS", "VERSION", "RECORDS"].map(str::to_owned).to_vec();
-    let row = |one: &ReplicaEntry| {
+    let row = |one: &OperatorReplica| {
         let age = one.heartbeat_age_seconds.and_then(|age| Duration::try_from_secs_f64(age).ok());
         vec![
             printable(&one.name).into_owned(),
@@ -100,10 +90,10 @@ mod tests {
 
     #[test]
     fn replicas_stand_in_columns_and_no_name_is_obeyed() {
-        let one = |name: &str, address: Option<&str>, age| ReplicaEntry {
+        let one = |name: &str, address: Option<&str>, age| OperatorReplica {
             name: name.to_owned(),
             incarnation: 12,
-            state: "this one".to_owned(),
+            state: "this one".into(),
             address: address.map(str::to_owned),
             version: "0.1.0".to_owned(),
             heartbeat_age_seconds: age,

@@ -128,7 +128,7 @@ pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
             Err(why) => Err(why),
         },
     };
-    ended.map_or_else(super::refuse, |verdict| ExitCode::from(verdict.exit_code()))
+    ended.map_or_else(super::refuse, |verdict| ExitCode::from(verdict as u8))
 }
 
 fn listable(server: ServerArguments, flavour: Option<Flavour>) -> Result<ServerAddress, String> {

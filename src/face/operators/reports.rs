@@ -1,10 +1,11 @@
 //! Defines an operator's view of tasks, replicas and held calls.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::dialect::faults::gateway_error;
@@ -154,13 +155,13 @@ pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OperatorReplica {
     pub name: String,
     /// The incarnation's number, which is never reused.
     pub incarnation: u64,
     /// `this one`, `living`, `leaving` or `dead`.
-    pub state: &'static str,
+    pub state: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub version: String,
@@ -196,7 +197,7 @@ impl OperatorReplica {
         Self {
             name: row.name.clone(),
             incarnation: row.incarnation.0,
-            state,
+            state: state.into(),
             address: row.address.clone(),
             version: one.version.clone(),
             heartbeat_age_seconds: since.map(|since| tenths(now.since(since).as_secs_f64())),

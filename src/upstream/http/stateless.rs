@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use self::input_requests::InputRequests;
 use self::listen::ListenSources;
-use self::stateless_call::{GivenAnswer, RepeatableRequest, StatelessCall, UpstreamTaskCell};
+use self::stateless_call::{GivenAnswer, StatelessCall, UpstreamTaskCell};
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
 use super::exchange::{CallFuture, DrivenCall};
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -216,7 +216,7 @@ impl StatelessExchange {
     /// Sends a request and returns once a connection has taken it. On an error nothing was sent.
     async fn begin(line: StatelessSender, request: UpstreamRequest, context: &CallContext) -> Result<Self, BeginError> {
         let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
-        let request = RepeatableRequest { method: request.method, params: request.params, progress: context.progress };
+        let request = DraftRequest { method: request.method, params: request.params, progress: context.progress };
         let taken = Arc::clone(&context.handed_over);
         let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
         exchange.driven.hand_over(&context.handed_over).await?;

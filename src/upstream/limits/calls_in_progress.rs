@@ -45,22 +45,8 @@ pub struct HeldCallEntry {
 
 #[derive(Debug)]
 struct CallRecord {
-    tool: Arc<str>,
-    owner: Principal,
-    began: Instant,
-    last_sign: Option<Instant>,
+    call: HeldCallEntry,
     is_held: bool,
-}
-
-impl CallRecord {
-    fn entry(&self) -> Option<HeldCallEntry> {
-        self.is_held.then(|| HeldCallEntry {
-            tool: Arc::clone(&self.tool),
-            owner: self.owner.clone(),
-            began: self.began,
-            last_sign: self.last_sign,
-        })
-    }
 }
 
 #[derive(Debug)]
@@ -101,13 +87,15 @@ impl CallsInProgress {
     }
 
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
-        self.records.lock().calls.iter().filter_map(|(_, record)| record.entry()).collect()
+        let records = self.records.lock();
+        let held = records.calls.iter().filter(|(_, record)| record.is_held);
+        held.map(|(_, record)| record.call.clone()).collect()
     }
 
     /// The time since the upstream's last message about any call, or since the oldest call in progress began.
     pub(super) fn silence(&self) -> Option<Duration> {
         let records = self.records.lock();
-        let calls = || records.calls.iter().map(|(_, call)| call);
+        let calls = || records.calls.iter().map(|(_, record)| &record.call);
         let began = calls().map(|call| call.began).min()?;
         let signs = calls().map(|call| call.last_sign).chain([records.last_sign]).flatten();
         Some(signs.fold(began, Instant::max).elapsed())
@@ -139,7 +127,7 @@ impl CallInProgress {
         let (prospect, all) = (CallProspect::Held, &shared.in_progress);
         let began = Instant::now();
         let last_sign = all.millis(began).wrapping_sub(SIGN_STEP);
-        let record = CallRecord { tool, owner, began, last_sign: None, is_held: true };
+        let record = CallRecord { call: HeldCallEntry { tool, owner, began, last_sign: None }, is_held: true };
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
         let index = all.records.lock().calls.insert(record);
         Self { shared, prospect, index, last_sign }
@@ -150,7 +138,7 @@ impl CallInProgress {
         let now = self.shared.in_progress.millis(at);
         if now.wrapping_sub(self.last_sign) >= SIGN_STEP {
             self.last_sign = now;
-            self.with_record(|record| record.last_sign = Some(at));
+            self.with_record(|record| record.call.last_sign = Some(at));
         }
     }
 
@@ -187,6 +175,6 @@ impl Drop for CallInProgress {
         all.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
         let mut records = all.records.lock();
         let ended = records.calls.remove(self.index);
-        records.last_sign = records.last_sign.max(ended.last_sign);
+        records.last_sign = records.last_sign.max(ended.call.last_sign);
     }
 }

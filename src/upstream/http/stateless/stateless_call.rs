@@ -55,15 +55,15 @@ pub(super) struct StatelessCall {
 }
 
 impl StatelessCall {
-    pub(super) async fn run(mut self, request: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
+    pub(super) async fn run(mut self, request: DraftRequest, handed_over: HandedOver) -> ExchangeEvent {
         match self.rounds(request, &handed_over).await {
             Ok(result) => ExchangeEvent::Returned(result),
             Err(end) => end,
         }
     }
 
-    async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
-        let mut draft = DraftRequest::new(&request.method, request.params.clone()).with_progress(request.progress);
+    async fn rounds(&mut self, request: DraftRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
+        let mut draft = request.clone();
         let (mut unseen, mut is_begun) = (UnseenRounds(0), false);
         loop {
             let answered = self.line.call(&draft, Some(&self.events), handed_over).await;
@@ -102,7 +102,7 @@ impl StatelessCall {
                     None
                 }
             };
-            draft = request.again(responses, round.state);
+            draft.params = peer::repeated(request.params.as_ref(), responses, round.state);
         }
     }
 
@@ -158,20 +158,6 @@ impl UnseenRounds {
         tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(self.0)).await;
         self.0 += 1;
         Ok(())
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct RepeatableRequest {
-    pub(super) method: Arc<str>,
-    pub(super) params: Option<Payload>,
-    pub(super) progress: bool,
-}
-
-impl RepeatableRequest {
-    fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
-        let params = peer::repeated(self.params.as_ref(), responses, state);
-        DraftRequest::new(&self.method, params).with_progress(self.progress)
     }
 }
 

@@ -111,10 +111,10 @@ impl From<RequestFailure> for ExchangeEvent {
 
 #[derive(Clone, Debug)]
 pub(super) struct DraftRequest {
-    method: Arc<str>,
-    params: Option<Payload>,
+    pub(super) method: Arc<str>,
+    pub(super) params: Option<Payload>,
     /// Whether progress is requested: only if it has a recipient.
-    progress: bool,
+    pub(super) progress: bool,
 }
 
 impl DraftRequest {
@@ -131,11 +131,6 @@ impl DraftRequest {
         let answers =
             || self.params.as_ref().and_then(Object::of).is_some_and(|params| params.contains("inputResponses"));
         matches!(&*self.method, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL) || answers()
-    }
-
-    pub(super) const fn with_progress(mut self, progress: bool) -> Self {
-        self.progress = progress;
-        self
     }
 }
 

@@ -59,7 +59,7 @@ pub struct Findings {
     pub warnings: Vec<(KeyPlace, String)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConfigLocation {
     pub(super) line: usize,
     /// The full path of the key, as in `upstreams.reports.tasks.grace`.
@@ -91,7 +91,7 @@ impl ConfigLocation {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct MistakeCollector {
     file: Arc<str>,
     has_lines: bool,
@@ -105,15 +105,7 @@ pub(super) struct MistakeCollector {
 
 impl MistakeCollector {
     pub(super) fn new(file: &str) -> Self {
-        Self {
-            file: Arc::from(file),
-            has_lines: true,
-            mistakes: Vec::new(),
-            blamed: BTreeSet::new(),
-            warnings: Vec::new(),
-            unset: Vec::new(),
-            expects_unset: false,
-        }
+        Self { file: Arc::from(file), has_lines: true, ..Self::default() }
     }
 
     pub(super) fn without_lines(name: &str) -> Self {

@@ -63,7 +63,7 @@ pub(super) struct RawConfig {
     pub(super) endpoints: Vec<RawEndpoint>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RawUpstream {
     pub(super) name: String,
     pub(super) location: ConfigLocation,
@@ -277,20 +277,7 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
 impl RawUpstream {
     /// An upstream with only a name.
     pub(super) fn unreached(name: &str, location: ConfigLocation) -> Self {
-        Self {
-            name: name.to_owned(),
-            location,
-            own: RawUpstreamValues::default(),
-            url: RawUrlValues::default(),
-            program: RawProgramValues::default(),
-            auth: None,
-            issued: None,
-            tls: RawUpstreamTls::default(),
-            tls_location: None,
-            rules: RawRules::default(),
-            drafts: RawDrafts::default(),
-            tools: Vec::new(),
-        }
+        Self { name: name.to_owned(), location, ..Self::default() }
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere. Holds at most one event of
 /// `event_bytes_max` bytes; data, name, id and the current line count. Tracks event boundaries even after a large one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SseDecoder {
     event_bytes_max: usize,
     partial: Vec<u8>,
@@ -40,18 +40,7 @@ struct PartialEvent {
 
 impl SseDecoder {
     pub fn new(event_bytes_max: usize) -> Self {
-        Self {
-            event_bytes_max,
-            partial: Vec::new(),
-            after_return: false,
-            at_first_line: true,
-            last_id: None,
-            block: PartialEvent::default(),
-            failed: false,
-            in_line: false,
-            in_event: false,
-            gave_ids: false,
-        }
+        Self { event_bytes_max, at_first_line: true, ..Self::default() }
     }
 
     /// A decoder that decodes nothing, and only tracks event boundaries.

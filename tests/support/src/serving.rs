@@ -103,6 +103,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         random: || 7,
         scope: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
+        ending: CancellationToken::new(),
     }
 }
 

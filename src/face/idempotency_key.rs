@@ -114,13 +114,11 @@ fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestEr
         (Some(_), Some(_)) => return Err(wrong("is present more than once")),
     };
     let member = params.get_object(META).and_then(|meta| meta.get(IDEMPOTENCY_KEY));
-    let member = match member {
-        Some(member) => {
-            let text = member.read::<Cow<'_, str>>().map_err(|_| wrong("must be a string"))?;
-            Some(check(text.as_bytes())?)
-        }
-        None => None,
+    let read = |member: Payload| {
+        let text = member.read::<Cow<'_, str>>().map_err(|_| wrong("must be a string"))?;
+        check(text.as_bytes())
     };
+    let member = member.map(read).transpose()?;
     match (field, member) {
         (Some(field), Some(member)) if field != member => Err(wrong("differs between the header and _meta")),
         (field, member) => Ok(field.or(member)),

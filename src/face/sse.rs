@@ -66,11 +66,7 @@ pub struct SseEndpoint {
     endpoint: Arc<dyn Endpoint>,
 }
 
-impl fmt::Debug for SseEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.sse.fmt(f)
-    }
-}
+debug_members!(SseEndpoint, |endpoint| sse: endpoint.sse);
 
 impl SseEndpoint {
     pub const fn new(sse: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {

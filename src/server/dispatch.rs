@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::fmt;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -94,12 +93,7 @@ impl Routes {
     }
 }
 
-impl fmt::Debug for Routes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let below = self.below.iter().map(|(prefix, _)| prefix.as_str());
-        f.debug_set().entries(self.exact.keys().map(|path| &**path).chain(below)).finish()
-    }
-}
+debug_members!(Routes, |routes| paths: routes.exact.len());
 
 /// An endpoint, as a request's path leads to it.
 #[derive(Clone, Copy)]

@@ -14,7 +14,6 @@ mod remembered;
 pub mod seen_proofs;
 pub mod settings;
 
-use std::fmt;
 use std::mem::size_of;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -152,11 +151,7 @@ impl TokenLookup {
     }
 }
 
-impl fmt::Debug for TokenVerifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.issuers.iter().map(|one| &one.settings.issuer)).finish()
-    }
-}
+debug_members!(TokenVerifier, |verifier| issuers: verifier.0.issuers.len());
 
 impl TokenVerifier {
     /// Fetches nothing: see [`TokenVerifier::refresh`].

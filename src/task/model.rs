@@ -257,10 +257,7 @@ pub enum TaskVisibility {
 impl TaskVisibility {
     /// Whether the call continues without its client, since the owner has its handle or its parent's.
     pub const fn outlives_client(self) -> bool {
-        match self {
-            Self::Handle | Self::Part => true,
-            Self::Hidden => false,
-        }
+        !matches!(self, Self::Hidden)
     }
 }
 

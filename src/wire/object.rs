@@ -117,13 +117,9 @@ impl Object {
 
     /// The position of a member's object, if the message's scan has located the members of that object.
     fn located_child(&self, key: &str) -> Option<ObjectPlace> {
-        self.located.place.child(key).filter(|place| match place {
-            ObjectPlace::ParamsMeta
-            | ObjectPlace::ResultMeta
-            | ObjectPlace::Capabilities
-            | ObjectPlace::CapabilityExtensions => true,
-            ObjectPlace::Root | ObjectPlace::Params | ObjectPlace::Result | ObjectPlace::Error => false,
-        })
+        use ObjectPlace::{Error, Params, Result, Root};
+
+        self.located.place.child(key).filter(|place| !matches!(place, Root | Params | Result | Error))
     }
 
     /// Member names in order, decoded. Use [`Object::entries`] to read values too.

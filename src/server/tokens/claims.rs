@@ -237,10 +237,8 @@ impl TokenClaims<'_> {
     fn verify(&self, issuer: &IssuerSettings, asked: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
         let until = self.check_times(now)?;
         self.check_audience(issuer, asked)?;
-        let binding = match self.0.get("cnf") {
-            Some(written) => Some(TokenBinding::read(written).ok_or(TokenError::Bound)?),
-            None => None,
-        };
+        let binding =
+            self.0.get("cnf").map(|written| TokenBinding::read(written).ok_or(TokenError::Bound)).transpose()?;
         let claims = Claims {
             scopes: self.scopes(issuer)?,
             groups: self.groups(issuer)?,

@@ -1,7 +1,6 @@
 //! Reads an issuer's key set (RFC 7517). Keys that are weak, private, ambiguous or for another use are left out.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -77,11 +76,7 @@ impl KeyShape {
     }
 }
 
-impl fmt::Debug for KeySet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys.iter().map(|key| key.id.as_deref().unwrap_or("-"))).finish()
-    }
-}
+debug_members!(KeySet, |set| keys: set.keys.len());
 
 impl KeySet {
     pub(super) fn parse(text: &Bytes) -> Result<Self, KeySetError> {
@@ -165,10 +160,7 @@ impl VerificationKey {
                 return Err(OTHER);
             }
         }
-        let algorithm = match text("alg")? {
-            Some(name) => Some(super::settings::signature_algorithm(name).ok_or(OTHER)?),
-            None => None,
-        };
+        let algorithm = text("alg")?.map(|name| super::settings::signature_algorithm(name).ok_or(OTHER)).transpose()?;
         let (shape, key) = match (required("kty")?, text("crv")?) {
             ("RSA", _) => (KeyShape::Rsa, rsa(required("n")?, required("e")?)?),
             ("EC", Some("P-256")) => (KeyShape::Curve256, elliptic(required("x")?, required("y")?, 32)?),

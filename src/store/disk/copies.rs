@@ -12,7 +12,6 @@ use super::columns::key;
 use super::folder;
 use super::reads::{self, ReadRow};
 use super::{OpenError, schema};
-use crate::store::record::RecordError;
 use crate::system::OwnersAlone as _;
 use crate::task::ShortReference;
 
@@ -195,15 +194,7 @@ fn read_all(conn: &Connection, found: &mut CheckedStore) -> rusqlite::Result<()>
         found.tasks += 1;
         found.unfinished += u64::from(!row.get::<_, bool>(2)?);
         let wanted = key(row, 0)?;
-        let is_whole = match reads::read(conn, &wanted)? {
-            Some(ReadRow::Whole(_)) => true,
-            Some(ReadRow::Damaged {
-                error: RecordError::Damaged | RecordError::OtherVersion(_) | RecordError::Unknown,
-                ..
-            })
-            | None => false,
-        };
-        if !is_whole {
+        if !matches!(reads::read(conn, &wanted)?, Some(ReadRow::Whole(_))) {
             found.damaged += 1;
             if found.named.len() < NAMED_MAX {
                 found.named.push(ShortReference::of(&wanted));

@@ -45,16 +45,33 @@ impl LineBudget {
 
 /// Limits the lines about one trouble: one a minute.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit(Mutex<Option<Instant>>);
+pub(crate) struct LogPace {
+    last: Option<Instant>,
+    pub(crate) left_out: u64,
+}
+
+impl LogPace {
+    pub(crate) fn is_recent(&self) -> bool {
+        self.last.is_some_and(|last| last.elapsed() < SAME_EVERY)
+    }
+
+    /// As [`LineBudget::admit`].
+    pub(crate) fn admit(&mut self) -> Option<u64> {
+        if self.is_recent() {
+            self.left_out += 1;
+            return None;
+        }
+        self.last = Some(Instant::now());
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct LogLimit(Mutex<LogPace>);
 
 impl LogLimit {
     pub(crate) fn is_due(&self) -> bool {
-        let mut last = self.0.lock();
-        let is_due = last.is_none_or(|last| last.elapsed() >= SAME_EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
+        self.0.lock().admit().is_some()
     }
 }
 

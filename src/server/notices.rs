@@ -16,10 +16,10 @@ use tokio::time::Instant;
 use super::ListenerRole;
 use super::refusal::{HeadPart, Refusal};
 use crate::audit::{AuditAct, AuditEvent, AuditLog};
+use crate::line_budget::LogPace;
 use crate::task::Principal;
 use crate::task::reference::principal_reference;
 
-const INTERVAL: Duration = Duration::from_secs(60);
 const SHOWN_MAX: usize = 100;
 const NOTICES_MAX: usize = 256;
 
@@ -27,17 +27,11 @@ const NOTICES_MAX: usize = 256;
 #[derive(Debug)]
 pub(super) struct Notices {
     listener: ListenerRole,
-    by_reason: Mutex<BTreeMap<NoticeKey, RefusalNotice>>,
+    by_reason: Mutex<BTreeMap<NoticeKey, LogPace>>,
     audit: OnceLock<AuditedRefusals>,
 }
 
 type NoticeKey = (&'static str, Option<Arc<str>>);
-
-#[derive(Debug, Default)]
-struct RefusalNotice {
-    logged_at: Option<Instant>,
-    unlogged: u64,
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusedCaller<'a> {
@@ -126,20 +120,12 @@ impl Notices {
 
     /// Whether to log this reason now, and how many refusals since the last time.
     fn due(&self, reason: &'static str, issuer: Option<&Arc<str>>) -> Option<u64> {
-        let now = Instant::now();
         let (key, mut notices) = ((reason, issuer.cloned()), self.by_reason.lock());
-        let is_recent = |one: &RefusalNotice| one.logged_at.is_some_and(|at| now.duration_since(at) < INTERVAL);
         if notices.len() >= NOTICES_MAX && !notices.contains_key(&key) {
             // Of issuers that a reload removed.
-            notices.retain(|_, one| is_recent(one));
+            notices.retain(|_, one| one.is_recent());
         }
-        let one = notices.entry(key).or_default();
-        if is_recent(one) {
-            one.unlogged += 1;
-            return None;
-        }
-        one.logged_at = Some(now);
-        Some(std::mem::take(&mut one.unlogged))
+        notices.entry(key).or_default().admit()
     }
 }
 
@@ -262,7 +248,7 @@ mod tests {
         for _ in 0..7 {
             assert_eq!(due("host_foreign"), None);
         }
-        tokio::time::advance(INTERVAL).await;
+        tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(due("host_foreign"), Some(7));
         assert_eq!(due("host_foreign"), None);
     }
@@ -274,7 +260,7 @@ mod tests {
             let issuer = Arc::from(format!("https://login-{n}.example"));
             assert_eq!(notices.due("token_expired", Some(&issuer)), Some(0), "{n}");
             assert_eq!(notices.due("token_expired", Some(&issuer)), None, "{n}");
-            tokio::time::advance(INTERVAL).await;
+            tokio::time::advance(Duration::from_secs(60)).await;
         }
         assert!(notices.by_reason.lock().len() <= NOTICES_MAX);
     }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::limits::CallPermitsByName;
+use crate::line_budget::LogPace;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
@@ -34,7 +35,6 @@ const REASONS: [Reason; 11] = [
 /// Faults that a transport or a response's reader finds. Only the reader finds silence, only transports the others.
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const CAUSE_BYTES_MAX: usize = 200;
 const SILENCE_MIN: Duration = Duration::from_secs(60);
 /// A request that is given up earlier says nothing about the upstream.
@@ -93,10 +93,8 @@ pub struct UpstreamHealth {
 #[derive(Debug, Default)]
 struct UpstreamHealthState {
     last: Option<(UpstreamFailure, Timestamp)>,
-    logged_at: [Option<Instant>; REASONS.len()],
-    unlogged: [u64; REASONS.len()],
-    /// When a result above its bound was logged last, and how many were not logged since.
-    large_results: (Option<Instant>, u64),
+    logged: [LogPace; REASONS.len()],
+    large_results_logged: LogPace,
     is_logged: bool,
     is_refused: bool,
     is_retired: bool,
@@ -207,14 +205,7 @@ impl UpstreamHealth {
 
     /// Logs a result above its bound once a minute. The upstream is well.
     fn note_large_result(&self) {
-        let mut state = self.state.lock();
-        let (logged_at, unlogged) = &mut state.large_results;
-        if logged_at.is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL) {
-            *unlogged += 1;
-            return;
-        }
-        *logged_at = Some(Instant::now());
-        let unlogged_before = std::mem::take(unlogged);
+        let Some(unlogged_before) = self.state.lock().large_results_logged.admit() else { return };
         tracing::warn!(
             upstream = %self.name, reason = Reason::ResultTooLarge.key(), key = "limits.result_bytes_max", unlogged_before,
             "refused: a result is too large; raise this key to accept it"
@@ -228,17 +219,12 @@ impl UpstreamHealth {
         trouble.cause.truncate(end.unwrap_or_default());
         let mut state = self.state.lock();
         self.now.store(FAILING, Ordering::Relaxed);
-        let is_due = state.logged_at[at].is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL);
-        if is_due {
-            let unlogged_before = std::mem::take(&mut state.unlogged[at]);
-            state.logged_at[at] = Some(Instant::now());
+        if let Some(unlogged_before) = state.logged[at].admit() {
             state.is_logged = true;
             let (reason, cause) = (trouble.reason.key(), &trouble.cause);
             tracing::warn!(
                 upstream = %self.name, address = %self.address, reason, %cause, unlogged_before, "the upstream failed"
             );
-        } else {
-            state.unlogged[at] += 1;
         }
         state.last = Some((trouble, SystemClock.now()));
     }
@@ -448,9 +434,9 @@ mod tests {
         }
         fail(Reason::UpstreamTls);
         let at = |reason| REASONS.iter().position(|one| *one == reason).unwrap();
-        let unlogged = |reason| health.state.lock().unlogged[at(reason)];
+        let unlogged = |reason| health.state.lock().logged[at(reason)].left_out;
         assert_eq!((unlogged(Reason::UpstreamAuth), unlogged(Reason::UpstreamTls)), (9, 0));
-        tokio::time::advance(LOG_INTERVAL).await;
+        tokio::time::advance(Duration::from_secs(60)).await;
         fail(Reason::UpstreamAuth);
         assert_eq!(unlogged(Reason::UpstreamAuth), 0);
         assert!(health.last().unwrap().cause.len() <= CAUSE_BYTES_MAX);

@@ -161,11 +161,11 @@ async fn b254_a_server_that_hangs_is_failing_once_its_clients_have_left() {
     };
     let initialize =
         json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}});
-    let opened = in_session(None, "initialize", initialize).send(program.clients, "/pipes/mcp").await;
+    let opened = in_session(None, "initialize", initialize.clone()).send(program.clients, "/pipes/mcp").await;
     let session = opened.head.lines().find_map(|line| line.strip_prefix("mcp-session-id: ")).expect("a session");
     let mut clients = Vec::new();
     for (path, request) in [
-        ("/greets/mcp", Call::plain(&json!({}))),
+        ("/greets/mcp", in_session(None, "initialize", initialize)),
         ("/lists/mcp", Call::plain(&json!({}))),
         ("/pipes/mcp", in_session(Some(session), "prompts/list", json!({}))),
     ] {

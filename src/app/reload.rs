@@ -265,7 +265,7 @@ impl Gateway {
         let still_used: Vec<_> = self.upstreams.iter().filter_map(uses).collect();
         let ended = before.iter().filter_map(uses).filter(|one| !still_used.contains(one));
         ended.for_each(|one| show_end(one, None));
-        // A stream holds the endpoint indefinitely, and its client would hear a removed server, or not the new one (F115).
+        // Else its client would get a removed server's messages, or none of the new one: the stream holds the endpoint (F115).
         for one in &before {
             one.served.leaving.cancel();
             one.served.ending.cancel();

@@ -273,7 +273,7 @@ enum Unanswered {
 }
 
 impl ReplicaSender {
-    /// Shakes hands, for `requests_max` concurrent requests, until the replica has responded. Lasts as its users do.
+    /// Performs the handshake, for `requests_max` concurrent requests. The connection ends with its last user.
     async fn speak<T>(io: T, requests_max: u32, scope: &TaskScope) -> Result<Self, h2::Error>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -25,7 +25,7 @@ pub struct ProbeReport {
     pub versions: Vec<ProbedVersion>,
     /// The route of `protocol = "auto"` for clients that answer questions, if the server supports both eras.
     pub questions: Option<QuestionRoute>,
-    /// The newest version that it supports in a session, else the version without.
+    /// The server's description in a session of the newest version that it supports, else at the version without sessions.
     pub server: Arc<ServerFacts>,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,

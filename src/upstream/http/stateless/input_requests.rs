@@ -32,7 +32,7 @@ pub(super) struct InputRequests {
 #[derive(Debug)]
 struct InputRequest {
     method: Arc<str>,
-    /// Tells the question from a later one under its key.
+    /// Distinguishes the question from a later one under its key.
     fingerprint: u64,
     state: InputRequestState,
 }

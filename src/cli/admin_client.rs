@@ -39,7 +39,9 @@ pub enum AdminRequestError {
     Late,
     #[error("{TOKEN_VARIABLE} has characters that no header can carry")]
     Token,
-    #[error("the operator's token is missing or unknown; put it into {TOKEN_VARIABLE}, or correct the address if it is the clients'")]
+    #[error(
+        "the operator's token is missing or unknown; put it into {TOKEN_VARIABLE}, or correct the address if it is the clients'"
+    )]
     Unauthorized,
     #[error("{0}")]
     Unconfirmed(String),

@@ -249,6 +249,8 @@ mod tests {
         in_flight.mark_unwanted(2, &Principal::local());
         let wanted = [(1, &other), (2, &id), (2, &other)].map(is_wanted);
         assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
+        in_flight.goes_on(2);
+        assert!(is_wanted((2, &id)), "its server did not end it");
         let later = Instant::now() + Duration::from_millis(1);
         assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
     }

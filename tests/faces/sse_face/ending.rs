@@ -61,16 +61,16 @@ async fn a_stream_that_breaks_cancels_its_calls_and_ends_its_session() {
 /// U91: the headers of the first message may be those of a credential that has expired.
 #[tokio::test]
 async fn u91_a_session_ends_with_the_headers_of_the_latest_message() {
-    let gate = Gate::with(ScriptedServer::polite().await, "forward_headers = [\"x-pass\"]\n").await;
+    let gate = Gate::with(ScriptedServer::polite().await, "forward_headers = [\"x-tenant\"]\n").await;
     let stream = gate.client("2024-11-05").await;
     let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "t", "arguments": {} } });
     let request = super::client::request("POST", &stream.endpoint, ADA).header("content-type", "application/json");
-    let request = request.header("x-pass", "second").body(call.to_string().into()).unwrap();
+    let request = request.header("x-tenant", "second").body(call.to_string().into()).unwrap();
     assert_eq!(super::client::whole(stream.address, request).await.0, 202);
     let world = &gate.server.world;
-    assert_eq!(world.first(SeenRequest::is_call).await.header("x-pass"), Some("second"));
+    assert_eq!(world.first(SeenRequest::is_call).await.header("x-tenant"), Some("second"));
     drop(stream);
-    assert_eq!(world.first(|seen| seen.method == Method::DELETE).await.header("x-pass"), Some("second"));
+    assert_eq!(world.first(|seen| seen.method == Method::DELETE).await.header("x-tenant"), Some("second"));
 }
 
 #[tokio::test]

@@ -70,6 +70,7 @@ use crate::task::Clock;
 use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
+use crate::upstream::session::own::SessionMemories;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::{FileMistakes, FileUse};
@@ -147,13 +148,13 @@ struct FirstFaces {
 
 impl FirstFaces {
     fn new(config: &Config, parts: &GatewayParts) -> anyhow::Result<Self> {
-        let upstreams = config.upstreams.iter().map(|one| ServedUpstream::new(one.clone(), parts));
+        let upstreams = config.upstreams.iter().map(|one| ServedUpstream::new(one.clone(), parts, Arc::default()));
         let upstreams = upstreams.collect::<Result<Vec<_>, _>>()?;
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let endpoints = config.endpoints.iter().map(|one| ServedEndpoint::new(one, &members, parts)).collect();
-        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
+        let targets = CallTargets::new(upstreams.iter().map(|one| one.served.target()));
         let healths = UpstreamHealthList::new(&parts.permits);
-        healths.set(upstreams.iter().map(ServedUpstream::health).collect());
+        healths.set(upstreams.iter().map(|one| Arc::clone(&one.health)).collect());
         Ok(Self { upstreams, endpoints, targets, healths })
     }
 }
@@ -465,7 +466,7 @@ struct OpenedUpstream {
     login: Option<ClientLogin>,
 }
 
-fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUpstream> {
+fn open(config: UpstreamConfig, parts: &GatewayParts, known: Arc<SessionMemories>) -> anyhow::Result<OpenedUpstream> {
     let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
@@ -510,6 +511,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         clock: Arc::clone(&parts.clock),
         random: random_bits,
         scope: parts.scope.clone(),
+        remembered: known,
         leaving: parts.leaving.clone(),
         ending: parts.listeners.ending().child_token(),
     };

@@ -15,7 +15,6 @@ use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
 use crate::config::{Config, UpstreamConfig};
-use crate::engine::CallTarget;
 use crate::face::client_login::{MetadataEndpoint, metadata_path};
 use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
@@ -32,6 +31,7 @@ use crate::server::{Authenticator, Routes};
 use crate::tls::{IdentityFiles, show_end};
 use crate::upstream::http::certificate_use;
 use crate::upstream::issued_credential::IssuedCredentialSettings;
+use crate::upstream::session::own::SessionMemories;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
@@ -54,24 +54,28 @@ pub(super) struct ServedUpstream {
     config: UpstreamConfig,
     files: Fingerprint,
     pub(super) served: Arc<Served>,
-    health: Arc<UpstreamHealth>,
-    endpoint: Arc<UpstreamEndpoint>,
+    pub(super) health: Arc<UpstreamHealth>,
+    pub(super) endpoint: Arc<UpstreamEndpoint>,
     /// The state for clients of the HTTP+SSE transport.
-    older: SseServed,
+    pub(super) older: SseServed,
     /// Ends its background tasks.
     stop: DropGuard,
 }
 
 impl ServedUpstream {
     /// Opens an upstream. Sends nothing to it yet.
-    pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        config: UpstreamConfig,
+        parts: &GatewayParts,
+        known: Arc<SessionMemories>,
+    ) -> anyhow::Result<Self> {
         metric::begin_upstream(&config.name);
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
         own.scope.stop = parts.scope.stop.child_token();
         let stop = own.scope.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
-        let OpenedUpstream { served, health, login } = open(config.clone(), &own)?;
+        let OpenedUpstream { served, health, login } = open(config.clone(), &own, known)?;
         let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)).with_login(login));
         let older = SseServed {
             served: Arc::clone(&served),
@@ -86,24 +90,8 @@ impl ServedUpstream {
         Ok(Self { config, files, served, health, endpoint, older, stop })
     }
 
-    pub(super) fn target(&self) -> CallTarget {
-        self.served.target()
-    }
-
-    pub(super) const fn endpoint(&self) -> &Arc<UpstreamEndpoint> {
-        &self.endpoint
-    }
-
     pub(super) fn member(&self) -> EndpointMember {
         EndpointMember { served: Arc::clone(&self.served), endpoint: Arc::clone(&self.endpoint) }
-    }
-
-    pub(super) const fn older(&self) -> &SseServed {
-        &self.older
-    }
-
-    pub(super) fn health(&self) -> Arc<UpstreamHealth> {
-        Arc::clone(&self.health)
     }
 
     /// Whether the upstream has this configuration already. Unreadable certificates count as unchanged (B170).
@@ -206,8 +194,10 @@ impl Gateway {
         let callers = succeeding(callers, self.tokens.as_ref(), &self.proofs);
         let mut fresh = Vec::new();
         for one in &config.upstreams {
-            let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
-            fresh.push(if is_kept { None } else { Some(ServedUpstream::new(one.clone(), &self.parts)?) });
+            let known = self.upstreams.iter().find(|opened| opened.config.name == one.name);
+            let remembered = known.map(|opened| Arc::clone(&opened.served.remembered)).unwrap_or_default();
+            let opening = || ServedUpstream::new(one.clone(), &self.parts, remembered);
+            fresh.push(if known.is_some_and(|opened| opened.is(one)) { None } else { Some(opening()?) });
         }
         // Nothing below can fail.
         self.parts.limits.replace(Arc::clone(&config.principals));
@@ -235,14 +225,14 @@ impl Gateway {
             }
         }
         // Before the replaced upstreams are released: their remaining callers hold them.
-        self.targets.replace(self.upstreams.iter().map(ServedUpstream::target));
+        self.targets.replace(self.upstreams.iter().map(|one| one.served.target()));
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);
         let endpoints = std::mem::take(&mut self.endpoints);
         let members: Vec<_> = self.upstreams.iter().map(ServedUpstream::member).collect();
         self.endpoints = renewed_endpoints(&config.endpoints, endpoints, &members, &self.parts);
-        self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
+        self.healths.set(self.upstreams.iter().map(|one| Arc::clone(&one.health)).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         if let Some(shared) = &self.shared {
             shared.store.announce_config(digest_of_upstreams(&config));

@@ -141,14 +141,14 @@ impl WrappedGateway {
         let parts = GatewayParts::new(store, clock, sealer, None, &config, scope, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
-            upstreams.push(ServedUpstream::new(one, &parts)?);
+            upstreams.push(ServedUpstream::new(one, &parts, Arc::default())?);
         }
-        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
+        let targets = CallTargets::new(upstreams.iter().map(|one| one.served.target()));
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &members, &parts));
         let served = match (&combined, upstreams.first()) {
             (Some(combined), _) => host(Arc::<CombinedEndpoint>::clone(combined.endpoint()), combined.older()),
-            (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),
+            (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(&only.endpoint), &only.older),
             (None, None) => bail!("there is no server"),
         };
         parts.scope.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.scope.stop.clone()));

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::call::{CallExit, Flavour, FollowPolicy, QuestionPolicy};
 use super::media::{self, Media};
-use super::question::{self, UserAnswer, UserQuestion};
+use super::question::{UserAnswer, UserQuestion};
 use super::server_address::ServerAddress;
 use super::ui::{CallStatus, Ui};
 use crate::waits::at;

@@ -119,6 +119,7 @@ impl SessionFace {
             served.engine.access().clone(),
             served.engine.limits().clone(),
             served.settings.result_bytes_max,
+            Arc::clone(&served.remembered),
         );
         let tools = known_tools::KnownTools::default();
         let called = called_items::CalledItems::new();

@@ -37,8 +37,8 @@ use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ClientCredential, ForwardedHeaders, TaskScope, Upstream, own_ids};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
-pub(crate) use memory::PreferenceChange;
-use memory::{SessionMemories, SessionPreferences};
+use memory::SessionPreferences;
+pub(crate) use memory::{PreferenceChange, SessionMemories};
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
@@ -88,7 +88,7 @@ pub(crate) struct OwnSessions {
     limits: SharedLimits,
     /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
-    remembered: SessionMemories,
+    remembered: Arc<SessionMemories>,
     leases: SessionLeases,
     readers: SessionStreamReaders,
     replies: Arc<Semaphore>,
@@ -101,6 +101,7 @@ impl OwnSessions {
         access: SharedAccess,
         limits: SharedLimits,
         event_bytes_max: usize,
+        remembered: Arc<SessionMemories>,
     ) -> Arc<Self> {
         Arc::new(Self {
             channel,
@@ -108,7 +109,7 @@ impl OwnSessions {
             access,
             limits,
             event_bytes_max,
-            remembered: SessionMemories::default(),
+            remembered,
             leases: SessionLeases::default(),
             readers: SessionStreamReaders::default(),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),

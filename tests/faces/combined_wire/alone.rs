@@ -113,8 +113,8 @@ async fn a_header_that_differs_from_the_body_is_refused_before_anything_is_sent(
 #[tokio::test]
 async fn a_handle_is_found_at_the_endpoint_and_at_the_upstreams_path() {
     let (one, two) = servers().await;
-    let text = super::text_of(&one, &two, "")
-        .replace("[[endpoints]]", "[upstreams.two.tasks]\nmode = \"always\"\n[[endpoints]]");
+    let text =
+        text_of(&one, &two, "").replace("[[endpoints]]", "[upstreams.two.tasks]\nmode = \"always\"\n[[endpoints]]");
     let gate = TestGateway::serving(&text).await;
     let call = json!({"name": "two__shared", "arguments": {"n": 1}});
     let created = ask(&gate, &[("mcp-name", "two__shared")], "tools/call", call).await.json().await;

@@ -100,8 +100,13 @@ async fn sessions_at_the_servers_of_a_forgotten_session_are_ended() {
         prefix: PrefixPolicy::Always,
     };
     // The fewest: one in each part of the map.
-    let endpoint =
-        CombinedEndpoint::new(settings, vec![one, two], CombinedSessions::remembering(1), CancellationToken::new());
+    let endpoint = CombinedEndpoint::new(
+        settings,
+        vec![one, two],
+        CombinedSessions::remembering(1),
+        CancellationToken::new(),
+        CancellationToken::new(),
+    );
     // The first client's is the only one that has sessions at the servers: they introduce themselves in them.
     open(&endpoint).await;
     let mut others = 0;

@@ -94,7 +94,13 @@ async fn u66_capabilities_of_a_server_are_asked_again_for_clients_without_sessio
         upstreams: vec![Arc::from("up")],
         prefix: PrefixPolicy::Always,
     };
-    let endpoint = CombinedEndpoint::new(settings, vec![member], CombinedSessions::new(), CancellationToken::new());
+    let endpoint = CombinedEndpoint::new(
+        settings,
+        vec![member],
+        CombinedSessions::new(),
+        CancellationToken::new(),
+        CancellationToken::new(),
+    );
     let before = capabilities(&endpoint).await;
     assert!(before.get("tools").is_some() && before.get("resources").is_none(), "{before}");
     server.is_new.store(true, Ordering::SeqCst);

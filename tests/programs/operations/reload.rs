@@ -179,13 +179,16 @@ async fn f24_an_upstream_that_moved_is_not_let_go_of_before_its_last_task_ends()
     old.server.world.first(|seen| seen.method == "DELETE").await;
 }
 
+fn at_one_path(server: &ScriptedServer) -> String {
+    block("up", server) + "path = \"/mcp\"\n"
+}
+
 /// A removed server reaches no client any more, and a client that listens learns that it must listen to the new one.
 #[tokio::test]
 async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
     for is_moved in [true, false] {
         let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
         *worker.server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
-        let at_one_path = |server: &ScriptedServer| block("up", server) + "path = \"/mcp\"\n";
         folder.write(&at_one_path(&worker.server));
         let program = Program::serve(&folder).await;
         let client = client(&program).opened("2025-11-25").await;
@@ -198,6 +201,28 @@ async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
         let status = if is_moved { StatusCode::OK } else { StatusCode::NOT_FOUND };
         assert_eq!(client.get(None).await.status, status);
     }
+}
+
+/// The client was told that it is subscribed, and its session goes on.
+#[tokio::test]
+async fn f117_subscriptions_of_a_session_outlive_a_change_of_its_upstream() {
+    let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    for one in [&worker, &other] {
+        *one.server.world.introduction.lock() =
+            json!({"capabilities": {"tools": {}, "resources": {"subscribe": true}}});
+    }
+    folder.write(&at_one_path(&worker.server));
+    let program = Program::serve(&folder).await;
+    let client = client(&program).opened("2025-11-25").await;
+    let request =
+        |method: &str, params| json!({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}).to_string();
+    let subscribed = client.post(request("resources/subscribe", json!({"uri": "a:b"}))).await;
+    assert_eq!(subscribed.status, StatusCode::OK, "{}", subscribed.text().await);
+    folder.write(&at_one_path(&other.server));
+    program.says(READ, 1).await;
+    assert_eq!(client.post(request("tools/list", json!({}))).await.status, StatusCode::OK);
+    let again = other.server.world.first(|seen| seen.rpc() == "resources/subscribe").await;
+    assert_eq!(again.body["params"]["uri"], "a:b");
 }
 
 /// Rules, bounds and names too; what only a start can change is said.

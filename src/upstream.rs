@@ -65,7 +65,7 @@ pub use exchange::{
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use outgoing::HandedOver;
-pub use session::own::{OwnSessionChannel, SessionLease};
+pub use session::own::{OwnSessionChannel, SessionLease, SessionMemories};
 
 #[derive(Clone, Debug)]
 pub struct TaskScope {

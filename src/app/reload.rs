@@ -31,11 +31,10 @@ use crate::server::{Authenticator, Routes};
 use crate::tls::{IdentityFiles, show_end};
 use crate::upstream::http::certificate_use;
 use crate::upstream::issued_credential::IssuedCredentialSettings;
-use crate::upstream::session::own::SessionMemories;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
-use crate::upstream::{TaskScope, Upstream};
+use crate::upstream::{SessionMemories, TaskScope, Upstream};
 use crate::{metric, system};
 
 const RETIRING: Duration = Duration::from_millis(500);

@@ -16,8 +16,7 @@ use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::replica::Incarnation;
 use crate::task::{Caller, Clock, Principal, ToolAccess};
 use crate::upstream::limits::CallPermits;
-use crate::upstream::session::own::SessionMemories;
-use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
+use crate::upstream::{OwnSessionChannel, SessionMemories, TaskScope, Upstream};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
@@ -48,7 +47,7 @@ pub struct Served {
     pub random: fn() -> u128,
     pub scope: TaskScope,
     /// Outlives a reload that changes the upstream (F117).
-    pub(crate) remembered: Arc<SessionMemories>,
+    pub remembered: Arc<SessionMemories>,
     /// Ends sessions' streams and subscriptions, which would delay a shutdown.
     pub leaving: CancellationToken,
     /// Ends subscriptions that may name tasks: a drain cancels it after the last call.

@@ -37,8 +37,9 @@ use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ClientCredential, ForwardedHeaders, TaskScope, Upstream, own_ids};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
+pub(crate) use memory::PreferenceChange;
+pub use memory::SessionMemories;
 use memory::SessionPreferences;
-pub(crate) use memory::{PreferenceChange, SessionMemories};
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 

@@ -85,6 +85,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
     let limits = SharedLimits::default();
     let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
     let permits = CallPermitSettings { in_flight_max: NonZeroUsize::new(10).expect("ten"), queue_max: 10 };
+    let ending = CancellationToken::new();
     Served {
         settings: Arc::new(settings(policy(TaskMode::Auto))),
         unmatched_rules: Arc::new(UnmatchedRules::none(upstream.name())),
@@ -96,14 +97,15 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         channel,
         is_stateless: false,
         rates: Arc::new(Rates::new(limits.clone())),
-        listeners: ListenPermits::new(CancellationToken::new(), limits),
+        listeners: ListenPermits::new(ending.clone(), limits),
         sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
         owners: None,
         clock,
         random: || 7,
         scope: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        remembered: Arc::default(),
         leaving: CancellationToken::new(),
-        ending: CancellationToken::new(),
+        ending,
     }
 }
 

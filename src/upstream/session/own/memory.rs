@@ -31,7 +31,7 @@ type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFa
 
 /// By nonce. An evicted session loses its preferences, and needs a new handshake if it was renewed. Calls keep theirs.
 #[derive(Debug)]
-pub(crate) struct SessionMemories(RecentMap<Arc<SessionMemory>>);
+pub struct SessionMemories(RecentMap<Arc<SessionMemory>>);
 
 impl Default for SessionMemories {
     fn default() -> Self {

@@ -8,7 +8,8 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use crate::dialect::subscriptions::SubscriptionFilter;
-use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
+use crate::upstream::exchange::SubscriptionResult;
+use crate::upstream::{CallContext, NotificationSubscription, ServerNotification, Upstream};
 use crate::waits::or_pending;
 
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ pub(in crate::face) struct NotificationSubscriber {
     wishes: SubscriptionFilter,
     /// Read even while its replacement is opened.
     listening: Option<NotificationSubscription>,
-    opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
+    opening: Option<BoxFuture<'static, SubscriptionResult>>,
     /// Failed subscriptions in a row.
     agreed: AgreedResources,
     opened: Instant,
@@ -203,7 +204,7 @@ mod tests {
 
     use super::*;
     use crate::task::Principal;
-    use crate::upstream::{Exchange, ResumeToken, ServerFacts, Timeouts, UpstreamRequest};
+    use crate::upstream::{BeginError, Exchange, ResumeToken, ServerFacts, Timeouts, UpstreamRequest};
     use crate::wire::Payload;
 
     const NEWS: &str = "notifications/resources/updated";

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
-use tokio::sync::broadcast;
 
 use super::headers;
 use super::http::full_body;
@@ -18,14 +17,14 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames, ToolRules};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
+use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
 use crate::upstream::header_annotations::encode;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, ForwardedHeaders,
-    NotificationSubscription, OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification, SessionLease, Upstream,
-    UpstreamRequest,
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, ForwardedHeaders, OwnSessionChannel,
+    ResumeToken, ServerFacts, SessionLease, Upstream, UpstreamRequest,
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -230,18 +229,11 @@ impl Upstream for RenamingUpstream {
         is_same.then(|| object.edit().set("name", Payload::of(tool)).finish())
     }
 
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+    async fn notifications(&self, context: &CallContext) -> NotificationResult {
         self.inner.notifications(context).await
     }
 
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
         self.inner.listen(context, wishes).await
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
@@ -75,6 +76,8 @@ pub(crate) enum AnswerBody {
         _kept: Box<dyn Any + Send + Sync>,
     },
 }
+
+pub(crate) type AnswerResult = Result<Response<AnswerBody>, GatewayFault>;
 
 impl Body for AnswerBody {
     type Data = BodyPart;

@@ -12,16 +12,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::{SetOnce, broadcast};
+use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
-    ServerFacts, ServerNotification, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, ResumeToken, ServerFacts, Upstream,
+    UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::rpc_error::{
     HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
@@ -361,18 +362,11 @@ impl Upstream for EraUpstream {
         }
     }
 
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
         on_half!(self, context, |upstream| upstream.listen(context, wishes))
     }
 
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+    async fn notifications(&self, context: &CallContext) -> NotificationResult {
         on_half!(self, context, |upstream| upstream.notifications(context))
     }
 

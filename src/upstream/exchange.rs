@@ -51,17 +51,12 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     }
 
     /// Notifications of no call, for this client's pooled session; slow receivers miss some. Fails without a session.
-    async fn notifications(&self, context: &CallContext)
-    -> Result<broadcast::Receiver<ServerNotification>, BeginError>;
+    async fn notifications(&self, context: &CallContext) -> NotificationResult;
 
     /// Subscribes to notifications that belong to no call, as selected by `wishes`, for this client. The granted filter
     /// omits notifications that the server does not send or agree to within [`SUBSCRIBE_MAX`]. An upstream without
     /// subscriptions grants no resource. Fails if no session, or no stream, can be opened.
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
         let news = self.notifications(context).await?;
         let resources = wishes.resources.as_ref().map(|_| BTreeSet::new());
         let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
@@ -110,6 +105,8 @@ pub struct NotificationSubscription {
 }
 
 pub type ServerNotification = (Arc<str>, Option<Payload>);
+pub type NotificationResult = Result<broadcast::Receiver<ServerNotification>, BeginError>;
+pub type SubscriptionResult = Result<NotificationSubscription, BeginError>;
 
 /// Who answers a question of the upstream: the client that saw it, or the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::Semaphore;
 
 use super::era::{EraCache, EraUpstream};
 use super::exchange::ExchangeLatencies;
@@ -35,13 +35,14 @@ use super::transport::{Transport, TransportDetection};
 use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{
-    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
-    TaskScope, Upstream, UpstreamRequest, own_ids,
+    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, TaskScope, Upstream,
+    UpstreamRequest, own_ids,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{self, IdentityFiles, TlsFileError, read_roots};
+use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
 use crate::wire::{Payload, ProtocolVersion};
 use drive::SessionSource;
 use exchange::HttpExchange;
@@ -305,18 +306,11 @@ impl Upstream for SessionUpstream {
         Ok(Box::new(exchange))
     }
 
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+    async fn notifications(&self, context: &CallContext) -> NotificationResult {
         Ok(self.pool.session(&SessionKey::of(context), &context.forwarded).await?.subscribe())
     }
 
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         // Before the first subscription request, so that no notification is missed.
         let news = session.subscribe();
@@ -382,10 +376,7 @@ impl Upstream for ClientSessionUpstream {
         Ok(Box::new(HttpExchange::resume(&self.link, self.source(), &token, &context)?))
     }
 
-    async fn notifications(
-        &self,
-        _: &CallContext,
-    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+    async fn notifications(&self, _: &CallContext) -> NotificationResult {
         Err(not_known_here())
     }
 }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tracing::Instrument as _;
 
-use super::answer_body::AnswerBody;
+use super::answer_body::{AnswerBody, AnswerResult};
 use super::exchange::{ExchangeClass, ExchangeLatencies};
 use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
@@ -197,11 +197,7 @@ impl UpstreamSession {
         self.credentials.session.is_some()
     }
 
-    pub(crate) async fn post(
-        &self,
-        message: Bytes,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    pub(crate) async fn post(&self, message: Bytes, handed_over: &HandedOver) -> AnswerResult {
         self.post_with(message, |post| post, handed_over).await
     }
 
@@ -210,16 +206,12 @@ impl UpstreamSession {
         message: Bytes,
         with: impl FnOnce(OutgoingRequest) -> OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         self.link.transport.send(&with(self.credentials.post(message)), handed_over).await
     }
 
     /// As [`Self::post`], for a message of existing work.
-    pub(crate) async fn post_beside(
-        &self,
-        message: Bytes,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    pub(crate) async fn post_beside(&self, message: Bytes, handed_over: &HandedOver) -> AnswerResult {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 

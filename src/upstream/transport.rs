@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 use http::{Method, Response, StatusCode};
 
-use super::answer_body::AnswerBody;
+use super::answer_body::{AnswerBody, AnswerResult};
 use super::outgoing::{HandedOver, OutgoingRequest};
-use crate::task::GatewayFault;
 use adapter::TransportAdapter;
 use failure_cause::{is_initialize, is_unlike_http};
 use http_client::HttpClient;
@@ -31,11 +30,7 @@ pub(crate) enum Transport {
 
 impl Transport {
     /// Returns with the response's head; no time limit. Dropping drops the request. Refusing statuses are responses.
-    pub(crate) async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    pub(crate) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> AnswerResult {
         match self {
             Self::Http(client) => {
                 let response = client.send(outgoing, handed_over).await?;
@@ -92,11 +87,7 @@ impl TransportDetection {
         Self { name, http, sse, seen }
     }
 
-    async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> AnswerResult {
         // Boxed: most servers do not need it, so requests must not hold its memory.
         if self.seen.is() {
             return Box::pin(self.over_sse(outgoing, handed_over)).await;
@@ -122,11 +113,7 @@ impl TransportDetection {
         self.sse.close().await;
     }
 
-    async fn over_sse(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    async fn over_sse(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> AnswerResult {
         let answer = self.sse.send(outgoing, handed_over).await;
         if answer.is_ok() || self.seen.is() || !is_initialize(outgoing) {
             return answer;
@@ -142,7 +129,7 @@ impl TransportDetection {
         refused: Response<AnswerBody>,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let answer = self.sse.send(outgoing, handed_over).await;
         if !self.seen.is() {
             self.http.note_failure(outgoing, &refused);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 use super::resume_token::StreamPositions;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::own_ids;
 use crate::upstream::raw_channel::SessionBinding;
@@ -213,12 +212,7 @@ impl HttpCall {
     }
 
     /// Returns the response's head. A server that responds in JSON sends it only after its tool has ended.
-    async fn head(
-        &self,
-        session: &UpstreamSession,
-        message: Bytes,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    async fn head(&self, session: &UpstreamSession, message: Bytes, handed_over: &HandedOver) -> AnswerResult {
         let with = |post: OutgoingRequest| post.forwarding(self.forwarded.clone()).kept_if(self.limits.is_kept());
         let head = session.post_with(message, with, handed_over);
         let Some(max) = self.timeouts.first_byte else { return head.await };

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::input_requests::InputRequests;
@@ -23,13 +23,12 @@ use super::exchange::{CallFuture, DrivenCall};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraAnswer, EraCache, EraDiscovery, era_of_refusal, is_served};
-use crate::upstream::exchange::Era;
 use crate::upstream::exchange::ExchangeClass;
+use crate::upstream::exchange::{Era, NotificationResult, SubscriptionResult};
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
     Answer, AnsweredBy, BeginError, CallContext, ClientCredential, Exchange, ExchangeError, ExchangeEvent,
-    ForwardedHeaders, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification, TaskRequestError,
-    Timeouts, Upstream, UpstreamRequest,
+    ForwardedHeaders, ResumeToken, ServerFacts, TaskRequestError, Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -183,15 +182,11 @@ impl Upstream for StatelessUpstream {
     }
 
     /// Reports only that tools changed, as long as any client listens.
-    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+    async fn notifications(&self, _: &CallContext) -> NotificationResult {
         Ok(self.listens.tool_changes())
     }
 
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
         self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
     }
 }

@@ -31,7 +31,7 @@ use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::answer_body::{AnswerBody, AnswerMessages};
+use crate::upstream::answer_body::{AnswerBody, AnswerMessages, AnswerResult};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::upstream::upstream_health::UpstreamHealth;
@@ -148,11 +148,7 @@ impl TransportAdapter {
         Self { dedicated, ..self }
     }
 
-    async fn post(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    async fn post(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> AnswerResult {
         let Some(Ok(message)) = outgoing.message().map(|text| text.read(ScanLimits::UPSTREAM)) else {
             return Ok(refusal(None, "the body is not a message"));
         };
@@ -204,7 +200,7 @@ impl TransportAdapter {
         request: &Request,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let owner = owner_of(outgoing);
         let (session, unless_opened) =
             self.open(ConnectionPurpose::Session, &owner, PermitWait::First, outgoing.forwarded()).await?;
@@ -251,11 +247,7 @@ impl TransportAdapter {
     /// notification or answer with 202, to GET with the session's stream, to DELETE by ending it, for an unknown
     /// session with 404. Dropping future or body sends nothing. A request of 2026-07-28 is answered so, too; dropping
     /// cancels it. `handed_over` is set before a byte can reach the server. A fault says whether it may have run.
-    pub(crate) async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    pub(crate) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> AnswerResult {
         let method = outgoing.method();
         if method == Method::POST {
             return self.post(outgoing, handed_over).await;

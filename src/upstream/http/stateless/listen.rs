@@ -18,6 +18,7 @@ use super::stateless_sender::{DraftRequest, StatelessSender};
 use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::exchange::SubscriptionResult;
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal};
 use crate::upstream::session::{SessionKey, UpstreamLink, route};
@@ -113,7 +114,7 @@ impl ListenSources {
         key: SessionKey,
         line: StatelessSender,
         wishes: SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
+    ) -> SubscriptionResult {
         let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
         // Before the stream is open, so that no notification is missed.
         let news = held.source.news.subscribe();

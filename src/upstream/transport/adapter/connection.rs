@@ -22,7 +22,7 @@ use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageRoom, Message
 use crate::answer_budget::AnswerShare;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::answer_body::{AnswerBody, AnswerMessages, BodyBreakError};
+use crate::upstream::answer_body::{AnswerMessages, AnswerResult, BodyBreakError};
 use crate::upstream::limits::CallPermit;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, StreamPurpose};
 use crate::upstream::upstream_health::UpstreamFailure;
@@ -240,7 +240,7 @@ impl AdapterConnection {
         request: &Request,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
     }
 
@@ -250,7 +250,7 @@ impl AdapterConnection {
         outgoing: &OutgoingRequest,
         terms: RequestTerms,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let begun = match self.enter(request, RequestTerms { is_kept: outgoing.is_kept(), ..terms }) {
             Ok(begun) => begun,
             Err(RequestStartError::Over) => return Err(lost()),

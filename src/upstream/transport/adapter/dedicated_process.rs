@@ -15,7 +15,7 @@ use super::connection::{AdapterConnection, ConnectionPurpose, UnopenedConnection
 use super::connection_permits::PermitWait;
 use super::{TransportAdapter, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
-use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, envelope, meta, method};
 
@@ -73,7 +73,7 @@ impl TransportAdapter {
         request: &Request,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let Some(opening) = session.begin_opening(&request.id) else {
             return Ok(refusal(Some(&request.id), "this request id is in use"));
         };

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 
 use super::call_table::{RequestStartError, RequestTerms};
 use super::connection::{AdapterConnection, ConnectionPurpose};
@@ -14,7 +14,7 @@ use super::connection_permits::PermitWait;
 use super::{TransportAdapter, answered, events_with, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, method};
 
@@ -78,7 +78,7 @@ impl TransportAdapter {
         outgoing: &OutgoingRequest,
         message: &Message,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let Message::Request(request) = message else {
             // To cancel a request, these clients stop reading.
             return Ok(answered(StatusCode::ACCEPTED));
@@ -142,7 +142,7 @@ impl AdapterConnection {
         request: &Request,
         terms: RequestTerms,
         handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
+    ) -> AnswerResult {
         let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
         let (renumbered, text, outer) = request_ids::renumbered(request, &id);
         let is_probe = outer.is_probe;

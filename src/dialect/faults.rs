@@ -4,6 +4,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::json;
+
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
@@ -75,7 +77,7 @@ impl RequestError {
             ),
             Self::UnsafeDocument { what, reason } => {
                 RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}"))
-                    .with_data(&RefusedData { reason })
+                    .with_data(&json!({ "reason": reason }))
             }
             Self::InvalidMetadata(what) | Self::Params(what) => {
                 RpcError::new(rpc_error::INVALID_PARAMS, format!("Invalid params: {what}"))
@@ -92,7 +94,7 @@ impl RequestError {
                 let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, words);
                 // The error to `initialize` lists the stateless versions (B100).
                 if method == method::INITIALIZE {
-                    error.with_data(&SupportedData { supported: &ProtocolVersion::advertised_stateless() })
+                    error.with_data(&json!({ "supported": ProtocolVersion::advertised_stateless() }))
                 } else {
                     error
                 }
@@ -102,11 +104,11 @@ impl RequestError {
             Self::UnknownTask => RpcError::new(rpc_error::INVALID_PARAMS, "Task not found"),
             Self::InvalidRequestState => {
                 RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: requestState is not valid here")
-                    .with_data(&RefusedData { reason: "invalid_request_state" })
+                    .with_data(&json!({ "reason": "invalid_request_state" }))
             }
             Self::IdempotencyMismatch => {
                 RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: the idempotency key belongs to another call")
-                    .with_data(&RefusedData { reason: "idempotency_mismatch" })
+                    .with_data(&json!({ "reason": "idempotency_mismatch" }))
             }
             Self::NeedsTask => RpcError::new(rpc_error::METHOD_NOT_FOUND, "This tool can only be called as a task"),
             Self::TakesNoTask => RpcError::new(rpc_error::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
@@ -120,11 +122,6 @@ impl RequestError {
                 .with_data(&SupportedVersions { supported: &ProtocolVersion::advertised_stateless(), requested }),
         }
     }
-}
-
-#[derive(serde::Serialize)]
-struct RefusedData {
-    reason: &'static str,
 }
 
 #[derive(serde::Serialize)]
@@ -142,11 +139,6 @@ fn unsupported_version() -> String {
         ProtocolVersion::advertised_stateless().join(", "),
         in_sessions.join(", ")
     )
-}
-
-#[derive(serde::Serialize)]
-struct SupportedData<'a> {
-    supported: &'a [&'static str],
 }
 
 #[derive(serde::Serialize)]
@@ -179,7 +171,7 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, words).with_data(&GatewayData {
         source: "gateway",
         reason: fault.reason.key(),
-        executed: executed_key(fault.executed),
+        executed: fault.executed.key(),
         http_status: fault.http_status,
         retry_after_ms: fault.retry_after.map(crate::task::time::millis),
         exit_status,
@@ -189,7 +181,7 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
 
 /// The error for a token without a scope that the operation needs. Nothing was done.
 pub fn insufficient_scope_error() -> RpcError {
-    let data = serde_json::json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
+    let data = json!({ "source": "gateway", "reason": "insufficient_scope", "executed": "no" });
     RpcError::new(rpc_error::INVALID_REQUEST, INSUFFICIENT_SCOPE).with_data(&data)
 }
 
@@ -291,7 +283,7 @@ pub fn was_cancelled() -> RpcError {
 
 /// The error of a cancelled call for a client that does not know its task: the call may have run (GW-38).
 pub fn call_cancelled() -> RpcError {
-    let data = serde_json::json!({ "source": "gateway", "reason": "cancelled", "executed": "unknown" });
+    let data = json!({ "source": "gateway", "reason": "cancelled", "executed": "unknown" });
     was_cancelled().with_data(&data)
 }
 
@@ -335,7 +327,7 @@ pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
         return error;
     }
     match &error.data {
-        None => return error.with_data(&ResourceData { uri }),
+        None => return error.with_data(&json!({ "uri": uri })),
         Some(data) => {
             let unnamed = Object::of(data).filter(|data| !data.contains("uri"));
             if let Some(unnamed) = unnamed {
@@ -344,20 +336,6 @@ pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
         }
     }
     error
-}
-
-#[derive(serde::Serialize)]
-struct ResourceData<'a> {
-    uri: &'a str,
-}
-
-/// The value of `data.executed`: whether the upstream may have run the call.
-const fn executed_key(executed: Executed) -> &'static str {
-    match executed {
-        Executed::No => "no",
-        Executed::Unknown => "unknown",
-        Executed::Yes => "yes",
-    }
 }
 
 const INSUFFICIENT_SCOPE: &str =
@@ -460,7 +438,7 @@ mod tests {
             &RequestError::IdempotencyMismatch,
             r#"{"code":-32602,"message":"Invalid params: the idempotency key belongs to another call","data":{"reason":"idempotency_mismatch"}}"#,
         );
-        let params = Object::of(&Payload::of(&serde_json::json!({ "name": "re\u{1b}port" })));
+        let params = Object::of(&Payload::of(&json!({ "name": "re\u{1b}port" })));
         check(&RequestError::unknown_tool(params.as_ref()), r#"{"code":-32602,"message":"Unknown tool: report"}"#);
         check(&RequestError::unknown_tool(None), r#"{"code":-32602,"message":"Unknown tool"}"#);
         check(&RequestError::UnknownMethod(Cow::Borrowed("x")), r#"{"code":-32601,"message":"Method not found: x"}"#);

@@ -268,10 +268,11 @@ pub struct CallOrigin {
     pub client: ClientKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientKind {
-    Session,
-    Stateless,
+named_variants! {
+    pub enum ClientKind, key {
+        Session = "session",
+        Stateless = "stateless",
+    }
 }
 
 /// The number of a try at the upstream, from 1.
@@ -387,13 +388,14 @@ impl GatewayFault {
     }
 }
 
-/// Whether the upstream may have run the call (GW-38).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Executed {
-    /// Certainly not: nothing was sent, and a repetition is safe.
-    No,
-    Unknown,
-    Yes,
+named_variants! {
+    /// Whether the upstream may have run the call (GW-38), with its name in `data.executed`.
+    pub enum Executed, key {
+        /// Certainly not: nothing was sent, and a repetition is safe.
+        No = "no",
+        Unknown = "unknown",
+        Yes = "yes",
+    }
 }
 
 impl Reason {

@@ -43,7 +43,7 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{self, IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
-use crate::wire::{Payload, ProtocolVersion};
+use crate::wire::ProtocolVersion;
 use drive::SessionSource;
 use exchange::HttpExchange;
 use resume_token::CallPosition;

@@ -16,7 +16,7 @@ use crate::store::TaskStore as _;
 use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
 use crate::system::since_boot;
 use crate::task::reference::principal_reference;
-use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
+use crate::task::{Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 use crate::upstream::limits::CallPermitsByName;
 
 #[derive(Debug, Serialize)]
@@ -102,10 +102,6 @@ pub(super) struct OperatorTaskDetails {
 
 impl OperatorTaskDetails {
     pub(super) fn of(task: &Task, entry: OperatorTaskEntry, below: &[SubtaskTree]) -> Self {
-        let client = match task.origin.client {
-            ClientKind::Session => "session",
-            ClientKind::Stateless => "stateless",
-        };
         let subtasks = below.iter().map(OperatorSubtask::of).collect();
         let why = match task.outcome() {
             Some(Outcome::Faulted(Failure::Gateway(fault))) => Some(gateway_error(fault).message),
@@ -114,7 +110,7 @@ impl OperatorTaskDetails {
         };
         Self {
             entry,
-            client,
+            client: task.origin.client.key(),
             began_at: task.began_at().to_string(),
             why,
             stderr: died_programs::lines(&task.key),

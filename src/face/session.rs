@@ -43,7 +43,7 @@ use crate::wire::envelope::{self, Request, Response};
 use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use bridged_call::BridgedQuestions;
 use forwarded_questions::ForwardedQuestions;
-use in_flight::InFlight;
+use in_flight::{InFlight, RequestStage};
 use pipe::{OneWayKind, PipedMessage};
 use session_cache::{ClientSession, ClientSessionCache, SessionAsker};
 use session_streams::SessionStreams;
@@ -412,6 +412,7 @@ fn route(
     inbound: &Inbound,
 ) -> Result<MessageRoute, RequestError> {
     let (bytes, arrived) = (inbound.body.clone(), inbound.received_at);
+    let is_driven = |id: RequestId| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven);
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
@@ -461,9 +462,8 @@ fn route(
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => {
             Ok(MessageRoute::Bridged(Message::Response(response)))
         }
-        Message::Notification(notification)
-            if upstream_tasks::is_about_a_driven_call(shared, session, &notification) =>
-        {
+        // The server does not know the ids of requests that the gateway makes itself.
+        Message::Notification(notification) if notification.cancelled().is_some_and(is_driven) => {
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {

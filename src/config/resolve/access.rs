@@ -58,7 +58,15 @@ pub(super) fn resolve(
         asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
     let rules = AccessRules { groups: resolve_groups(raw, &known, report), rules: resolve_rules(raw, &known, report) };
-    let own = resolve_lists(&raw.api_keys, &known, report);
+    for key in &raw.api_keys {
+        check_upstreams(&key.values, known.upstreams, report);
+    }
+    let read = |key: &RawApiKey, report: &MistakeCollector| PrincipalAccess {
+        line: line(&key.location, report),
+        ..lists(&key.values)
+    };
+    let named = "`upstreams`, `tools` or `deny`";
+    let own = by_principal(&raw.api_keys, named, read, PrincipalAccess::has_lists_of, report);
     let scopes = raw.upstreams.iter().map(|raw| (Arc::from(raw.name.as_str()), tool_scopes(raw, &known, report)));
     PrincipalAccessTable::new(own, rules, scopes.collect())
 }
@@ -239,21 +247,6 @@ fn tool_scopes(raw: &RawUpstream, known: &KnownNames<'_>, report: &mut MistakeCo
         blocks.push(ToolScopes { line: line(&tool.location, report), patterns, scopes: texts(Some(scopes)) });
     }
     blocks
-}
-
-fn resolve_lists(
-    keys: &[RawApiKey],
-    known: &KnownNames<'_>,
-    report: &mut MistakeCollector,
-) -> HashMap<Principal, PrincipalAccess> {
-    for key in keys {
-        check_upstreams(&key.values, known.upstreams, report);
-    }
-    let read = |key: &RawApiKey, report: &MistakeCollector| PrincipalAccess {
-        line: line(&key.location, report),
-        ..lists(&key.values)
-    };
-    by_principal(keys, "`upstreams`, `tools` or `deny`", read, PrincipalAccess::has_lists_of, report)
 }
 
 /// The settings of each principal with a key. During a rotation two keys belong to one principal, so theirs must agree.

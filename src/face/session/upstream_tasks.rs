@@ -10,7 +10,6 @@ use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
-use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
@@ -24,7 +23,7 @@ use crate::face::idempotency_key;
 use crate::face::named_item::tool_name;
 use crate::task::{Caller, Principal};
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
-use crate::wire::envelope::{Notification, Request};
+use crate::wire::envelope::Request;
 use crate::wire::{RpcError, method};
 
 /// A call's longest wait for its tool's task support; then it is forwarded as usual.
@@ -88,16 +87,6 @@ fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
         SplitCall::read(rules.split_of(&params.get_str("name")?)?, params)
     };
     rules.any_is_split() && call().is_some()
-}
-
-/// Whether a notification cancels a request that the gateway makes itself: the server does not know its id.
-pub(super) fn is_about_a_driven_call(
-    shared: &SessionFaceState,
-    session: &ClientSession,
-    notification: &Notification,
-) -> bool {
-    let cancelled = notification.cancelled();
-    cancelled.is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
 /// Answers a plain call, by the pipe or the engine as a server's task (GW-11). A disconnect cancels nothing (T-81).

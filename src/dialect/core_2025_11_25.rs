@@ -310,16 +310,10 @@ impl FaceDialect for HybridTasks {
     }
 
     fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
-        match reply {
-            TaskReply::Created(task) => self.created(task).map(JsonPieces::from),
-            TaskReply::Snapshot(_)
-            | TaskReply::Answered
-            | TaskReply::Cancelled { .. }
-            | TaskReply::Outcome(_)
-            | TaskReply::Fetched(_)
-            | TaskReply::Deleted
-            | TaskReply::Listed { .. } => self.core.pieces(reply),
+        if let TaskReply::Created(task) = reply {
+            return self.created(task).map(JsonPieces::from);
         }
+        self.core.pieces(reply)
     }
 }
 

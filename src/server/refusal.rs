@@ -166,6 +166,19 @@ macro_rules! responses {
     };
 }
 
+/// Declares the advice for the operator, where a configuration key decides.
+macro_rules! advice {
+    ($($refusal:pat => $key:literal, $shown:ident, $sentence:expr;)*) => {
+        pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
+            let reason = self.head().reason;
+            $(if let $refusal = self {
+                return Some(RefusalAdvice { reason, key: $key, sentence: $sentence, shown: HeadPart::$shown });
+            })*
+            None
+        }
+    };
+}
+
 impl Refusal {
     responses! {
         Self::ConnectMethod => METHOD_NOT_ALLOWED, "connect", Ends,
@@ -265,75 +278,29 @@ impl Refusal {
         })
     }
 
-    /// Advice for the operator, where a configuration key decides.
-    pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
-        let (key, shown, sentence) = match self {
-            Self::HostNotAllowed => {
-                ("listen.allowed_hosts", HeadPart::Host, "the host is not allowed; add it to this key if it is yours")
-            }
-            Self::OriginNotAllowed => (
-                "listen.allowed_origins",
-                HeadPart::Origin,
-                "the origin is not allowed; add it to this key if its pages may call",
-            ),
-            Self::CredentialRefused(_, Some(error), _) => ("auth.issuers", HeadPart::Nothing, error.sentence()),
-            Self::Unauthorized | Self::CredentialRefused(_, None, _) => {
-                ("auth.api_keys", HeadPart::Nothing, "the request has none of these API keys")
-            }
-            Self::ProofRefused(_, why) => ("auth.dpop", HeadPart::Nothing, why.sentence()),
-            Self::ProofsFull => (
-                "auth.dpop",
-                HeadPart::Nothing,
-                "a request is refused: too many DPoP proofs of its principal, or of all, are remembered",
-            ),
-            Self::CertificateRefused(_, why, _) => ("auth.certificates", HeadPart::Nothing, why.sentence()),
-            Self::ScopesMissing(..) => ("auth.scopes", HeadPart::Nothing, "an access token lacks a scope of this key"),
-            Self::IssuerUnavailable(_) => (
-                "auth.issuers",
-                HeadPart::Nothing,
-                "a token's issuer does not answer about it, or its keys are unknown and cannot be fetched",
-            ),
-            Self::TooManyTokens(_) => (
-                "listen.trusted_proxies",
-                HeadPart::Nothing,
-                "an address sent too many inactive tokens; if it is a proxy, name it in this key",
-            ),
-            Self::BodyTooLarge => {
-                ("limits.body_bytes_max", HeadPart::Length, "the body is too large; raise this key to accept it")
-            }
-            Self::PathUnknown(_) => ("upstreams.NAME.path", HeadPart::Path, "no upstream has the requested path"),
-            Self::PathWithheld(WithheldBy::Lists) => (
-                "auth.api_keys.upstreams",
-                HeadPart::Path,
-                "the API key may not use this upstream; add the upstream to this key if it should",
-            ),
-            Self::PathWithheld(WithheldBy::Rules | WithheldBy::Scopes(_)) => (
-                "auth.rules",
-                HeadPart::Path,
-                "no rule allows the caller anything at this upstream, with its scopes; add a rule or scopes if it should",
-            ),
-            Self::ConnectMethod
-            | Self::HeadTooLarge
-            | Self::TargetTooLong
-            | Self::HostAmbiguous
-            | Self::CredentialsAmbiguous
-            | Self::KeyAndToken
-            | Self::LoginRequired(_)
-            | Self::TokenInQuery
-            | Self::NoMetadata
-            | Self::MethodNotAllowed(_)
-            | Self::MediaType
-            | Self::ContentCoding
-            | Self::NotAcceptable
-            | Self::Expectation
-            | Self::TransferCoding
-            | Self::BodyTooSlow
-            | Self::BodyBroken
-            | Self::ChunkExtensions
-            | Self::BodyEmpty
-            | Self::NotForwarded(_) => return None,
-        };
-        Some(RefusalAdvice { reason: self.head().reason, key, sentence, shown })
+    advice! {
+        Self::HostNotAllowed => "listen.allowed_hosts", Host,
+            "the host is not allowed; add it to this key if it is yours";
+        Self::OriginNotAllowed => "listen.allowed_origins", Origin,
+            "the origin is not allowed; add it to this key if its pages may call";
+        Self::CredentialRefused(_, Some(error), _) => "auth.issuers", Nothing, error.sentence();
+        Self::Unauthorized | Self::CredentialRefused(_, None, _) => "auth.api_keys", Nothing,
+            "the request has none of these API keys";
+        Self::ProofRefused(_, why) => "auth.dpop", Nothing, why.sentence();
+        Self::ProofsFull => "auth.dpop", Nothing,
+            "a request is refused: too many DPoP proofs of its principal, or of all, are remembered";
+        Self::CertificateRefused(_, why, _) => "auth.certificates", Nothing, why.sentence();
+        Self::ScopesMissing(..) => "auth.scopes", Nothing, "an access token lacks a scope of this key";
+        Self::IssuerUnavailable(_) => "auth.issuers", Nothing,
+            "a token's issuer does not answer about it, or its keys are unknown and cannot be fetched";
+        Self::TooManyTokens(_) => "listen.trusted_proxies", Nothing,
+            "an address sent too many inactive tokens; if it is a proxy, name it in this key";
+        Self::BodyTooLarge => "limits.body_bytes_max", Length, "the body is too large; raise this key to accept it";
+        Self::PathUnknown(_) => "upstreams.NAME.path", Path, "no upstream has the requested path";
+        Self::PathWithheld(WithheldBy::Lists) => "auth.api_keys.upstreams", Path,
+            "the API key may not use this upstream; add the upstream to this key if it should";
+        Self::PathWithheld(WithheldBy::Rules | WithheldBy::Scopes(_)) => "auth.rules", Path,
+            "no rule allows the caller anything at this upstream, with its scopes; add a rule or scopes if it should";
     }
 
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {

@@ -164,7 +164,7 @@ unit:
 	library() {
 		local failed=0
 		compiled library --lib || failed=1
-		cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc || failed=1
+		env -u RUSTC_WORKSPACE_WRAPPER cargo check --quiet --locked --bin taskgate && $(MAKE) doc PHASES=/dev/null && cargo test --locked --doc || failed=1
 		threads=$(LIBRARY_THREADS) run library "taskgate support" || failed=1
 		TASKGATE_POSTGRES="$(PEERS)/postgres-18" threads=$(LIBRARY_THREADS) run library taskgate store::postgres::tests::keeps store::postgres::tests::rules \
 			store::postgres::tests::plan store::postgres::tests::pooled && return "$$failed"

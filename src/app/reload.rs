@@ -57,8 +57,9 @@ pub(super) struct ServedUpstream {
     pub(super) endpoint: Arc<UpstreamEndpoint>,
     /// The state for clients of the HTTP+SSE transport.
     pub(super) older: SseServed,
-    /// Ends its background tasks.
     stop: DropGuard,
+    /// Cancelled after its last call, before its sessions are closed.
+    closed: CancellationToken,
 }
 
 impl ServedUpstream {
@@ -86,7 +87,7 @@ impl ServedUpstream {
         };
         let (kept, stopped) = (Arc::clone(&endpoint), own.scope.stop);
         own.scope.tracker.spawn(async move { kept.evict_expired(&stopped).await });
-        Ok(Self { config, files, served, health, endpoint, older, stop })
+        Ok(Self { config, files, served, health, endpoint, older, stop, closed: CancellationToken::new() })
     }
 
     pub(super) fn member(&self) -> EndpointMember {
@@ -108,6 +109,7 @@ impl ServedUpstream {
         stop: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, stop) = (Arc::clone(&self.served.upstream), retired.clone(), stop.clone());
+        let closed = self.closed.clone();
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
@@ -122,6 +124,7 @@ impl ServedUpstream {
                 }
             };
             if stop.run_until_cancelled(over).await.is_some() {
+                closed.cancel();
                 upstream.close().await;
                 tracing::info!(upstream = %upstream.name(), why, "an upstream's sessions were closed");
             }
@@ -266,7 +269,7 @@ impl Gateway {
         self.gone = still_gone;
         let scope = &self.parts.scope;
         for opened in gone {
-            let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
+            let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint), opened.closed.clone()));
             tracing::warn!(
                 upstream = %opened.config.name, path = opened.config.path,
                 unsettled_tasks = self.parts.engine.unsettled_tasks(&opened.config.name),

@@ -35,7 +35,6 @@ pub struct UpstreamEndpoint {
     served: Arc<Served>,
     upstreams: Arc<Vec<Arc<str>>>,
     outcomes: RequestOutcomes,
-    /// Set if clients log in at the server themselves.
     login: Option<ClientLogin>,
 }
 
@@ -211,29 +210,30 @@ impl PathFaces for UpstreamEndpoint {
 
 /// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Requests for streams get 404 (F115).
 #[derive(Debug)]
-pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
+pub struct ClosingEndpoint(Arc<UpstreamEndpoint>, CancellationToken);
 
 impl ClosingEndpoint {
-    pub const fn new(endpoint: Arc<UpstreamEndpoint>) -> Self {
-        Self(endpoint)
+    /// Once `closed`, no message reaches the server, which may be a program that would start again (SEC-81).
+    pub const fn new(endpoint: Arc<UpstreamEndpoint>, closed: CancellationToken) -> Self {
+        Self(endpoint, closed)
     }
-}
 
-fn is_kept(request: &Inbound) -> bool {
-    if request.method != Method::POST {
-        return request.method != Method::GET;
-    }
-    match envelope::read(&request.body, ScanLimits::CLIENT) {
-        Ok(Message::Request(request)) => request.method.starts_with("tasks/"),
-        Ok(Message::Notification(_) | Message::Response(_)) => true,
-        Err(_) => false,
+    fn refusal(&self, request: &Inbound) -> Option<StatusCode> {
+        if request.method != Method::POST {
+            return (request.method == Method::GET).then_some(StatusCode::NOT_FOUND);
+        }
+        match envelope::read(&request.body, ScanLimits::CLIENT) {
+            Ok(Message::Request(request)) if request.method.starts_with("tasks/") => None,
+            Ok(Message::Request(_)) | Err(_) => Some(StatusCode::NOT_FOUND),
+            Ok(_) => self.1.is_cancelled().then_some(StatusCode::ACCEPTED),
+        }
     }
 }
 
 #[async_trait]
 impl Endpoint for ClosingEndpoint {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
-        if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
+        if let Some(status) = self.refusal(&request) { bare(status) } else { self.0.serve(request).await }
     }
 
     fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {

@@ -11,7 +11,7 @@ use tokio::process::Command;
 
 use super::endpoint_reload::{client, listening};
 use super::program::{Call, Folder, Program, Worker, block, send};
-use super::upstream::{ScriptedServer, in_time};
+use super::upstream::{ScriptedServer, SeenRequest, in_time};
 
 const APPLIED: &str = "taskgate_config_reloads_total{outcome=\"applied\"}";
 const REJECTED: &str = "taskgate_config_reloads_total{outcome=\"rejected\"}";
@@ -201,6 +201,27 @@ async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
         let status = if is_moved { StatusCode::OK } else { StatusCode::NOT_FOUND };
         assert_eq!(client.get(None).await.status, status);
     }
+}
+
+/// A program would start again. A client may be ended by another status than 202.
+#[tokio::test]
+async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_closed() {
+    let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    folder.write(&at_one_path(&worker.server));
+    let program = Program::serve(&folder).await;
+    let client = client(&program).opened("2025-11-25").await;
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).to_string();
+    let is_note = |seen: &SeenRequest| seen.rpc() == "notifications/roots/list_changed";
+    assert_eq!(client.post(note.clone()).await.status, StatusCode::ACCEPTED);
+    worker.server.world.first(is_note).await;
+    folder.write(&block("other", &other.server));
+    program.says("it is served no more", 1).await;
+    let answer = json!({"jsonrpc": "2.0", "id": "unasked", "result": {}}).to_string();
+    for message in [note, answer] {
+        assert_eq!(client.post(message).await.status, StatusCode::ACCEPTED);
+    }
+    let seen = worker.server.world.all(|seen| is_note(seen) || seen.body["id"] == "unasked");
+    assert_eq!(seen.len(), 1, "{seen:?}");
 }
 
 /// The client was told that it is subscribed, and its session goes on.

@@ -446,13 +446,9 @@ impl Operators {
     }
 
     fn record(&self, route: OperatorRoute<'_>, who: &Principal, status: StatusCode) {
-        let (act, item) = if let OperatorRoute::Forget(name) = route {
-            (AuditAct::OperatorForgot, name)
-        } else if let OperatorRoute::Cancel(reference) = route {
-            (AuditAct::OperatorCancelled, reference)
-        } else {
-            return;
-        };
+        let (OperatorRoute::Cancel(item) | OperatorRoute::Forget(item)) = route else { return };
+        let is_cancel = matches!(route, OperatorRoute::Cancel(_));
+        let act = if is_cancel { AuditAct::OperatorCancelled } else { AuditAct::OperatorForgot };
         if let Some(audit) = self.engine.audit() {
             let outcome = Some(status.as_str());
             audit.record(&AuditEvent { who: Some(who), item: Some(item), outcome, ..AuditEvent::new(act) });

@@ -258,15 +258,10 @@ impl Authenticator {
     }
 
     const fn token_holders(&self) -> Option<&TokenHolders> {
-        match self {
-            Self::TokenHolders(holders) => Some(holders),
-            Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) => others.token_holders(),
-            Self::CertificateHolders(CertificateHolders { others: None, .. })
-            | Self::Everyone(_)
-            | Self::OnePerson(_)
-            | Self::KeyHolders(_)
-            | Self::Replicas(_) => None,
+        if let Self::CertificateHolders(CertificateHolders { others: Some(others), .. }) = self {
+            return others.token_holders();
         }
+        if let Self::TokenHolders(holders) = self { Some(holders) } else { None }
     }
 
     const fn certificates_mut(&mut self) -> Option<&mut CertificateRing> {

@@ -109,15 +109,10 @@ impl SummaryPhase {
 
 /// A failed outcome's text. Takes time in proportion to a failed outcome, and none for others.
 pub fn failure_line(task: &Task) -> Option<Arc<str>> {
-    match &task.phase {
-        Phase::Settled(Outcome::Returned { result, is_error: true }) => status_text(&first_text(result)?),
-        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => status_text(&error.message),
-        Phase::Queued
-        | Phase::Working
-        | Phase::AwaitingInput(_)
-        | Phase::Settled(
-            Outcome::Returned { is_error: false, .. } | Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled,
-        ) => None,
+    match task.outcome()? {
+        Outcome::Returned { result, is_error: true } => status_text(&first_text(result)?),
+        Outcome::Faulted(Failure::Upstream(error)) => status_text(&error.message),
+        Outcome::Returned { is_error: false, .. } | Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled => None,
     }
 }
 

@@ -176,15 +176,8 @@ impl OutgoingRequest {
 
     /// Whether it only probes the server; servers of older versions may refuse it in any form.
     pub(crate) fn is_a_trial(&self) -> bool {
-        match &self.verb {
-            OutgoingMethod::Post { further, .. } => {
-                further.iter().any(|(name, value)| name == "mcp-method" && value == method::DISCOVER)
-            }
-            OutgoingMethod::Get { .. }
-            | OutgoingMethod::Document
-            | OutgoingMethod::Form(_)
-            | OutgoingMethod::Delete => false,
-        }
+        let OutgoingMethod::Post { further, .. } = &self.verb else { return false };
+        further.iter().any(|(name, value)| name == "mcp-method" && value == method::DISCOVER)
     }
 
     pub(crate) const fn part(&self) -> RequestScope {

@@ -195,15 +195,11 @@ impl CombinedUpstreams {
                 None => self.at_address(client, &uri).await,
             });
         }
-        match self.named(client, MergedList::Prompts, Some(&reference)).await? {
-            RequestTarget::Member(at, Some(edited)) => {
-                Ok(RequestTarget::Member(at, Some(params.edit().set("ref", edited).finish())))
-            }
-            other @ (RequestTarget::Member(_, None)
-            | RequestTarget::List(_)
-            | RequestTarget::Unlisted(_)
-            | RequestTarget::OwnTool(_)) => Ok(other),
+        let target = self.named(client, MergedList::Prompts, Some(&reference)).await?;
+        if let RequestTarget::Member(at, Some(edited)) = target {
+            return Ok(RequestTarget::Member(at, Some(params.edit().set("ref", edited).finish())));
         }
+        Ok(target)
     }
 
     /// For an unknown task any upstream returns the right error.

@@ -31,13 +31,10 @@ pub enum KeyFileError {
 impl KeyFileError {
     /// Whether the folder is not writable, and no file in it is at fault: a process that keeps nothing needs no file.
     pub fn is_folder_unwritable(&self) -> bool {
-        match self {
-            Self::NotMade { source, .. } => {
-                use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-                [PermissionDenied, ReadOnlyFilesystem, StorageFull, QuotaExceeded].contains(&source.kind())
-            }
-            Self::File { .. } | Self::Content { .. } | Self::NoFile { .. } | Self::TooLarge { .. } => false,
-        }
+        use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+
+        let Self::NotMade { source, .. } = self else { return false };
+        [PermissionDenied, ReadOnlyFilesystem, StorageFull, QuotaExceeded].contains(&source.kind())
     }
 }
 

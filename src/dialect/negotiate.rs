@@ -71,12 +71,9 @@ impl StatelessRequest {
             }
             None => None,
         };
-        let log_level = match meta.get(LOG_LEVEL) {
-            Some(_) => Some(meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or_else(|| {
-                RequestError::params("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")
-            })?),
-            None => None,
-        };
+        let no_level = || RequestError::params("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level");
+        let level = || meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or_else(no_level);
+        let log_level = meta.get(LOG_LEVEL).map(|_| level()).transpose()?;
         let extensions = capabilities.get_object("extensions");
         let takes_tasks = match extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION)) {
             true => HandleSupport::AfterGrace,

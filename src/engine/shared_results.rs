@@ -55,15 +55,8 @@ impl SharedResults {
 
 /// A task's result if its responses share a buffer.
 fn large_result(task: &Task) -> Option<LargeResult<'_>> {
-    match &task.phase {
-        Phase::Settled(Outcome::Returned { result, is_error }) if result.len() >= JsonPieces::SHARED_MIN => {
-            Some(LargeResult { result, is_error: *is_error })
-        }
-        Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled)
-        | Phase::Queued
-        | Phase::Working
-        | Phase::AwaitingInput(_) => None,
-    }
+    let Some(Outcome::Returned { result, is_error }) = task.outcome() else { return None };
+    (result.len() >= JsonPieces::SHARED_MIN).then_some(LargeResult { result, is_error: *is_error })
 }
 
 struct LargeResult<'a> {

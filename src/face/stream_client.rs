@@ -370,13 +370,10 @@ impl StreamClientLoop {
         let asking = async move {
             let asking = async {
                 // Boxed: each wrapper around the work would move all of it.
-                match caught(as_one_request(Box::pin(link.ask(inbound, &id, &withdrawn)))).await {
-                    Some(_) => (),
-                    None => {
-                        let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
-                        // Fails if the client has disconnected: then no reader is left.
-                        let _ = link.send_fault(Some(&id), &fault).await;
-                    }
+                if caught(as_one_request(Box::pin(link.ask(inbound, &id, &withdrawn)))).await.is_none() {
+                    let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
+                    // Fails if the client has disconnected: then no reader is left.
+                    let _ = link.send_fault(Some(&id), &fault).await;
                 }
             };
             match face {

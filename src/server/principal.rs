@@ -470,12 +470,9 @@ impl PrincipalGuard {
     }
 
     pub(super) const fn asks_all(&self) -> bool {
-        match &self.callers {
-            Authenticator::KeyHolders(_) | Authenticator::TokenHolders(_) | Authenticator::CertificateHolders(_) => {
-                true
-            }
-            Authenticator::Everyone(_) | Authenticator::OnePerson(_) | Authenticator::Replicas(_) => false,
-        }
+        use Authenticator::{Everyone, OnePerson, Replicas};
+
+        !matches!(&self.callers, Everyone(_) | OnePerson(_) | Replicas(_))
     }
 
     /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream

@@ -115,12 +115,9 @@ impl ProbedCall {
     }
 
     fn is_tool_error(&self) -> bool {
-        match &self.ended {
-            ProbedCallOutcome::Returned(result) => Object::of(result)
-                .and_then(|result| result.get("isError"))
-                .is_some_and(|value| value.as_str() == "true"),
-            ProbedCallOutcome::Faulted(_) | ProbedCallOutcome::Lost(_) | ProbedCallOutcome::Late => false,
-        }
+        let ProbedCallOutcome::Returned(result) = &self.ended else { return false };
+        let is_error = Object::of(result).and_then(|result| result.get("isError"));
+        is_error.is_some_and(|value| value.as_str() == "true")
     }
 
     fn outcome(&self) -> &'static str {

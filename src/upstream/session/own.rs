@@ -408,13 +408,7 @@ struct LeasedSession {
 impl SessionLeases {
     /// Postpones the end of a session until its calls have ended; false if there are none.
     fn put_off(&self, nonce: u128, binding: &SessionBinding) -> bool {
-        match self.0.lock().get_mut(&nonce) {
-            Some(leased) => {
-                leased.ended = Some(binding.clone());
-                true
-            }
-            None => false,
-        }
+        self.0.lock().get_mut(&nonce).map(|leased| leased.ended = Some(binding.clone())).is_some()
     }
 
     fn enter(&self, nonce: u128) {

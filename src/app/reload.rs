@@ -396,22 +396,14 @@ fn fingerprint_all<'a>(files: impl Iterator<Item = &'a Path>) -> Fingerprint {
 #[derive(Debug)]
 pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
-    endpoint: Arc<CombinedEndpoint>,
-    older: SseServed,
+    pub(super) endpoint: Arc<CombinedEndpoint>,
+    pub(super) older: SseServed,
     _ends: [DropGuard; 2],
 }
 
 impl ServedEndpoint {
     pub(super) fn new(settings: &CombinedSettings, upstreams: &[EndpointMember], parts: &GatewayParts) -> Self {
         Self::of_members(settings, members(settings, upstreams), parts)
-    }
-
-    pub(super) const fn endpoint(&self) -> &Arc<CombinedEndpoint> {
-        &self.endpoint
-    }
-
-    pub(super) const fn older(&self) -> &SseServed {
-        &self.older
     }
 
     fn of_members(settings: &CombinedSettings, members: Vec<EndpointMember>, parts: &GatewayParts) -> Self {

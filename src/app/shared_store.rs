@@ -97,7 +97,7 @@ pub(super) struct SharedStoreOpening {
     settings: PostgresSettings,
     tls: Option<ReplicaTls>,
     /// `None` if the folder is not writable.
-    file: Option<ReplicaFile>,
+    pub(super) file: Option<ReplicaFile>,
     readiness: Readiness,
     former: Option<PriorIncarnation>,
     /// When the name was first found taken.
@@ -220,10 +220,6 @@ impl SharedStoreOpening {
             tokio::time::sleep(RETRY).await;
             tried = self.attempt().await?;
         }
-    }
-
-    pub(super) fn into_file(self) -> Option<ReplicaFile> {
-        self.file
     }
 }
 

@@ -179,7 +179,7 @@ fn join(
     scope.tracker.spawn(async move {
         stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &token)).await;
     });
-    let file = opening.into_file().map(|file| Arc::new(Mutex::new(file)));
+    let file = opening.file.map(|file| Arc::new(Mutex::new(file)));
     if let Some(file) = file.clone() {
         let (store, stop) = (Arc::clone(&store), scope.stop.clone());
         scope.tracker.spawn(async move { keep_remembering(&file, || store.as_prior(), &stop).await });

@@ -147,7 +147,7 @@ impl WrappedGateway {
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &members, &parts));
         let served = match (&combined, upstreams.first()) {
-            (Some(combined), _) => host(Arc::<CombinedEndpoint>::clone(combined.endpoint()), combined.older()),
+            (Some(combined), _) => host(Arc::<CombinedEndpoint>::clone(&combined.endpoint), &combined.older),
             (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(&only.endpoint), &only.older),
             (None, None) => bail!("there is no server"),
         };

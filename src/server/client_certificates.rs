@@ -55,7 +55,7 @@ pub struct CertificateBlock {
 #[derive(Clone, Debug)]
 pub struct CertificateRing {
     blocks: Arc<Vec<CertificateBlock>>,
-    grant: Grant,
+    pub(super) grant: Grant,
 }
 
 pub(super) struct PeerCertificate {
@@ -63,7 +63,7 @@ pub(super) struct PeerCertificate {
     digest: Digest,
     /// `None` if the certificate cannot be read, or has too many names.
     names: Option<Vec<CertificateName>>,
-    until: Timestamp,
+    pub(super) until: Timestamp,
     chain: Vec<CertificateDer<'static>>,
     admission: Admission,
     /// The owner by the blocks of the last request.
@@ -173,10 +173,6 @@ impl CertificateRing {
         Self { blocks: Arc::new(blocks), grant: Grant::default() }
     }
 
-    pub(super) const fn grant(&self) -> &Grant {
-        &self.grant
-    }
-
     /// Replaces `before`. Streams end unless nothing has changed: a certificate's first matching block may be another one now.
     pub(super) fn succeed(&mut self, before: &Self) {
         if self.blocks == before.blocks {
@@ -237,10 +233,6 @@ impl PeerCertificate {
 
     pub(super) const fn digest(&self) -> &Digest {
         &self.digest
-    }
-
-    pub(super) const fn until(&self) -> Timestamp {
-        self.until
     }
 
     pub(super) fn names(&self) -> Option<Box<str>> {

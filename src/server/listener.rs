@@ -193,7 +193,7 @@ pub async fn start_on(
     let socket = Arc::downgrade(&acceptor.original);
     let kept = RetainedLayers {
         principal: PrincipalGuard::new(callers),
-        certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
+        certificate: tls.as_ref().map(|tls| Arc::clone(&tls.shown)),
         notices: Arc::new(Notices::new(role, audit)),
     };
     let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
@@ -432,10 +432,6 @@ impl Tls {
         let shown = Arc::new(ListenerCertificate::new(identity));
         let handshakes = Arc::new(ArcSwap::from_pointee(HandshakeSettings::new(&shown, peers)));
         Ok(Self { handshakes, shown, files })
-    }
-
-    const fn shown(&self) -> &Arc<ListenerCertificate> {
-        &self.shown
     }
 
     /// Performs the handshake. `None` if it failed; the peer has received an alert.

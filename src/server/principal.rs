@@ -76,7 +76,7 @@ impl CertificateHolders {
 
     fn caller(&self, certificate: &PeerCertificate) -> Result<AuthenticatedCaller, CertificateRefusal> {
         let owner = self.certificates.owner(certificate)?;
-        Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant().clone()))
+        Ok(AuthenticatedCaller::of_this_listener(owner.caller, self.certificates.grant.clone()))
     }
 
     /// The caller with a certificate and another credential: both are one principal's by the configuration, or by the
@@ -92,7 +92,7 @@ impl CertificateHolders {
         if self.certificates.owner(certificate)?.same_as.as_ref() != Some(&known.caller.principal) {
             return Err(CertificateRefusal::OfAnother);
         }
-        known.further.push(self.certificates.grant().clone());
+        known.further.push(self.certificates.grant.clone());
         Ok(known)
     }
 }
@@ -411,7 +411,7 @@ impl AuthenticatedCaller {
 
     /// Ends it at the latest with its connection's certificate.
     fn within(mut self, certificate: &PeerCertificate, files: Grant) -> Self {
-        let until = certificate.until();
+        let until = certificate.until;
         self.caller.until = Some(self.caller.until.map_or(until, |own| own.min(until)));
         self.ends_at = self.caller.until;
         self.further.push(files);

@@ -88,7 +88,7 @@ impl SessionFaceState {
 
     /// Notes an item whose events the server may keep.
     pub(super) fn note_called(&self, session: &ClientSession, request: &Request) {
-        if session.is_bridged() || session.is_for_one_request() {
+        if session.is_bridged() || session.is_for_one_request {
             return;
         }
         self.called.note(session.token.nonce, || NamedItem::of(&request.method, request.params.object()?));

@@ -25,7 +25,7 @@ pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
     pub(in crate::face) own: OwnSession,
     /// Whether it belongs to one request only: each has a new nonce.
-    is_for_one_request: bool,
+    pub(super) is_for_one_request: bool,
 }
 
 impl ClientSession {
@@ -52,10 +52,6 @@ impl ClientSession {
 
     pub(super) fn for_one_request(token: SessionToken, asker: SessionAsker<'_>) -> Self {
         Self { is_for_one_request: true, ..Self::new(token, asker) }
-    }
-
-    pub(super) const fn is_for_one_request(&self) -> bool {
-        self.is_for_one_request
     }
 
     pub(super) fn idempotency_scope(&self, principal: &Principal) -> IdempotencyScope {

@@ -52,7 +52,7 @@ impl StatelessFace {
         match Box::pin(self.begin_to_listen(request)).await {
             // Counted as one miss: a client that reconnects may name all tasks that it ever had.
             Ok(listening) => {
-                let has_missed = listening.watched.has_missed();
+                let has_missed = listening.watched.has_missed;
                 let response = event_stream(stream(listening, addressee.clone(), None));
                 if has_missed {
                     self.misses.note(&request.caller.principal);
@@ -255,10 +255,6 @@ impl WatchedTasks {
             }
         }
         Ok(Self { engine, caller: caller.clone(), dialect, metadata, due, quiet: FuturesUnordered::new(), has_missed })
-    }
-
-    const fn has_missed(&self) -> bool {
-        self.has_missed
     }
 
     /// The `tasks/get` result of the next changed task. Cancel safe.

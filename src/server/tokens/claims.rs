@@ -160,7 +160,7 @@ impl<'t> UnverifiedToken<'t> {
         };
         let _ = text("alg")?;
         let algorithm = signed.algorithm().ok_or(TokenError::Algorithm)?;
-        if signed.has_critical() {
+        if signed.header.contains_key("crit") {
             return Err(TokenError::Critical);
         }
         let (key, kind) = (text("kid")?, text("typ")?);

@@ -77,7 +77,7 @@ impl<'p> UnverifiedProof<'p> {
         }
         let is_listed = header("alg").and_then(Value::as_str).is_some_and(|name| PROOF_ALGORITHMS.contains(&name));
         let algorithm = text.algorithm().filter(|_| is_listed).ok_or(ProofError::Algorithm)?;
-        if text.has_critical() {
+        if text.header.contains_key("crit") {
             return Err(ProofError::Malformed);
         }
         let members = header("jwk").and_then(Value::as_object).ok_or(ProofError::Key)?;

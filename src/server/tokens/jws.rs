@@ -65,11 +65,6 @@ impl<'t> SignedText<'t> {
         signature_algorithm(self.header.get("alg")?.as_str()?)
     }
 
-    /// Whether its header requires extensions, none of which is known.
-    pub(super) fn has_critical(&self) -> bool {
-        self.header.contains_key("crit")
-    }
-
     pub(super) fn is_signed_by(&self, key: &DecodingKey, algorithm: Algorithm) -> bool {
         crypto::verify(self.signature, self.signed.as_bytes(), key, algorithm).unwrap_or(false)
     }

@@ -100,7 +100,7 @@ impl IssuerKeys {
     }
 
     fn digest(&self) -> Option<Digest> {
-        self.known.lock().set.as_ref().map(|(set, _)| set.digest())
+        self.known.lock().set.as_ref().map(|(set, _)| set.digest)
     }
 
     /// The keys, unless their last fetch is too long ago.
@@ -193,7 +193,7 @@ impl IssuerKeys {
         let issuer = &self.settings.issuer;
         match fetched {
             Ok(set) => {
-                for why in set.unused() {
+                for why in &set.unused {
                     tracing::warn!(%issuer, "a key of the issuer is not used: {why}");
                 }
                 known.set = Some((Arc::new(set), now));

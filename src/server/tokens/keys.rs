@@ -47,8 +47,8 @@ pub(super) enum KeyMiss {
 pub(super) struct KeySet {
     keys: Vec<VerificationKey>,
     /// Why keys were left out, for operators.
-    unused: Vec<&'static str>,
-    digest: Digest,
+    pub(super) unused: Vec<&'static str>,
+    pub(super) digest: Digest,
 }
 
 pub(super) struct VerificationKey {
@@ -111,17 +111,8 @@ impl KeySet {
         Ok(Self { keys, unused, digest: digest([text]) })
     }
 
-    /// Equal for equal texts.
-    pub(super) const fn digest(&self) -> Digest {
-        self.digest
-    }
-
     pub(super) const fn len(&self) -> usize {
         self.keys.len()
-    }
-
-    pub(super) fn unused(&self) -> &[&'static str] {
-        &self.unused
     }
 
     /// The key that a token names and that fits its algorithm. A token without a `kid` needs a set with one such key.

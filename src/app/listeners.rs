@@ -54,7 +54,7 @@ pub(super) async fn open_store(
     if let StoreSource::ConfigAgain(former) = source {
         opening.restarts(*former);
     }
-    let late = opening.late();
+    let late = opening.late.clone();
     let mut wait = Box::pin(task_store::wait(opening, scope, readiness));
     tokio::select! {
         opened = &mut wait => return Ok((opened?, WaitingListeners::default())),

@@ -317,7 +317,7 @@ pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> 
     upstreams.iter().fold(routes, |routes, one| {
         let endpoint = Arc::clone(&one.endpoint);
         let older = SseEndpoint::new(one.older.clone(), Arc::<UpstreamEndpoint>::clone(&endpoint));
-        let login = endpoint.login().cloned();
+        let login = endpoint.login.clone();
         let rates = Arc::clone(&one.served.rates);
         let routes = routes.with(one.config.path.clone(), endpoint).with(one.config.sse_path.clone(), Arc::new(older));
         match login {

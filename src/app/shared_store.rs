@@ -104,7 +104,7 @@ pub(super) struct SharedStoreOpening {
     taken: Option<Instant>,
     reasons: RetryReasons,
     /// Cancelled once the first attempt fails or takes long, and at once in a successor: then the listeners serve.
-    late: CancellationToken,
+    pub(super) late: CancellationToken,
 }
 
 impl SharedStoreOpening {
@@ -150,10 +150,6 @@ impl SharedStoreOpening {
         self.late.cancel();
         self.former = Some(former);
         self.settings.prior = Some(newest_incarnation(self.settings.prior, former));
-    }
-
-    pub(super) fn late(&self) -> CancellationToken {
-        self.late.clone()
     }
 
     /// Opens the database; checks the certificates first, since each attempt would leave a row in it.

@@ -35,7 +35,7 @@ pub struct UpstreamEndpoint {
     served: Arc<Served>,
     upstreams: Arc<Vec<Arc<str>>>,
     outcomes: RequestOutcomes,
-    login: Option<ClientLogin>,
+    pub login: Option<ClientLogin>,
 }
 
 impl UpstreamEndpoint {
@@ -49,10 +49,6 @@ impl UpstreamEndpoint {
     #[must_use]
     pub fn with_login(self, login: Option<ClientLogin>) -> Self {
         Self { login, ..self }
-    }
-
-    pub const fn login(&self) -> Option<&ClientLogin> {
-        self.login.as_ref()
     }
 
     pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {

@@ -259,7 +259,7 @@ impl TokenVerifier {
             Ok(read) => read,
             Err(error) => return refused(error, token),
         };
-        match self.position(|one| *one.settings.issuer == *read.issuer()) {
+        match self.position(|one| *one.settings.issuer == *read.issuer) {
             None => refused(TokenError::UnknownIssuer, token),
             Some(index) if issuers.get(index).is_some_and(|one| one.settings.needs_no_keys()) => {
                 self.introspect(&asked, index, &endpoint())

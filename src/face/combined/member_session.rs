@@ -54,7 +54,7 @@ impl CombinedSessions {
 pub(super) struct CombinedSession {
     state: Mutex<CombinedSessionState>,
     /// Notified when a session at an upstream was opened.
-    opened: watch::Sender<()>,
+    pub(super) opened: watch::Sender<()>,
     pub(super) ended: CancellationToken,
     /// A random key per session: no server can construct colliding tokens.
     hasher: RandomState,
@@ -146,10 +146,6 @@ impl CombinedSession {
 
     pub(super) fn take_became_available(&self) -> bool {
         std::mem::take(&mut self.state.lock().became_available)
-    }
-
-    pub(super) fn openings(&self) -> watch::Receiver<()> {
-        self.opened.subscribe()
     }
 
     fn level(&self) -> Option<LogLevel> {

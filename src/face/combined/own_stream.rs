@@ -235,7 +235,7 @@ impl MergedStream {
     fn begin(client: EndpointClient, session: Arc<CombinedSession>, resumed: Option<(usize, String)>) -> ResponseBody {
         let mut merged = Self {
             client,
-            openings: session.openings(),
+            openings: session.opened.subscribe(),
             session,
             read: HashSet::new(),
             waiting: FuturesUnordered::new(),

@@ -84,7 +84,7 @@ impl SessionFaceState {
         let Some(fallback) = self.fallback.as_ref().filter(|it| !it.service.has_complete_list()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
-        let catalog = if session.is_bridged() { &fallback.bridged } else { self.task_tools.catalog() };
+        let catalog = if session.is_bridged() { &fallback.bridged } else { &self.task_tools.catalog };
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
             && let Some(list) = Object::of(list.result())
         {
@@ -122,7 +122,7 @@ pub(super) async fn post(
     shared.fetch_names(session, &inbound.caller.principal).await;
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let asker = TaskAsker { caller: &inbound.caller, misses: shared.tasks.misses() };
+    let asker = TaskAsker { caller: &inbound.caller, misses: &shared.tasks.misses };
     let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
     Ok(answer(&shared.served.engine, asker, call, shared.fallback_texts(), addressee).await)
 }

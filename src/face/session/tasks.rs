@@ -53,7 +53,7 @@ const PAGE: usize = 50;
 pub(in crate::face) struct SessionTasksState {
     subscribers: TaskSubscribers,
     requests: Arc<TaskRequests>,
-    misses: UnknownTaskWatch,
+    pub(super) misses: UnknownTaskWatch,
     support: TaskSupportLookup,
     drafts: Drafts,
 }
@@ -74,10 +74,6 @@ impl SessionTasksState {
 
     pub(super) fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
-    }
-
-    pub(super) const fn misses(&self) -> &UnknownTaskWatch {
-        &self.misses
     }
 
     /// `None` if tasks are not offered.

@@ -32,18 +32,13 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct UpstreamTaskTools {
     pool: Arc<dyn Upstream>,
-    catalog: Catalog,
+    pub(super) catalog: Catalog,
 }
 
 impl UpstreamTaskTools {
     pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
         let catalog = Catalog::new(Arc::clone(&pool));
         Self { catalog, pool }
-    }
-
-    /// The tools as listed in a session of the gateway.
-    pub(super) const fn catalog(&self) -> &Catalog {
-        &self.catalog
     }
 
     pub(super) async fn evict_expired(&self, stop: &CancellationToken) {

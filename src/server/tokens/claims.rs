@@ -129,7 +129,7 @@ pub(super) struct UnverifiedToken<'t> {
     algorithm: Algorithm,
     key: Option<String>,
     kind: Option<String>,
-    issuer: String,
+    pub(super) issuer: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -166,10 +166,6 @@ impl<'t> UnverifiedToken<'t> {
         let (key, kind) = (text("kid")?, text("typ")?);
         let issuer = signed.claims.get("iss").and_then(Value::as_str).ok_or(TokenError::UnknownIssuer)?.to_owned();
         Ok(Self { text: signed, algorithm, key, kind, issuer })
-    }
-
-    pub(super) fn issuer(&self) -> &str {
-        &self.issuer
     }
 
     const fn claims(&self) -> &Map<String, Value> {

@@ -183,7 +183,7 @@ impl Upstream for StatelessUpstream {
 
     /// Reports only that tools changed, as long as any client listens.
     async fn notifications(&self, _: &CallContext) -> NotificationResult {
-        Ok(self.listens.tool_changes())
+        Ok(self.listens.tool_changes.subscribe())
     }
 
     async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {

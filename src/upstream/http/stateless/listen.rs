@@ -47,7 +47,7 @@ pub(super) struct ListenSources {
     link: Arc<UpstreamLink>,
     sources: Mutex<HashMap<SessionKey, Arc<ListenSource>>>,
     /// Signals that cached tool lists are stale. A receiver that misses a signal sees the gap, so the buffer is small.
-    tool_changes: broadcast::Sender<ServerNotification>,
+    pub(super) tool_changes: broadcast::Sender<ServerNotification>,
 }
 
 #[derive(Debug)]
@@ -102,10 +102,6 @@ impl Drop for ListenLease {
 impl ListenSources {
     pub(super) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
         Arc::new(Self { link, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
-    }
-
-    pub(super) fn tool_changes(&self) -> broadcast::Receiver<ServerNotification> {
-        self.tool_changes.subscribe()
     }
 
     /// Subscribes one client; `line` sends for its key. Fails without a stream in [`SUBSCRIBE_MAX`], or with too many.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response};
+use http::HeaderValue;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::task::coop::consume_budget;

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use tokio_util::sync::CancellationToken;
 use wildmatch::WildMatch;
 

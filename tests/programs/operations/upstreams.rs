@@ -173,7 +173,15 @@ async fn b254_a_server_that_hangs_is_failing_once_its_clients_have_left() {
         client.write_all(&request.bytes(path)).await.unwrap();
         clients.push(client);
     }
-    tokio::time::sleep(Duration::from_millis(10_500)).await;
+    for ((_, method), server) in names.iter().zip(&servers) {
+        in_time(async {
+            while server.world.all(|seen| seen.rpc() == *method).is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+    tokio::time::sleep(Duration::from_millis(10_100)).await;
     assert_eq!(told(&program), Vec::<Value>::new(), "nothing is known while clients wait");
     drop(clients);
     program.says("which was given up", names.len()).await;

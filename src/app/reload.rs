@@ -63,7 +63,6 @@ pub(super) struct ServedUpstream {
 }
 
 impl ServedUpstream {
-    /// Opens an upstream. Sends nothing to it yet.
     pub(super) fn new(
         config: UpstreamConfig,
         parts: &GatewayParts,

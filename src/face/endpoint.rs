@@ -257,8 +257,6 @@ impl Endpoint for ClosingEndpoint {
     }
 }
 
-const STORE_UNAVAILABLE: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
-
 /// Responds to clients while the store is unavailable at the start.
 #[derive(Debug)]
 pub struct UnavailableStoreEndpoint;
@@ -266,7 +264,7 @@ pub struct UnavailableStoreEndpoint;
 #[async_trait]
 impl Endpoint for UnavailableStoreEndpoint {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
-        refuse_all(&request, &STORE_UNAVAILABLE)
+        refuse_all(&request, &GatewayFault::new(Reason::StoreFailed, Executed::No))
     }
 }
 

@@ -7,7 +7,6 @@ mod issued_credentials;
 pub(super) mod listeners;
 mod paths;
 mod store;
-mod upstream_headers;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,19 +15,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::AUTHORIZATION;
 use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::keys::{KeyField as _, KeyTable as _};
 use super::raw::{
-    AuthMode, RawConfig, RawEndpoint, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream, RawUrlValues, command,
+    AuthMode, RawConfig, RawCredential, RawEndpoint, RawRules, RawSplit, RawTaskRules, RawTool, RawUpstream,
+    RawUrlValues, command,
 };
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, UpstreamConfig};
 use crate::audit::{AuditAnchor, AuditSettings};
 use crate::engine::ServiceSettings;
+use crate::face::client_login::ResourceName;
 use crate::face::combined::{CombinedSettings, prefixes_clash};
+use crate::server::is_at_loopback;
 use crate::task::{
     CallLimits, NamePattern, NameRule, SplitRule, SubtaskLimits, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
     ToolRules,
@@ -37,7 +40,7 @@ use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, ProxySettings, UpstreamTlsFiles};
 use crate::upstream::issued_credential::IssuedCredentialSettings;
 use crate::upstream::limits::CallPermitSettings;
-use crate::upstream::transport::credential::Credential;
+use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{ForwardingRules, Timeouts};
 use issued_credentials::ClientTokens;
 use paths::{TakenPaths, UpstreamPaths};
@@ -151,13 +154,13 @@ fn resolve_upstreams<'a>(
         let paths = paths::resolve(raw, taken, report);
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
-        let credential = upstream_headers::credential(raw, report);
+        let credential = credential(raw, report);
         let issued = issued_credentials::resolve(raw, shared.tokens, report);
         let subjects = issued.as_ref().and_then(IssuedCredentialSettings::subjects).cloned();
         let tools = ToolSettings {
             rules: resolve_tools(raw, shared, report),
             names: resolve_tool_names(&raw.tools, report),
-            forwarding: upstream_headers::forwarding(raw, report).exchanging(subjects),
+            forwarding: forwarding(raw, report).exchanging(subjects),
         };
         if let Some(server) = resolve_server(raw, tls, credential, issued, &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
@@ -605,4 +608,72 @@ fn unknown_upstream(name: &str, known: &BTreeSet<Arc<str>>) -> String {
     let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
     let more = if known.len() > names.len() { " and others" } else { "" };
     format!("there is no upstream `{name}`; there are {}{more}", names.join(", "))
+}
+
+fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
+    let auth = raw.auth.as_ref()?;
+    let values = &auth.values;
+    let table = &auth.location.key;
+    let keys = ["authorization", "header", "value", "value_file"];
+    let has_mistake = keys.iter().any(|key| report.has_mistake(&format!("{table}.{key}")));
+    warn_of_secret_in_file(auth, report);
+    warn_of_clear_text(raw, &auth.location, report);
+    let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
+    let found = match (&values.authorization, &values.header, &values.value, &values.value_file) {
+        (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
+        (None, Some(header), Some(value), None) => Some((header.value.clone(), known(&value.value))),
+        (None, Some(header), None, Some(file)) => {
+            Some((header.value.clone(), CredentialSource::File(file.value.clone())))
+        }
+        _ => None,
+    };
+    if found.is_none() && !has_mistake {
+        let message = "needs `authorization` alone, or `header` with either `value` or `value_file`";
+        report.mistake(&auth.location, message);
+    }
+    let (header, source) = found?;
+    if let Some(location) = values.header.location()
+        && raw.url.forward_headers.value.contains(&header)
+    {
+        report.mistake(
+            location,
+            "is in `forward_headers`, too: the credential would replace the clients' value; leave it out there",
+        );
+    }
+    Some(Credential { header, source })
+}
+
+fn warn_of_secret_in_file(auth: &RawCredential, report: &mut MistakeCollector) {
+    let written = [&auth.values.authorization, &auth.values.value].into_iter().flatten().next();
+    if let Some(written) = written.filter(|_| auth.is_inline) {
+        let message = "the secret itself is in this file; write it as \"${VAR}\", or name a `value_file`";
+        report.warning(&written.location, message);
+    }
+}
+
+fn warn_of_clear_text(raw: &RawUpstream, location: &ConfigLocation, report: &mut MistakeCollector) {
+    let Some(url) = raw.own.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
+    if !is_at_loopback(url) {
+        report.warning(location, "can be read on the network: the `url` begins with http://");
+    }
+}
+
+fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
+    let forwards = &raw.url.forward_authorization;
+    let has_own = raw.auth.as_ref().map(|auth| &auth.values).is_some_and(|auth| {
+        auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
+    });
+    if let Some(location) = forwards.location().filter(|_| forwards.value) {
+        warn_of_clear_text(raw, location, report);
+        if has_own {
+            report.mistake(location, "the table `auth` fills the same header; leave one of them out");
+        }
+    }
+    let resource = &raw.own.oauth_resource;
+    if let Some(location) = resource.location().filter(|_| resource.value != ResourceName::default() && !forwards.value)
+    {
+        let message = "has no effect without `forward_authorization = true`: only then clients log in at the server";
+        report.mistake(location, message);
+    }
+    ForwardingRules::new(raw.url.forward_headers.value.clone(), forwards.value)
 }

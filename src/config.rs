@@ -52,6 +52,7 @@ pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
 pub use value::{check_caller_id, check_principal_id, is_credential_header};
+use variables::Environment;
 pub use variables::is_variable_name;
 use wrapped::FilePurpose;
 
@@ -236,30 +237,21 @@ impl Config {
     }
 }
 
+pub type LoadResult = Result<LoadedConfig, ConfigError>;
+/// Checks the files that a configuration names.
+pub type FileLook<'a> = &'a dyn Fn(&Config) -> Findings;
+
 /// Reads the file; lists all mistakes in it and files that it names. `env` looks `${VAR}` up, `look` checks the files.
-pub fn load(
-    path: &Path,
-    env: &dyn Fn(&str) -> Option<String>,
-    look: &dyn Fn(&Config) -> Findings,
-) -> Result<LoadedConfig, ConfigError> {
+pub fn load(path: &Path, env: Environment<'_>, look: FileLook<'_>) -> LoadResult {
     load_as(FilePurpose::Listeners, path, env, look)
 }
 
 /// As [`load`], for `taskgate wrap` with its one client: no listeners, a store in memory by default, one endpoint.
-pub fn load_wrapped(
-    path: &Path,
-    env: &dyn Fn(&str) -> Option<String>,
-    look: &dyn Fn(&Config) -> Findings,
-) -> Result<LoadedConfig, ConfigError> {
+pub fn load_wrapped(path: &Path, env: Environment<'_>, look: FileLook<'_>) -> LoadResult {
     load_as(FilePurpose::Host, path, env, look)
 }
 
-fn load_as(
-    purpose: FilePurpose,
-    path: &Path,
-    env: &dyn Fn(&str) -> Option<String>,
-    look: &dyn Fn(&Config) -> Findings,
-) -> Result<LoadedConfig, ConfigError> {
+fn load_as(purpose: FilePurpose, path: &Path, env: Environment<'_>, look: FileLook<'_>) -> LoadResult {
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
@@ -271,7 +263,7 @@ fn load_as(
 }
 
 /// Reads a configuration from its text. `name` is the file's name; its folder is the base of files of keys and variables.
-pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
+pub fn parse(name: &str, text: &str, env: Environment<'_>) -> LoadResult {
     let file = FileName { name, folder: folder_of(Path::new(name)) };
     parse_as(FilePurpose::Listeners, file, text, env, &|_| Findings::default())
 }
@@ -290,9 +282,9 @@ fn parse_as(
     purpose: FilePurpose,
     FileName { name, folder }: FileName<'_>,
     text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-    look: &dyn Fn(&Config) -> Findings,
-) -> Result<LoadedConfig, ConfigError> {
+    env: Environment<'_>,
+    look: FileLook<'_>,
+) -> LoadResult {
     if text.len() > FILE_BYTES_MAX {
         return Err(too_large(name));
     }

@@ -12,8 +12,7 @@ use url::Url;
 use super::super::printable::printable;
 use super::ProbeCommand;
 use super::report::{
-    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, VersionSupport,
-    shown_target, toml_block,
+    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, shown_target, toml_block,
 };
 use crate::config::ServerTarget;
 use crate::dialect::faults::session_failure_error;
@@ -222,24 +221,21 @@ impl ProbeRun<'_> {
         for version in ProtocolVersion::ALL.into_iter().rev() {
             let served = match (&found.session, version) {
                 (_, version) if !version.traits().is_advertised => continue,
-                (_, version) if version.is_stateless() => match &found.stateless {
-                    Ok(_) => VersionSupport::Yes,
-                    Err(why) => VersionSupport::No(why.text()),
-                },
-                (Err(why), _) => VersionSupport::No(why.text()),
-                (Ok((_, facts)), version) if version == facts.version => VersionSupport::Yes,
-                (Ok((_, facts)), version) if version > facts.version => {
-                    VersionSupport::No(format!("answers with {}", facts.version))
+                (_, version) if version.is_stateless() => {
+                    found.stateless.as_ref().map(|_| ()).map_err(ProbeError::text)
                 }
+                (Err(why), _) => Err(why.text()),
+                (Ok((_, facts)), version) if version == facts.version => Ok(()),
+                (Ok((_, facts)), version) if version > facts.version => Err(format!("answers with {}", facts.version)),
                 (Ok(_), version) => match self.handshake(found.transport, Some(version)).await {
                     Ok((upstream, _)) => {
                         upstream.close().await;
-                        VersionSupport::Yes
+                        Ok(())
                     }
                     Err(why) if why.reason() == Some(Reason::UpstreamRefused) => {
-                        VersionSupport::No("answers with another version".to_owned())
+                        Err("answers with another version".to_owned())
                     }
-                    Err(why) => VersionSupport::No(why.text()),
+                    Err(why) => Err(why.text()),
                 },
             };
             all.push(ProbedVersion { version, served });

@@ -54,13 +54,8 @@ impl ProbedTransport {
 #[derive(Debug)]
 pub struct ProbedVersion {
     pub version: ProtocolVersion,
-    pub served: VersionSupport,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub enum VersionSupport {
-    Yes,
-    No(String),
+    /// Fails with the reason why it is not.
+    pub served: Result<(), String>,
 }
 
 #[derive(Debug)]
@@ -169,8 +164,8 @@ impl ProbeReport {
 
     pub fn json(&self) -> Value {
         let versions = self.versions.iter().map(|version| match &version.served {
-            VersionSupport::Yes => json!({ "version": version.version.as_str(), "served": true }),
-            VersionSupport::No(why) => json!({ "version": version.version.as_str(), "served": false, "why": why }),
+            Ok(()) => json!({ "version": version.version.as_str(), "served": true }),
+            Err(why) => json!({ "version": version.version.as_str(), "served": false, "why": why }),
         });
         let mut report = json!({
             "target": self.target,
@@ -227,8 +222,8 @@ impl ProbeReport {
         for (index, version) in self.versions.iter().enumerate() {
             let title = if index == 0 { "versions" } else { "" };
             match &version.served {
-                VersionSupport::Yes => writeln!(to, "{title:<14}{}  yes", version.version)?,
-                VersionSupport::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
+                Ok(()) => writeln!(to, "{title:<14}{}  yes", version.version)?,
+                Err(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
             }
         }
         if let Some(route) = self.questions {

@@ -99,9 +99,9 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 88_900;
+const CODE_LINES_MAX: usize = 88_300;
 const COMMENT_LINES_MAX: usize = 8_960;
-const FILES_MAX: usize = 486;
+const FILES_MAX: usize = 470;
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";

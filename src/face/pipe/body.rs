@@ -245,11 +245,13 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if let Some(call) = &self.call {
             call.ended(fault);
         }
-        match self.call.take().filter(|call| call.is_wanted() && self.is_between_events()) {
-            Some(call) => {
+        match self.call.take().filter(|_| self.is_between_events()) {
+            Some(call) if call.is_wanted() => {
                 let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
             }
+            // The client has cancelled the call: the stream ends without a response, and its connection stays (U90).
+            Some(_) => Ok(Frame::data(BodyPart::comment())),
             None => Err(io::Error::other("the response cannot be completed")),
         }
     }

@@ -118,14 +118,15 @@ async fn gw_26_a_flood_of_messages_hides_no_life_sign_and_no_deadline() {
     }
 }
 
-/// U90, LEG-14: its server may be silent, or end the stream.
+/// U90, LEG-14: its server may be silent, end the stream, or break it.
 #[tokio::test(start_paused = true)]
 async fn u90_the_stream_of_a_cancelled_call_ends_with_the_next_life_sign_and_has_no_response() {
     type Item = Result<Frame<BodyPart>, io::Error>;
 
     let silent = RawBody::new(StreamBody::new(stream::pending::<Item>()));
     let ended = RawBody::new(StreamBody::new(stream::empty::<Item>()));
-    for (source, expected, seconds) in [(silent, ":\n\n", 15), (ended, "", 0)] {
+    let broken = RawBody::new(StreamBody::new(stream::iter([Item::Err(io::Error::other("reset"))])));
+    for (source, expected, seconds) in [(silent, ":\n\n", 15), (ended, "", 0), (broken, ":\n\n", 0)] {
         let begun = Instant::now();
         let request = TestRequest { id: RequestId::number(1), is_wanted: false };
         let body = PipeBody::new(source, BodyForm::Events, PipeTimeouts::default(), Some(request));

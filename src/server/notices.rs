@@ -98,7 +98,7 @@ impl Notices {
     /// Logs a connection that was closed at a bound, once a minute for each bound (B256).
     pub(super) fn refused_connection(&self, bound: &'static str, client: IpAddr) {
         let Some(more) = self.due(bound, None) else { return };
-        let key = (self.listener == ListenerRole::Clients).then(|| format!("limits.{bound}"));
+        let key = (self.listener == ListenerRole::Clients).then(|| key_of(bound));
         tracing::warn!(listener = self.listener.name(), reason = bound, key, %client, more, "refused: a connection above the bound was closed");
     }
 
@@ -127,6 +127,11 @@ impl Notices {
         }
         notices.entry(key).or_default().admit()
     }
+}
+
+/// The bound of one address is fixed: its key is the one that exempts a proxy.
+fn key_of(bound: &str) -> &'static str {
+    if bound == "connections_max" { "limits.connections_max" } else { "listen.trusted_proxies" }
 }
 
 /// Refusals a second that have lines: no client fills the disk. Clients with valid credentials have as many lines.
@@ -196,6 +201,12 @@ mod tests {
     use super::*;
     use crate::audit::AuditSettings;
     use crate::task::WithheldBy;
+
+    #[test]
+    fn b256_a_bound_that_no_key_changes_is_logged_with_the_key_for_proxies() {
+        assert_eq!(key_of("connections_max"), "limits.connections_max");
+        assert_eq!(key_of("connections_per_address_max"), "listen.trusted_proxies");
+    }
 
     /// 10,000 refusals of strangers, one of a known client, and none afterwards.
     #[tokio::test]

@@ -140,7 +140,7 @@ async fn detect<T: ResettableStream>(socket: &mut T) -> io::Result<(Protocol, By
 
 type ConnectionAnswer = Result<http::Response<OpenRequestBody>, Infallible>;
 
-/// Shared by the requests of one connection: references to what all connections share are counted once for each of them.
+/// The state that the requests of one connection share. A request counts one reference to it, not one to each part.
 struct ServedConnection {
     shared: Arc<ListenerState>,
     trail: Arc<ConnectionState>,

@@ -208,7 +208,7 @@ impl CombinedUpstreams {
         let beginnings = parts.into_iter().map(|(at, part)| {
             let allowed = Some(asked.allowed(at, &part)).filter(is_wanted);
             let asked = &asked;
-            // Nothing but withheld resources is refused by the upstream's own rules (B249).
+            // A part that has withheld resources alone is sent as it is: the upstream's own rules refuse it (B249).
             async move { (at, asked.begin(at, allowed.as_ref().unwrap_or(&part)).await, part) }
         });
         let subscription = Subscription::new(request.id.clone());

@@ -108,7 +108,7 @@ impl ServedUpstream {
         stop: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, stop) = (Arc::clone(&self.served.upstream), retired.clone(), stop.clone());
-        let closed = self.closed.clone();
+        let (closed, leaving) = (self.closed.clone(), self.served.leaving.clone());
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
@@ -118,6 +118,10 @@ impl ServedUpstream {
             let over = async {
                 // Twice: a request may be passing from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
+                    // Clients' own streams hold the endpoint. Until then calls may ask on them, or be resumed as streams.
+                    if permits.strong_count() <= 1 {
+                        leaving.cancel();
+                    }
                     upstream.end_idle();
                     tokio::time::sleep(RETIRING).await;
                 }
@@ -256,9 +260,8 @@ impl Gateway {
         let still_used: Vec<_> = self.upstreams.iter().filter_map(uses).collect();
         let ended = before.iter().filter_map(uses).filter(|one| !still_used.contains(one));
         ended.for_each(|one| show_end(one, None));
-        // Else its client would get a removed server's messages, or none of the new one: the stream holds the endpoint (F115).
         for one in &before {
-            one.served.leaving.cancel();
+            one.older.leaving.cancel();
             one.served.ending.cancel();
         }
         let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);
@@ -282,6 +285,8 @@ impl Gateway {
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
+            // Else clients would get no message of the new upstream (F115).
+            opened.served.leaving.cancel();
             let over = opened.close_after_last_call(2, "it was replaced", &self.retired, &scope.stop);
             scope.tracker.spawn(async move {
                 // Binds each field that holds the upstream: this future must own them until it drops them.

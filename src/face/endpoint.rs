@@ -204,7 +204,8 @@ impl PathFaces for UpstreamEndpoint {
     }
 }
 
-/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Requests for streams get 404 (F115).
+/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Requests for streams get 404, but a stream
+/// may be resumed until the last call ends (F115).
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>, CancellationToken);
 
@@ -216,7 +217,8 @@ impl ClosingEndpoint {
 
     fn refusal(&self, request: &Inbound) -> Option<StatusCode> {
         if request.method != Method::POST {
-            return (request.method == Method::GET).then_some(StatusCode::NOT_FOUND);
+            let resumes = request.headers.contains_key(headers::LAST_EVENT_ID) && !self.0.served.leaving.is_cancelled();
+            return (request.method == Method::GET && !resumes).then_some(StatusCode::NOT_FOUND);
         }
         match envelope::read(&request.body, ScanLimits::CLIENT) {
             Ok(Message::Request(request)) if request.method.starts_with("tasks/") => None,

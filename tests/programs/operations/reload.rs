@@ -7,11 +7,12 @@ use std::time::Duration;
 use http::StatusCode;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use support::session_client::call;
 use tokio::process::Command;
 
 use super::endpoint_reload::{client, listening};
 use super::program::{Call, Folder, Program, Worker, block, send};
-use super::upstream::{ScriptedServer, SeenRequest, in_time};
+use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest, in_time};
 
 const APPLIED: &str = "taskgate_config_reloads_total{outcome=\"applied\"}";
 const REJECTED: &str = "taskgate_config_reloads_total{outcome=\"rejected\"}";
@@ -203,6 +204,35 @@ async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
     }
 }
 
+/// F115: the server closes the stream of a call on purpose, and the client comes back for the result after the server was removed.
+#[tokio::test]
+async fn f115_a_call_at_a_removed_server_is_resumed_until_it_ends() {
+    let (events, rest) = Once::events();
+    let server = ScriptedServer::start(move |seen| match (seen.method == "GET", seen.is_call()) {
+        (true, _) => rest.take(),
+        (_, true) => {
+            let (events, reply) = BodySender::open();
+            events.raw("id: e-1\nretry: 10\ndata:\n\n");
+            Some(reply)
+        }
+        (false, false) => None,
+    })
+    .await;
+    let (other, folder) = (Worker::start().await, Folder::new());
+    folder.write(&at_one_path(&server));
+    let program = Program::serve(&folder).await;
+    let client = client(&program).opened("2025-11-25").await;
+    assert_eq!(client.post(call(1)).await.text().await, "id: e-1\nretry: 10\ndata:\n\n");
+    folder.write(&block("other", &other.server));
+    program.says(READ, 1).await;
+    let mut resumed = client.get(Some("e-1")).await;
+    assert_eq!(resumed.status, StatusCode::OK);
+    events.raw("id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1}}\n\n");
+    assert!(resumed.until("\n\n").await.contains("\"n\":1"));
+    program.says("it was removed", 1).await;
+    assert_eq!(client.get(Some("e-2")).await.status, StatusCode::NOT_FOUND);
+}
+
 /// A program would start again. A client may be ended by another status than 202.
 #[tokio::test]
 async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_closed() {
@@ -215,7 +245,7 @@ async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_close
     assert_eq!(client.post(note.clone()).await.status, StatusCode::ACCEPTED);
     worker.server.world.first(is_note).await;
     folder.write(&block("other", &other.server));
-    program.says("it is served no more", 1).await;
+    program.says("it was removed", 1).await;
     let answer = json!({"jsonrpc": "2.0", "id": "unasked", "result": {}}).to_string();
     for message in [note, answer] {
         assert_eq!(client.post(message).await.status, StatusCode::ACCEPTED);

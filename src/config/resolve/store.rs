@@ -20,7 +20,7 @@ const ONLY_POSTGRES: &str = "is for gateways on one database; write `kind = \"po
 pub(super) fn resolve(raw: &RawConfig, each: &PrincipalLimits, report: &mut MistakeCollector) -> StoreSettings {
     let store = &raw.store;
     let kind = store.kind.value;
-    if let Some(location) = store.path.location().filter(|_| store.path.value.starts_with("~")) {
+    if let Some(location) = store.path.location().filter(|_| store.path.value.to_string_lossy().starts_with('~')) {
         report.mistake(location, "begins with ~, which only a shell replaces; write the whole path");
     }
     if kind != StoreKind::Postgres && !report.has_mistake("store.kind") {

@@ -259,7 +259,7 @@ mod tests {
             ("", "not JSON"),
             ("<html>", "not JSON"),
             ("[]", "not an object"),
-            (r#""https://up""#, "no object"),
+            (r#""https://up""#, "not an object"),
             ("{}", "`resource`"),
             (r#"{"resource":7}"#, "`resource`"),
             (r#"{"resource":"up"}"#, "`resource`"),

@@ -41,7 +41,7 @@ pub(crate) fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
-/// Each check has a store of its own, so they wait for their database side by side.
+/// Each check has its own store, so they wait for their database side by side.
 pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     let (rows, lists, names) = (Box::pin(check_rows(kind)), Box::pin(check_lists(kind)), Box::pin(check_names(kind)));
     let (incarnations, pairs) = (Box::pin(check_incarnations(kind)), Box::pin(check_pairs(kind)));

@@ -150,7 +150,7 @@ impl Runner {
             }
         };
         if let Err(fault) = refused {
-            tracing::warn!(reason = fault.reason.key(), "a refusal did not reach the upstream");
+            tracing::warn!(upstream = %self.spec.upstream.name(), reason = fault.reason.key(), "a refusal did not reach the upstream");
         }
     }
 }

@@ -34,7 +34,7 @@ impl Runner {
             Ok(request) => request,
             Err(refused) => {
                 if self.dialog.questions_mut().is_first_refusal() {
-                    tracing::warn!(%method, "the client cannot receive a question; it and others of the call are refused");
+                    tracing::warn!(upstream = %self.spec.upstream.name(), %method, "the client cannot receive a question; it and others of the call are refused");
                 }
                 self.refuse_question(&ask, refused).await;
                 return RunnerFlow::Continue(());
@@ -185,7 +185,7 @@ impl Runner {
             self.recorder.set_permit(self.engine.take_permit_of_running(&self.spec.owner).ok());
         }
         if !self.recorder.has_permit() {
-            tracing::warn!("no permit for a held call; its question was refused");
+            tracing::warn!(upstream = %self.spec.upstream.name(), "no permit for a held call; its question was refused");
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
         match self.insert(TaskVisibility::Hidden, Some(question)).await {
@@ -305,7 +305,7 @@ impl Runner {
             Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
-                tracing::warn!("the upstream requests a URL elicitation with a URL that is not allowed");
+                tracing::warn!(upstream = %self.spec.upstream.name(), "the upstream requests a URL elicitation with a URL that is not allowed");
                 let error = plain::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }

@@ -204,8 +204,7 @@ impl PathFaces for UpstreamEndpoint {
     }
 }
 
-/// Serves the path of a removed upstream: clients may read, answer and cancel its tasks. Requests for streams get 404, but a stream
-/// may be resumed until the last call ends (F115).
+/// Serves the path of a removed upstream: its tasks, and until its last call has ended streams that are resumed (F115).
 #[derive(Debug)]
 pub struct ClosingEndpoint(Arc<UpstreamEndpoint>, CancellationToken);
 

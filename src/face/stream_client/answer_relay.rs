@@ -23,8 +23,7 @@ use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, envelope
 
 /// The delay before a stream is resumed, if the server names none.
 const RETRY: Duration = Duration::from_secs(1);
-/// The first pause of an own stream: it may end at once, again and again.
-const RETRY_MIN: Duration = Duration::from_millis(100);
+const OWN_STREAM_RETRY_MIN: Duration = Duration::from_millis(100);
 /// The longest delay that a server may request, and the longest after failures.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// The limit of attempts in a row without a new event.
@@ -299,7 +298,7 @@ impl ClientLink {
             match response.status() {
                 StatusCode::OK => match self.relay(response, None).await? {
                     RelayOutcome::Short(resume_point) => {
-                        pause = resume_point.retry.unwrap_or(RETRY).clamp(RETRY_MIN, RETRY_MAX);
+                        pause = resume_point.retry.unwrap_or(RETRY).clamp(OWN_STREAM_RETRY_MIN, RETRY_MAX);
                         event = resume_point.event.or(event);
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,

@@ -36,7 +36,7 @@ compile = CARGO_TERM_COLOR=never cargo test --locked --workspace --no-run --no-f
 faulty_demo = cargo build --quiet --locked --workspace --example taskgate-faulty-demo
 
 # Else a test builds it, and waits while another cargo compiles.
-test unit check: export TASKGATE_FAULTY_DEMO := $(TARGET)/debug/examples/taskgate-faulty-demo
+test unit check: export TASKGATE_FAULTY_DEMO := $(if $(CARGO_TARGET_DIR),$(abspath $(CARGO_TARGET_DIR)),$(TARGET))/debug/examples/taskgate-faulty-demo
 
 # More than the number of cores: some tests of each binary wait, and most of those of the library, for PostgreSQL.
 TEST_THREADS ?= 4

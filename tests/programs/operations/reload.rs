@@ -233,7 +233,7 @@ async fn f115_a_call_at_a_removed_server_is_resumed_until_it_ends() {
     assert_eq!(client.get(Some("e-2")).await.status, StatusCode::NOT_FOUND);
 }
 
-/// A program would start again. A client may be ended by another status than 202.
+/// SEC-81: else a program would start again. With another status than 202 some clients end.
 #[tokio::test]
 async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_closed() {
     let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());

@@ -68,7 +68,7 @@ async fn t_03_the_outcome_of_a_task_is_always_fetched() {
 #[tokio::test]
 async fn gw_38_a_task_that_ended_was_executed_although_its_outcome_never_comes() {
     let server = new().on("tasks/result", [Status(500)]).serve().await;
-    let deadline = UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(2) };
+    let deadline = UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(5) };
     let context = CallContext { native_task: deadline, ..context() };
     let mut exchange = try_begin(&upstream(&server.url()), call(&json!({})), context).await.unwrap();
     assert_eq!(lines(&mut exchange).await, ["lost UpstreamHttpStatus Yes"]);

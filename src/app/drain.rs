@@ -160,8 +160,6 @@ async fn finish(
         calls.have_ended().await;
     };
     let early = tokio::time::timeout(until_calls_end, drained).await;
-    // The streams read the last outcomes, which are stored by now.
-    tokio::time::sleep(Duration::from_millis(200)).await;
     ending.cancel();
     if early.is_err() {
         engine.drain(max - until_calls_end).await;

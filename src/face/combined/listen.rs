@@ -36,13 +36,13 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A reopened stream that ends sooner without a notification has failed: no notice to the client, and a double pause.
 const OPEN_MIN: Duration = Duration::from_secs(2);
+const LAST_READ_MAX: Duration = Duration::from_secs(1);
 
 struct MemberListen {
     at: usize,
     voice: ServerVoice,
     part: SubscriptionFilter,
     events: EventStream<ResponseBody>,
-    /// Whether the request named an unknown task.
     has_missed: bool,
     pause: Duration,
     /// When it counts as reopened, if it does not yet.
@@ -275,6 +275,18 @@ struct MergedListen {
     _permit: ListenPermit,
 }
 
+impl MergedListen {
+    /// Reads the last outcomes of tasks, after which the members' streams end in a drain. Cancel safe.
+    async fn read_last(&mut self) {
+        while let Some(news) = self.waiting.next().await {
+            if let ListenNews::Said(member, text) = news {
+                self.due.push_back(text);
+                self.waiting.push(member.next().boxed());
+            }
+        }
+    }
+}
+
 impl CallMessages for MergedListen {
     async fn next(&mut self) -> Option<CallMessage> {
         loop {
@@ -287,6 +299,7 @@ impl CallMessages for MergedListen {
             tokio::select! {
                 biased;
                 () = self.asked.client.upstreams.ending.cancelled() => {
+                    let _ = timeout(LAST_READ_MAX, self.read_last()).await;
                     self.has_ended = true;
                     self.due.push_back(self.subscription.ended(&own_identity()));
                 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::StatusCode;
@@ -134,6 +135,7 @@ impl StatelessFace {
     }
 }
 
+const LAST_READ_MAX: Duration = Duration::from_secs(1);
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No);
 
 struct ListenStream {
@@ -174,6 +176,10 @@ impl CallMessages for ListenStream {
             }
             let event = tokio::select! {
                 () = ending.cancelled() => {
+                    if let Ok(Some(snapshot)) = timeout(LAST_READ_MAX, self.watched.next_stored()).await {
+                        self.due.extend(self.subscription.task(&snapshot));
+                        continue;
+                    }
                     self.ending = None;
                     return Some(CallMessage::event(self.subscription.ended(&self.server_info)));
                 }
@@ -260,39 +266,54 @@ impl WatchedTasks {
     /// The `tasks/get` result of the next changed task. Cancel safe.
     async fn next(&mut self) -> Payload {
         loop {
-            while let Some(one) = self.due.front() {
-                // Stays in front until it was read: this future may be dropped in between.
-                let read = self.engine.get_unaudited(&self.caller, one.key.id).await;
-                let Some(mut one) = self.due.pop_front() else { break };
-                let task = match read {
-                    Ok(task) => task,
-                    Err(TaskError::Unknown) => continue,
-                    Err(error) => {
-                        tracing::debug!(error = %CauseChain(&error), "a listener's task could not be read and is read again");
-                        self.read_again(one);
-                        continue;
-                    }
-                };
-                let snapshot = self.snapshot(&task).filter(|snapshot| one.sent.as_ref() != Some(snapshot));
-                // An outcome whose read must be recorded is sent once that is possible.
-                if snapshot.is_some() && self.engine.record_shown(&task).is_err() {
-                    self.read_again(one);
-                    continue;
-                }
-                one.pauses = RetryDelays::of_readers();
-                if !task.is_settled() {
-                    one.sent = snapshot.clone().or(one.sent);
-                    self.quiet.push(Box::pin(one.due()));
-                }
-                if let Some(snapshot) = snapshot {
-                    return snapshot;
-                }
+            if let Some(snapshot) = self.next_due().await {
+                return snapshot;
             }
             match self.quiet.next().await {
                 Some(one) => self.due.push_back(one),
                 None => std::future::pending().await,
             }
         }
+    }
+
+    /// The same of the next task that has changed by now. Cancel safe.
+    async fn next_stored(&mut self) -> Option<Payload> {
+        while let Some(Some(one)) = self.quiet.next().now_or_never() {
+            self.due.push_back(one);
+        }
+        self.next_due().await
+    }
+
+    async fn next_due(&mut self) -> Option<Payload> {
+        while let Some(one) = self.due.front() {
+            // Stays in front until it was read: this future may be dropped in between.
+            let read = self.engine.get_unaudited(&self.caller, one.key.id).await;
+            let mut one = self.due.pop_front()?;
+            let task = match read {
+                Ok(task) => task,
+                Err(TaskError::Unknown) => continue,
+                Err(error) => {
+                    tracing::debug!(error = %CauseChain(&error), "a listener's task could not be read and is read again");
+                    self.read_again(one);
+                    continue;
+                }
+            };
+            let snapshot = self.snapshot(&task).filter(|snapshot| one.sent.as_ref() != Some(snapshot));
+            // An outcome whose read must be recorded is sent once that is possible.
+            if snapshot.is_some() && self.engine.record_shown(&task).is_err() {
+                self.read_again(one);
+                continue;
+            }
+            one.pauses = RetryDelays::of_readers();
+            if !task.is_settled() {
+                one.sent = snapshot.clone().or(one.sent);
+                self.quiet.push(Box::pin(one.due()));
+            }
+            if snapshot.is_some() {
+                return snapshot;
+            }
+        }
+        None
     }
 
     fn read_again(&self, mut one: WatchedTask) {

@@ -89,7 +89,7 @@ async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::
     let mut text = format!(
         "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
          [upstreams.up]\nurl = \"{url}\"\nlife_signs = false\n[upstreams.up.tasks]\ngrace = \"{GRACE}\"\n\
-         [upstreams.new]\nurl = \"{}\"\nprotocol = \"{MODERN}\"\n",
+         [upstreams.new]\nurl = \"{}\"\nprotocol = \"{MODERN}\"\n[upstreams.new.tasks]\ngrace = \"{GRACE}\"\n",
         modern.url()
     );
     for number in 0..FRESH {

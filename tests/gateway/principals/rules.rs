@@ -264,6 +264,11 @@ async fn an_item_that_a_rule_allows_is_served() {
         let ask = Ask::session(ADA, Some(&session), "resources/subscribe", &json!({ "uri": uri }));
         assert_eq!(gate.send(&ask).await.summary(), expected, "{uri}");
     }
+}
+
+#[tokio::test]
+async fn a_subscription_to_a_resource_that_a_rule_withholds_is_refused() {
+    let gate = gate().await;
     let listen = json!({ "notifications": { "resourceSubscriptions": ["file:///public/a", "file:///secret/b"] } });
     assert_eq!(gate.send(&Ask::new(ADA, "subscriptions/listen", listen)).await.summary(), "200 -32602");
 }

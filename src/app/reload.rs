@@ -113,13 +113,15 @@ impl ServedUpstream {
         retired.add(&upstream);
         self.health.retire();
         async move {
-            // Requests in progress hold the endpoint and calls the permits; so does `served` while it exists.
-            let is_over = || endpoint.strong_count() <= holders && permits.strong_count() <= 1;
+            // Calls hold the permits, or are counted: clients may resume those in the pipe, but not at an upstream that was replaced.
+            let is_counted = || !leaving.is_cancelled() && permits.upgrade().is_some_and(|permits| permits.has_calls());
+            let has_calls = || permits.strong_count() > 1 || is_counted();
+            // Requests in progress hold the endpoint.
+            let is_over = || !has_calls() && endpoint.strong_count() <= holders;
             let over = async {
                 // Twice: a request may be passing from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
-                    // Clients' own streams hold the endpoint. Until then calls may ask on them, or be resumed as streams.
-                    if permits.strong_count() <= 1 {
+                    if !has_calls() {
                         leaving.cancel();
                     }
                     upstream.end_idle();
@@ -127,6 +129,7 @@ impl ServedUpstream {
                 }
             };
             if stop.run_until_cancelled(over).await.is_some() {
+                leaving.cancel();
                 closed.cancel();
                 upstream.close().await;
                 tracing::info!(upstream = %upstream.name(), why, "an upstream's sessions were closed");

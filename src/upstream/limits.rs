@@ -205,6 +205,10 @@ impl CallPermits {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
+    pub fn has_calls(&self) -> bool {
+        !self.0.in_progress.is_empty()
+    }
+
     /// The bytes that responses to `owner` may hold.
     pub(crate) fn answers_to(&self, owner: &Principal) -> AnswerShare {
         self.0.state.lock().principals().answers_to(owner)

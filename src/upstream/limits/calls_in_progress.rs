@@ -86,6 +86,10 @@ impl CallsInProgress {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.lock().calls.is_empty()
+    }
+
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
         let records = self.records.lock();
         let held = records.calls.iter().filter(|(_, record)| record.is_held);

@@ -100,7 +100,7 @@ const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
 const CODE_LINES_MAX: usize = 88_300;
-const COMMENT_LINES_MAX: usize = 8_960;
+const COMMENT_LINES_MAX: usize = 8_965;
 const FILES_MAX: usize = 470;
 
 /// Names that stand for several types: a list that may only shrink.

@@ -331,22 +331,21 @@ impl PipeForward {
         }
         let delivering = era.shared.own.deliver(&era.session.own, RawMethod::Post(text), || era.is_wanted());
         let delivered = in_time(&call, pin!(delivering), timeouts.first_byte, deadline).await;
-        if delivered.is_err() && !era.is_wanted() {
-            return Ok(unanswered(accepted));
-        }
-        let response = match delivered? {
-            JudgedResponse::Fine(response) => response,
-            JudgedResponse::Refused { fault, error, .. } => {
+        // Matched by value: a future keeps a local that was borrowed until its scope ends.
+        let response = match delivered {
+            Ok(JudgedResponse::Fine(response)) => response,
+            Ok(JudgedResponse::Refused { fault, error, .. }) => {
                 era.shared.end_if_over(&era.session);
                 call.answered(error.as_ref().map_or_else(|| fault.reason.key(), |_| "upstream_error"));
                 return error.map(RequestAnswer::Error).ok_or(fault);
             }
-            JudgedResponse::SessionLost if !era.is_wanted() => return Ok(unanswered(accepted)),
+            Ok(JudgedResponse::SessionLost) | Err(_) if !era.is_wanted() => return Ok(unanswered(accepted)),
             // The call was sent twice.
-            JudgedResponse::SessionLost => {
+            Ok(JudgedResponse::SessionLost) => {
                 call.answered(Reason::UpstreamSessionLost.key());
                 return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
             }
+            Err(fault) => return Err(fault),
         };
         call.era.keep_preference();
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };

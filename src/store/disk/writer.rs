@@ -315,12 +315,14 @@ impl DiskWriter {
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
         for one in std::mem::take(waiting) {
-            let (mut single, mut tries) = (vec![one], 1);
+            let (mut single, mut tries, mut was_full) = (vec![one], 1, false);
             let done = loop {
                 let known = self.resident.stuck().lock().len();
                 let done = self.attempt(&mut single, 0, &mut || None);
                 let is_found = done.as_ref().is_err_and(is_corrupt) && self.resident.stuck().lock().len() > known;
-                if !is_found || tries > DAMAGED_MAX {
+                // Nothing was written; with the file opened anew there may be room.
+                let is_retried = done.as_ref().is_err_and(is_full) && !std::mem::replace(&mut was_full, true);
+                if !(is_found || is_retried) || tries > DAMAGED_MAX {
                     break done;
                 }
                 self.disconnect();

@@ -330,8 +330,8 @@ impl PipeForward {
             return Ok(unanswered(accepted));
         }
         let delivering = era.shared.own.deliver(&era.session.own, RawMethod::Post(text), || era.is_wanted());
-        let delivered = in_time(&call, pin!(delivering), timeouts.first_byte, deadline).await;
-        // Matched by value: a future keeps a local that was borrowed until its scope ends.
+        // Boxed, as the sum would be larger than a future on this path may be.
+        let delivered = Box::pin(in_time(&call, pin!(delivering), timeouts.first_byte, deadline)).await;
         let response = match delivered {
             Ok(JudgedResponse::Fine(response)) => response,
             Ok(JudgedResponse::Refused { fault, error, .. }) => {

@@ -26,7 +26,7 @@ const STEP: usize = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// How long an incomplete message keeps its bytes if fewer than [`FREE_BYTES`] more arrive (U76).
 const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
-/// Time between two looks counts up to this: a reader whose client is slow does not look, and is not at fault.
+/// The most that one interval between two reads adds to a reader's time: a slow client delays the reads, not the reader.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const _: () = assert!(INCOMPLETE_MAX.as_secs() < WAIT_MAX.as_secs(), "waiting responses outlast it");
 /// Once a response in memory has waited this long, new requests of its principal, or of all, are refused.

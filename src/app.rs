@@ -33,6 +33,7 @@ pub mod service_manager {
 mod shared_store;
 pub mod sockets;
 pub mod task_store;
+mod token_keys;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -76,9 +77,7 @@ use files::{FileMistakes, FileUse};
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
 use live_calls::LiveCalls;
 use operators::OperatorsView;
-use reload::{
-    ClosingUpstream, Fingerprint, FreshKeys, RetiredUpstreams, ServedEndpoint, ServedUpstream, add_endpoints,
-};
+use reload::{ClosingUpstream, Fingerprint, RetiredUpstreams, ServedEndpoint, ServedUpstream, add_endpoints};
 use replica::{ReplicaFollower, ReplicaListener};
 use shared_store::host_name;
 use sockets::Sockets;
@@ -111,7 +110,7 @@ pub struct Gateway {
     upstreams: Vec<ServedUpstream>,
     endpoints: Vec<ServedEndpoint>,
     healths: UpstreamHealthList,
-    tokens: Option<FreshKeys>,
+    tokens: Option<token_keys::FreshKeys>,
     /// Kept even while no tokens are accepted: no proof is used twice.
     proofs: Arc<SeenProofs>,
     retired: RetiredUpstreams,
@@ -260,9 +259,9 @@ impl Gateway {
         begin_audit(audit, &parts, &started, &readiness);
         let FirstFaces { upstreams, endpoints, targets, healths } = FirstFaces::new(&config, &parts)?;
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
-        let routes = reload::with_metadata(routes, &current, &parts.rates);
-        let callers = reload::succeeding(callers, None, &proofs);
-        let tokens = reload::keep_fresh(&callers, &parts.scope, &readiness);
+        let routes = token_keys::with_metadata(routes, &current, &parts.rates);
+        let callers = token_keys::succeeding(callers, None, &proofs);
+        let tokens = token_keys::keep_fresh(&callers, &parts.scope, &readiness);
         let drain_max = config.listen.drain_max;
         let metrics = operators::metrics(metrics, healths.clone(), shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;

@@ -13,28 +13,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::files::FileUse;
 use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
-use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
+use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open, token_keys};
 use crate::config::{Config, UpstreamConfig};
 use crate::face::client_login::{MetadataEndpoint, metadata_path};
 use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::endpoint::{ClosingEndpoint, UpstreamEndpoint};
-use crate::face::own_metadata::OwnResource;
-use crate::face::rates::Rates;
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
-use crate::server::admin::Readiness;
+use crate::server::Routes;
 use crate::server::api_keys::KeySource;
-use crate::server::tokens::TokenVerifier;
-use crate::server::tokens::seen_proofs::SeenProofs;
-use crate::server::tokens::settings::ProofPolicy;
-use crate::server::{Authenticator, Routes};
 use crate::tls::{IdentityFiles, show_end};
 use crate::upstream::http::certificate_use;
 use crate::upstream::issued_credential::IssuedCredentialSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
-use crate::upstream::{SessionMemories, TaskScope, Upstream};
+use crate::upstream::{SessionMemories, Upstream};
 use crate::{metric, system};
 
 const RETIRING: Duration = Duration::from_millis(500);
@@ -199,7 +193,7 @@ impl Gateway {
         // Before the files are read: a later change is another reload's.
         let files = fingerprint_of_named(&config);
         let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
-        let callers = succeeding(callers, self.tokens.as_ref(), &self.proofs);
+        let callers = token_keys::succeeding(callers, self.tokens.as_ref(), &self.proofs);
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let known = self.upstreams.iter().find(|opened| opened.config.name == one.name);
@@ -246,11 +240,11 @@ impl Gateway {
             shared.store.announce_config(digest_of_upstreams(&config));
         }
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
-        let routes = with_metadata(routes, &config, &self.parts.rates);
+        let routes = token_keys::with_metadata(routes, &config, &self.parts.rates);
         if let Some(replicas) = &mut self.replicas {
             replicas.replace(config.listen.body_bytes_max, routes.clone());
         }
-        self.tokens = keep_fresh(&callers, &self.parts.scope, &self.readiness);
+        self.tokens = token_keys::keep_fresh(&callers, &self.parts.scope, &self.readiness);
         self.clients.replace(&config.listen, callers, routes);
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config, files);
@@ -459,71 +453,4 @@ pub(super) fn add_endpoints(routes: Routes, endpoints: &[ServedEndpoint]) -> Rou
         let older = SseEndpoint::new(one.older.clone(), Arc::<CombinedEndpoint>::clone(&endpoint));
         routes.with(&*one.settings.path, endpoint).with(one.settings.sse_path.clone(), Arc::new(older))
     })
-}
-
-const ISSUER_UNKNOWN: &str = "issuer_unknown";
-
-/// The verifier in use. Its keys are fetched until this is dropped.
-#[derive(Debug)]
-pub(super) struct FreshKeys {
-    tokens: TokenVerifier,
-    _stop: DropGuard,
-}
-
-/// The authentication of a new configuration, with the keys that are known and the proofs that were used already.
-pub(super) fn succeeding(callers: Authenticator, before: Option<&FreshKeys>, used: &Arc<SeenProofs>) -> Authenticator {
-    callers.with_tokens(|tokens| match before {
-        Some(before) => tokens.clone().succeeding(&before.tokens),
-        None => tokens.with_seen(used),
-    })
-}
-
-/// Fetches the keys at intervals. The first fetch delays no start: until it ends, tokens wait for it, and `/readyz` says so.
-pub(super) fn keep_fresh(callers: &Authenticator, scope: &TaskScope, readiness: &Readiness) -> Option<FreshKeys> {
-    readiness.clear(ISSUER_UNKNOWN);
-    let tokens = callers.tokens()?.clone();
-    tokens.run_in(scope);
-    let (stop, kept, readiness) = (scope.stop.child_token(), tokens.clone(), readiness.clone());
-    show(&tokens, &readiness);
-    let fetching = stop.clone().run_until_cancelled_owned(async move {
-        loop {
-            let next = kept.refresh().await;
-            show(&kept, &readiness);
-            tokio::select! {
-                () = tokio::time::sleep(next) => (),
-                () = kept.fetched() => (),
-            }
-        }
-    });
-    scope.tracker.spawn(fetching);
-    Some(FreshKeys { tokens, _stop: stop.drop_guard() })
-}
-
-fn show(tokens: &TokenVerifier, readiness: &Readiness) {
-    match tokens.unknown_issuers().next() {
-        Some(_) => readiness.limit(ISSUER_UNKNOWN),
-        None => readiness.clear(ISSUER_UNKNOWN),
-    }
-}
-
-/// Adds the metadata of each path where tokens are accepted, and its root form where there is one path.
-pub(super) fn with_metadata(routes: Routes, config: &Config, rates: &Arc<Rates>) -> Routes {
-    let Some(tokens) = config.auth.tokens() else { return routes };
-    let resource = OwnResource {
-        public_url: Arc::clone(&tokens.public_url),
-        issuers: tokens.issuers.iter().map(|one| Arc::clone(&one.issuer)).collect(),
-        takes_proofs: tokens.proofs != ProofPolicy::Off,
-        requires_proofs: tokens.proofs == ProofPolicy::Require,
-        takes_bound_tokens: config.listen.client_certificates.is_some(),
-        scopes: tokens.scopes.iter().chain(config.access.scopes()).cloned().collect(),
-    };
-    let own = config.upstreams.iter().map(|one| one.path.as_str());
-    let mut paths = own.chain(config.endpoints.iter().map(|one| &*one.path));
-    let only = paths.next().filter(|_| paths.next().is_none());
-    let root = only.map(|path| (metadata_path("/"), Arc::new(resource.metadata(path, Arc::clone(rates)))));
-    let routes = match root {
-        Some((place, endpoint)) => routes.with(place, endpoint),
-        None => routes,
-    };
-    routes.with_beside(|path| (metadata_path(path), Arc::new(resource.metadata(path, Arc::clone(rates)))))
 }

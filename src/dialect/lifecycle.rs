@@ -27,8 +27,8 @@ pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
         .finish()
 }
 
-/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), and without `experimental`
-/// ones, whose methods are not served; with the extension as exactly `{}` (EXT-01). `listChanged` and `subscribe` stay.
+/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), and without `experimental`,
+/// since its methods are not served; with the extension as exactly `{}` (EXT-01). `listChanged` and `subscribe` stay.
 fn stateless_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else {
         return ObjectWriter::new().member("extensions", &extensions(None)).finish();

@@ -206,23 +206,27 @@ impl PathFaces for UpstreamEndpoint {
 
 /// Serves the path of a removed upstream: its tasks, and until its last call has ended streams that are resumed (F115).
 #[derive(Debug)]
-pub struct ClosingEndpoint(Arc<UpstreamEndpoint>, CancellationToken);
+pub struct ClosingEndpoint {
+    endpoint: Arc<UpstreamEndpoint>,
+    closed: CancellationToken,
+}
 
 impl ClosingEndpoint {
     /// Once `closed`, no message reaches the server, which may be a program that would start again (SEC-81).
     pub const fn new(endpoint: Arc<UpstreamEndpoint>, closed: CancellationToken) -> Self {
-        Self(endpoint, closed)
+        Self { endpoint, closed }
     }
 
     fn refusal(&self, request: &Inbound) -> Option<StatusCode> {
         if request.method != Method::POST {
-            let resumes = request.headers.contains_key(headers::LAST_EVENT_ID) && !self.0.served.leaving.is_cancelled();
+            let resumes =
+                request.headers.contains_key(headers::LAST_EVENT_ID) && !self.endpoint.served.leaving.is_cancelled();
             return (request.method == Method::GET && !resumes).then_some(StatusCode::NOT_FOUND);
         }
         match envelope::read(&request.body, ScanLimits::CLIENT) {
             Ok(Message::Request(request)) if request.method.starts_with("tasks/") => None,
             Ok(Message::Request(_)) | Err(_) => Some(StatusCode::NOT_FOUND),
-            Ok(_) => self.1.is_cancelled().then_some(StatusCode::ACCEPTED),
+            Ok(_) => self.closed.is_cancelled().then_some(StatusCode::ACCEPTED),
         }
     }
 }
@@ -230,31 +234,31 @@ impl ClosingEndpoint {
 #[async_trait]
 impl Endpoint for ClosingEndpoint {
     async fn serve(&self, request: Box<Inbound>) -> FaceResponse {
-        if let Some(status) = self.refusal(&request) { bare(status) } else { self.0.serve(request).await }
+        if let Some(status) = self.refusal(&request) { bare(status) } else { self.endpoint.serve(request).await }
     }
 
     fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
-        self.0.withheld_by(caller)
+        self.endpoint.withheld_by(caller)
     }
 
     fn withheld_from(&self, caller: &Caller) -> BoxFuture<'static, ()> {
-        self.0.withheld_from(caller)
+        self.endpoint.withheld_from(caller)
     }
 
     fn upstreams(&self) -> Arc<Vec<Arc<str>>> {
-        self.0.upstreams()
+        self.endpoint.upstreams()
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {
-        self.0.forwards(header)
+        self.endpoint.forwards(header)
     }
 
     fn exchanges_tokens(&self) -> bool {
-        self.0.exchanges_tokens()
+        self.endpoint.exchanges_tokens()
     }
 
     fn allow(&self) -> HeaderValue {
-        self.0.allow()
+        self.endpoint.allow()
     }
 }
 

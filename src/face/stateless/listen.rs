@@ -299,7 +299,7 @@ impl WatchedTasks {
                 }
             };
             let snapshot = self.snapshot(&task).filter(|snapshot| one.sent.as_ref() != Some(snapshot));
-            // An outcome whose read must be recorded is sent once that is possible.
+            // The outcome is sent once the audit has recorded the read.
             if snapshot.is_some() && self.engine.record_shown(&task).is_err() {
                 self.read_again(one);
                 continue;

@@ -58,7 +58,7 @@ async fn a_stream_that_breaks_cancels_its_calls_and_ends_its_session() {
     assert_eq!(again.message().await["result"]["n"], 2, "a new stream is a new session");
 }
 
-/// U91: the headers of the first message may be those of a credential that has expired.
+/// U91: the credential in the first message's headers may have expired.
 #[tokio::test]
 async fn u91_a_session_ends_with_the_headers_of_the_latest_message() {
     let gate = Gate::with(ScriptedServer::polite().await, "forward_headers = [\"x-tenant\"]\n").await;

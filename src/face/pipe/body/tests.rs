@@ -41,7 +41,7 @@ impl AnsweredRequest for TestRequest {
     }
 }
 
-/// The text that a client gets over HTTP/1.1 of a response whose parts come at an interval.
+/// The body that a client receives over HTTP/1.1 if the server sends its parts at an interval.
 async fn received(parts: &'static [&'static str], interval: Duration) -> String {
     let frames = stream::iter(parts).then(move |part| async move {
         sleep(interval).await;

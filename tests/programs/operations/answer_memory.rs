@@ -131,6 +131,13 @@ impl Clients {
     }
 }
 
+/// Runs the program as its unit and images do: its allocator keeps freed memory for a moment, not for a second.
+async fn start(folder: &Folder) -> Program {
+    let mut command = folder.command();
+    command.env("MIMALLOC_PURGE_DELAY", "10");
+    Program::launch(command).await
+}
+
 impl Bench {
     async fn start(asked: Asked, over: Over, store: Store) -> Self {
         let folder = store.folder();
@@ -145,7 +152,7 @@ impl Bench {
         folder.write(&format!(
             "{upstreams}{limits}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n"
         ));
-        let program = Program::serve(&folder).await;
+        let program = start(&folder).await;
         let (connections, clients) = (TaskTracker::new(), Clients::default());
         Self { program, _servers: [one, two], _folder: folder, connections, clients }
     }
@@ -550,7 +557,7 @@ async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
     *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
     let folder = Folder::on_disk();
     folder.write(&format!("{}[upstreams.up.tasks]\ndrafts = [\"sep-2268\"]\n", block("up", &server)));
-    let program = Program::serve(&folder).await;
+    let program = start(&folder).await;
     let (connections, clients) = (TaskTracker::new(), Clients::default());
     let bench = Bench { program, _servers: [None, None], _folder: folder, connections, clients };
     let headers = bench.session("/up/mcp", "2025-11-25").await;
@@ -572,7 +579,7 @@ async fn assert_tasks_bounded(what: &str, store: Store, asked: Asked, rule: &str
         "[upstreams.up]\n{keys}[[upstreams.up.tools]]\nmatch = \"work\"\nmode = \"always\"\n{rule}{}",
         store.limits()
     ));
-    let program = Program::serve(&folder).await;
+    let program = start(&folder).await;
     let (connections, clients) = (TaskTracker::new(), Clients::default());
     let bench = Bench { program, _servers: [server, None], _folder: folder, connections, clients };
     let call = Call::new("tools/call", &json!({"name": "work", "arguments": {"items": ["a", "b", "c"]}}));

@@ -24,6 +24,8 @@ pub const FREE_BYTES: usize = 64 << 10;
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+/// The same behind a response of its connection that got none.
+const BRIEF_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long an incomplete message keeps its bytes if fewer than [`FREE_BYTES`] more arrive (U76).
 const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
 /// The most that one interval between two reads adds to a reader's time: a slow client delays the reads, not the reader.
@@ -153,8 +155,8 @@ pub struct AnswerShare {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoomWait {
-    /// The part that was read is in memory. Waits [`WAIT_MAX`] at most; new requests are refused meanwhile.
-    InMemory,
+    /// The part that was read is in memory. Waits this long at most; new requests are refused meanwhile.
+    InMemory(Duration),
     /// The outcome will be stored for its owner: waits until the call's deadline.
     UntilDeadline,
     /// The response stays in the store until there are bytes for it. Waits this long at most.
@@ -164,14 +166,13 @@ enum RoomWait {
 impl RoomWait {
     const fn max(self) -> Option<Duration> {
         match self {
-            Self::InMemory => Some(WAIT_MAX),
+            Self::InMemory(max) | Self::InStore(max) => Some(max),
             Self::UntilDeadline => None,
-            Self::InStore(max) => Some(max),
         }
     }
 
     const fn refuses_others(self) -> bool {
-        matches!(self, Self::InMemory)
+        matches!(self, Self::InMemory(_))
     }
 }
 
@@ -215,7 +216,13 @@ impl AnswerBudget {
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         let request = REQUEST.try_with(|request| *request).ok();
-        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait: RoomWait::InMemory }
+        AnswerShare {
+            budget: self.clone(),
+            principal: principal.clone(),
+            bytes_max,
+            request,
+            wait: RoomWait::InMemory(WAIT_MAX),
+        }
     }
 
     /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
@@ -336,6 +343,12 @@ impl AnswerShare {
     #[must_use]
     pub fn until_deadline(self) -> Self {
         Self { wait: RoomWait::UntilDeadline, ..self }
+    }
+
+    /// The share of a response that follows a refused one on its connection, whose other messages wait behind it.
+    #[must_use]
+    pub fn briefly(self) -> Self {
+        Self { wait: RoomWait::InMemory(BRIEF_WAIT_MAX), ..self }
     }
 
     /// The share of a response that stays in its store while it waits.

@@ -285,7 +285,8 @@ impl TransportAdapter {
 }
 
 /// Charges a connection's incoming message to its principal's answer budget, from the first byte on. Without budget the
-/// connection is not read for up to a minute; then the message is dropped, and other calls continue.
+/// connection is not read for up to a minute; then the message is dropped, and other calls continue. Large messages after it wait
+/// a second each until one gets its bytes.
 pub(crate) struct MessageRoom {
     /// The present share of the connection's principal.
     current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
@@ -294,11 +295,13 @@ pub(crate) struct MessageRoom {
     held: AnswerPermit,
     /// Why the budget refused bytes for the message.
     refused: Option<GatewayFault>,
+    /// Whether the budget refused bytes for the last large message.
+    is_full: bool,
 }
 
 impl MessageRoom {
     fn new(current: impl Fn() -> AnswerShare + Send + Sync + 'static) -> Self {
-        Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None }
+        Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None, is_full: false }
     }
 
     /// Waits until a message with `bytes` so far may grow. Cancel safe.
@@ -307,8 +310,12 @@ impl MessageRoom {
             // The incomplete message was dropped.
             (self.share, self.held, self.refused) = (None, AnswerPermit::default(), None);
         } else if self.refused.is_none() {
-            let share = self.share.get_or_insert_with(&self.current);
+            let share = self.share.get_or_insert_with(|| {
+                let share = (self.current)();
+                if self.is_full { share.briefly() } else { share }
+            });
             self.refused = share.grow(&mut self.held, bytes).await.err();
+            self.is_full = self.refused.is_some();
         }
     }
 

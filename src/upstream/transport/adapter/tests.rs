@@ -73,3 +73,26 @@ async fn u76_a_message_that_stays_incomplete_is_dropped_and_its_connection_goes_
     assert_eq!(fault.reason, Reason::UpstreamTimeout);
     assert_eq!(room.next(&mut receiver).await.unwrap().unwrap(), "{}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn b190_behind_a_message_without_bytes_each_message_waits_for_a_second() {
+    const BYTES_MAX: usize = 1 << 20;
+    let share = AnswerBudget::default().share(&Principal::local(), BYTES_MAX);
+    let (mut within, mut exceeding) = <(AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut within, BYTES_MAX).await.unwrap();
+    share.grow(&mut exceeding, BYTES_MAX).await.unwrap();
+    let mut room = MessageRoom::new(move || share.clone());
+    let (say, said) = mpsc::channel(8);
+    let mut receiver = SpeakingReceiver(said);
+    let mut waited = async || {
+        say.send(Bytes::from(vec![b' '; 100 << 10])).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        let is_refused = room.next(&mut receiver).await.unwrap().is_err();
+        (is_refused, begun.elapsed().as_secs())
+    };
+    assert_eq!(waited().await, (true, 60));
+    assert_eq!([waited().await, waited().await], [(true, 1); 2], "its other messages do not wait a minute each");
+    drop(within);
+    drop(exceeding);
+    assert_eq!(waited().await, (false, 0));
+}

@@ -59,8 +59,8 @@ use tokio_util::task::TaskTracker;
 pub use client_credential::{ClientCredential, CredentialRefusal};
 pub use era::EraUpstream;
 pub use exchange::{
-    Answer, AnsweredBy, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent, NoResult,
-    NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, SubtaskQuota,
+    Answer, AnsweredBy, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent, Handshake,
+    NoResult, NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerNotification, SubtaskQuota,
     TaskRequestError, Timeouts, Upstream, UpstreamRequest, UpstreamTaskEvent, UpstreamTaskMode, result_of,
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};

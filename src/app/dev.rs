@@ -17,7 +17,7 @@ use crate::dev_output::{self, DevSource};
 use crate::dialect::faults::gateway_error;
 use crate::face::served::Served;
 use crate::task::Principal;
-use crate::upstream::{BeginError, CallContext, NoResult, ServerFacts, UpstreamRequest, result_of};
+use crate::upstream::{BeginError, CallContext, Handshake, NoResult, UpstreamRequest, result_of};
 use crate::wire::{Object, Payload, method};
 use changes::{ChangedFiles, FileChanges};
 
@@ -142,17 +142,17 @@ async fn readiness(served: &Served) -> Result<String, String> {
         served.settings.timeouts,
         served.settings.result_bytes_max,
     );
-    let (upstream, facts) = match served.pool.facts(&context).await {
-        Ok(facts) => (&served.pool, facts),
+    let (upstream, handshake) = match served.pool.handshake(&context).await {
+        Ok(handshake) => (&served.pool, handshake),
         // The server may have no sessions.
-        Err(BeginError::Refused(_)) => (&served.stateless, served.stateless.facts(&context).await.map_err(reason)?),
+        Err(BeginError::Refused(_)) => (&served.stateless, served.stateless.handshake(&context).await.map_err(reason)?),
         Err(error) => return Err(reason(error)),
     };
     let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: None };
     let mut listing = upstream.begin(request, context).await.map_err(reason)?;
     match result_of(&mut *listing).await {
-        Ok(result) => Ok(format!("{}, {}", name(&facts), tools(&result))),
-        Err(NoResult::Faulted(error)) => Ok(format!("{}, no tools: {}", name(&facts), error.message)),
+        Ok(result) => Ok(format!("{}, {}", name(&handshake), tools(&result))),
+        Err(NoResult::Faulted(error)) => Ok(format!("{}, no tools: {}", name(&handshake), error.message)),
         Err(NoResult::Lost(fault)) => Err(gateway_error(&fault).message),
         Err(NoResult::Cancelled) => Err("it cancelled the list of its tools".to_owned()),
     }
@@ -165,10 +165,10 @@ fn reason(error: BeginError) -> String {
     }
 }
 
-fn name(facts: &ServerFacts) -> String {
-    let info = facts.server_info.as_ref().and_then(Object::of);
+fn name(handshake: &Handshake) -> String {
+    let info = handshake.server_info.as_ref().and_then(Object::of);
     let text = |key| info.as_ref().and_then(|info| info.get_lossy(key)).unwrap_or_default();
-    format!("{} {}, {}", text("name"), text("version"), facts.version.as_str())
+    format!("{} {}, {}", text("name"), text("version"), handshake.version.as_str())
 }
 
 fn tools(result: &Payload) -> String {

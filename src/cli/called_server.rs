@@ -28,7 +28,7 @@ use crate::upstream::http::{
 };
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
-    BeginError, CallContext, Exchange, NoResult, ServerFacts, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
+    BeginError, CallContext, Exchange, Handshake, NoResult, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
     result_of,
 };
 use crate::wire::object::ObjectWriter;
@@ -89,10 +89,10 @@ impl CalledServer {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
 
-    /// The facts in 2026-07-28; `None` for a server with sessions only: any error response, or silence (UPC-22).
-    pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
-        match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
-            Ok(Ok(facts)) => Ok(Some(facts)),
+    /// The handshake in 2026-07-28; `None` for a server with sessions only: any error response, or silence (UPC-22).
+    pub(super) async fn discover(&self) -> Result<Option<Arc<Handshake>>, NoResultError> {
+        match timeout(DISCOVER_MAX, self.stateless.handshake(&context(UpstreamTaskMode::Undeclared, false))).await {
+            Ok(Ok(handshake)) => Ok(Some(handshake)),
             Ok(Err(BeginError::Gateway(fault)))
                 if matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamTls) =>
             {
@@ -103,10 +103,10 @@ impl CalledServer {
     }
 
     /// Initializes the session and waits until its GET stream is open, so that no question is missed.
-    pub(super) async fn open_session(&self) -> Result<Arc<ServerFacts>, NoResultError> {
+    pub(super) async fn open_session(&self) -> Result<Arc<Handshake>, NoResultError> {
         let context = context(UpstreamTaskMode::Never, false);
         self.sessions.listened(&context, LISTEN_MAX).await.map_err(|error| self.unbegun(error))?;
-        self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
+        self.sessions.handshake(&context).await.map_err(|error| self.unbegun(error))
     }
 
     pub(super) async fn end_session(&self) {

@@ -10,7 +10,7 @@ use super::server_address::ServerAddress;
 use super::tool_arguments::ToolArguments;
 use super::ui::Ui;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::upstream::ServerFacts;
+use crate::upstream::Handshake;
 use crate::wire::{Object, Payload, meta};
 
 /// The first interrupt cancels the call, a second one leaves at once. Dropping cancels only plain calls of 2026-07-28.
@@ -112,13 +112,13 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
 
 /// Opens a session, and checks whether the tool supports tasks in it (UPC-05).
 async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
-    let facts = server.open_session().await?;
-    let takes_tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls
+    let handshake = server.open_session().await?;
+    let takes_tasks = UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls
         && server.tool(CallMode::SESSION, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
     Ok(if takes_tasks { CallMode::CORE } else { CallMode::SESSION })
 }
 
-pub(super) fn has_extension(facts: &ServerFacts) -> bool {
-    let extensions = Object::of(&facts.capabilities).and_then(|own| own.get_object("extensions"));
+pub(super) fn has_extension(handshake: &Handshake) -> bool {
+    let extensions = Object::of(&handshake.capabilities).and_then(|own| own.get_object("extensions"));
     extensions.is_some_and(|all| all.has_object(meta::TASKS_EXTENSION))
 }

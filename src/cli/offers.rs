@@ -98,11 +98,11 @@ async fn offered(
     server: &CalledServer,
     kind: OfferKind,
 ) -> Result<Result<Option<Vec<Payload>>, RpcError>, NoResultError> {
-    let (mode, facts) = match server.discover().await? {
-        Some(facts) => (CallMode::EXTENSION, facts),
+    let (mode, handshake) = match server.discover().await? {
+        Some(handshake) => (CallMode::EXTENSION, handshake),
         None => (CallMode::SESSION, server.open_session().await?),
     };
-    let has_any = Object::of(&facts.capabilities).is_some_and(|all| all.contains(kind.name()));
+    let has_any = Object::of(&handshake.capabilities).is_some_and(|all| all.contains(kind.name()));
     let mut all = Vec::new();
     let mut refused = None;
     for list in kind.lists().iter().filter(|_| has_any) {

@@ -221,15 +221,15 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
         Some(Flavour::Extension) => return Ok(CallMode::EXTENSION),
         Some(Flavour::Core | Flavour::None) => (),
         None => {
-            if server.discover().await?.is_some_and(|facts| has_extension(&facts)) {
+            if server.discover().await?.is_some_and(|handshake| has_extension(&handshake)) {
                 return Ok(CallMode::EXTENSION);
             }
         }
     }
-    let facts = server.open_session().await?;
-    if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
+    let handshake = server.open_session().await?;
+    if !UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls {
         server.end_session().await;
-        let version = facts.version;
+        let version = handshake.version;
         return Err(NoResultError(format!("the server has no tasks of 2025-11-25 (its session is of {version})")));
     }
     Ok(CallMode::CORE)

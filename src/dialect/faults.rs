@@ -253,7 +253,7 @@ pub(super) fn about_own_request(error: &RpcError, refused_early: Executed) -> Op
 }
 
 /// The error for a call if the upstream did not answer the gateway's own requests in time, which precede the call.
-pub fn not_introduced(fault: &GatewayFault) -> RpcError {
+pub fn handshake_late(fault: &GatewayFault) -> RpcError {
     let message = "The upstream server did not answer the handshake or `tools/list`, which come before the call, within the \
                    call's deadline (`deadline`) and 60 s";
     RpcError { message: message.to_owned(), ..gateway_error(fault) }
@@ -379,7 +379,7 @@ sentences! {
     UpstreamCircuitOpen: "The upstream server failed too often a moment ago";
     DeadlineExceeded: "The call ran longer than its deadline (`deadline` of the tool or its server)";
     ResultTooLarge: "The result is larger than the gateway keeps (`result_bytes_max`)";
-    IntroductionTooLarge: "The upstream server's answer to `initialize` is larger than 1 MiB: shorten its instructions";
+    InitializeResultTooLarge: "The upstream server's answer to `initialize` is larger than 1 MiB: shorten its instructions";
     TtlExpired: "The task's time to live ended before its call did";
     GatewayRestart: "The gateway restarted while the tool was running; it may or may not have completed";
     ReplicaLost:

@@ -208,7 +208,7 @@ mod tests {
 
     /// EXT-64.
     #[test]
-    fn a_stateless_server_is_introduced_in_the_version_of_its_client() {
+    fn a_stateless_server_is_described_in_the_version_of_its_client() {
         let description = SessionServerDescription {
             capabilities: &payload(
                 r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,

@@ -154,7 +154,7 @@ fn may_pass(fault: &GatewayFault) -> bool {
             | Reason::CredentialMissing
             | Reason::CredentialBound
             | Reason::CredentialRefused
-            | Reason::IntroductionTooLarge
+            | Reason::InitializeResultTooLarge
     )
 }
 

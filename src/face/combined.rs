@@ -56,15 +56,15 @@ use crate::wire::{Message, ProtocolVersion, RequestId, method, one_line};
 use admission::REFUSALS_MAX;
 use lists::ListOwners;
 pub use member_session::CombinedSessions;
-use merge::ServerSummary;
+use merge::ServerDescription;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How long an introduction counts for clients without sessions: the server may be replaced by one that can do more.
-const SUMMARY_FRESH_FOR: Duration = Duration::from_secs(60);
+/// How long a description counts for clients without sessions: the server may be replaced by one that can do more.
+const DESCRIPTION_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The time for an introduction: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
-const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
+/// The time for a handshake: clients wait 10 s for `server/discover`, then assume an endpoint with sessions.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// The time for an upstream that was late `LATE_TIMES_MIN` times in a row, so that it does not delay each list. Once is not
 /// enough: a program is slow at its start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -91,8 +91,8 @@ struct KnownMember {
     served: Arc<Served>,
     endpoint: Arc<UpstreamEndpoint>,
     offers_fallback: bool,
-    /// Its last introduction and when it came, unless clients get different ones.
-    summary: RwLock<Option<(Arc<ServerSummary>, Instant)>>,
+    /// Its last description and when it came, unless clients get different ones.
+    description: RwLock<Option<(Arc<ServerDescription>, Instant)>>,
     circular: CircularLists,
     outage_log: LogLimit,
     dropped_logged: LogLimit,
@@ -100,20 +100,20 @@ struct KnownMember {
 }
 
 impl KnownMember {
-    fn last_summary(&self) -> Option<Arc<ServerSummary>> {
-        self.summary.read().as_ref().map(|(summary, _)| Arc::clone(summary))
+    fn last_description(&self) -> Option<Arc<ServerDescription>> {
+        self.description.read().as_ref().map(|(description, _)| Arc::clone(description))
     }
 
-    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps the introduction of its beginning.
+    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps the description of its beginning.
     fn lacks(&self, capability: &str, client: &EndpointClient) -> bool {
-        let summary = if client.session.is_some() { self.last_summary() } else { self.fresh_summary() };
-        summary.is_some_and(|summary| !summary.has(capability))
+        let description = if client.session.is_some() { self.last_description() } else { self.fresh_description() };
+        description.is_some_and(|description| !description.has(capability))
     }
 
-    fn fresh_summary(&self) -> Option<Arc<ServerSummary>> {
-        let summary = self.summary.read();
-        let (summary, _) = summary.as_ref().filter(|(_, since)| since.elapsed() < SUMMARY_FRESH_FOR)?;
-        Some(Arc::clone(summary))
+    fn fresh_description(&self) -> Option<Arc<ServerDescription>> {
+        let description = self.description.read();
+        let (description, _) = description.as_ref().filter(|(_, since)| since.elapsed() < DESCRIPTION_FRESH_FOR)?;
+        Some(Arc::clone(description))
     }
 }
 
@@ -154,7 +154,7 @@ impl CombinedEndpoint {
             offers_fallback: served.settings.rules.any_falls_back_to_tools(),
             served,
             endpoint,
-            summary: RwLock::default(),
+            description: RwLock::default(),
             circular: CircularLists::default(),
             outage_log: LogLimit::default(),
             dropped_logged: LogLimit::default(),
@@ -241,10 +241,10 @@ impl CombinedUpstreams {
 
     /// Asks an upstream that failed last whether it is available again, before a call. Fails with the client's refusal.
     async fn check_available(&self, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
-        if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
+        if self.members[at].description.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());
         }
-        let refusal = match self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await {
+        let refusal = match self.in_time(at, HANDSHAKE_MAX, self.fetch_description(client, at)).await {
             None | Some(Ok(_)) => return Ok(()),
             Some(Err(refusal)) => refusal.before_a_request(),
         };
@@ -272,11 +272,11 @@ impl CombinedUpstreams {
         answer
     }
 
-    /// Stores an upstream's introduction, unless it may differ between users.
-    fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
+    /// Caches an upstream's description, unless it may differ between users.
+    fn cache_description(&self, at: usize, description: &Arc<ServerDescription>) {
         let member = &self.members[at];
         if !member.served.settings.forwarding.is_per_client() {
-            *member.summary.write() = Some((Arc::clone(summary), Instant::now()));
+            *member.description.write() = Some((Arc::clone(description), Instant::now()));
         }
     }
 }
@@ -373,10 +373,10 @@ impl CombinedUpstreams {
     }
 
     async fn discover(&self, client: &EndpointClient, addressee: &Addressee) -> Result<FaceResponse, MemberRefusal> {
-        let summaries = self.summaries(client).await?;
-        let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
+        let descriptions = self.descriptions(client).await?;
+        let instructions = merge::instructions(descriptions.iter().map(|(name, server)| (&**name, &**server)));
         let description = SessionServerDescription {
-            capabilities: &merge::advertised(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            capabilities: &merge::advertised(descriptions.iter().map(|(_, server)| &server.capabilities)),
             instructions: instructions.as_ref(),
             server_info: &own_identity(),
         };

@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
     use crate::task::Principal;
-    use crate::upstream::{BeginError, Exchange, ResumeToken, ServerFacts, Timeouts, UpstreamRequest};
+    use crate::upstream::{BeginError, Exchange, Handshake, ResumeToken, Timeouts, UpstreamRequest};
     use crate::wire::Payload;
 
     const NEWS: &str = "notifications/resources/updated";
@@ -219,7 +219,7 @@ mod tests {
             &self.0
         }
 
-        async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
             unreachable!()
         }
 

@@ -68,8 +68,8 @@ pub fn short_identity(info: &Payload) -> Payload {
     }
 }
 
-/// The gateway's tasks replace the server's (GW-12).
-pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
+/// The server's `initialize` result: the gateway's tasks replace the server's (GW-12).
+pub fn edited_initialize(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
     let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
     match result.get_object("capabilities") {
         Some(capabilities) => {
@@ -173,33 +173,33 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_introduction(params: &str, version: ProtocolVersion, sent: &str) {
+    fn check_initialize(params: &str, version: ProtocolVersion, sent: &str) {
         let (request, bytes) =
             request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
-        let introduction = ClientInitialize::read(&request).unwrap();
-        let message = introduction.message(&request.id, version, &bytes);
+        let initialize = ClientInitialize::read(&request).unwrap();
+        let message = initialize.message(&request.id, version, &bytes);
         let expected = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{sent}}}"#);
         assert_eq!(String::from_utf8_lossy(&message), expected);
     }
 
     /// GW-12.
     #[test]
-    fn an_introduction_goes_on_less_what_the_gateway_does_itself() {
+    fn initialize_is_forwarded_without_the_tasks_that_the_gateway_adds() {
         let newest = ProtocolVersion::V2025_11_25;
         let plain = r#"{"protocolVersion":"2025-11-25", "capabilities":{"roots":{ }},"clientInfo":{"v":1.10}}"#;
-        check_introduction(plain, newest, plain);
-        check_introduction(plain, ProtocolVersion::V2025_06_18, &plain.replace("2025-11-25", "2025-06-18"));
-        check_introduction(
+        check_initialize(plain, newest, plain);
+        check_initialize(plain, ProtocolVersion::V2025_06_18, &plain.replace("2025-11-25", "2025-06-18"));
+        check_initialize(
             r#"{"protocolVersion":"2026-07-28","capabilities":{"tasks":{},"elicitation":{}},"x":1}"#,
             newest,
             r#"{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}},"x":1}"#,
         );
-        check_introduction(
+        check_initialize(
             r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"a/b":{},"io.modelcontextprotocol/tasks":{}}}}"#,
             newest,
             r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"a/b":{}}}}"#,
         );
-        check_introduction(
+        check_initialize(
             r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#,
             newest,
             r#"{"protocolVersion":"2025-11-25","capabilities":{}}"#,
@@ -218,8 +218,8 @@ mod tests {
         ] {
             let params =
                 |version, capabilities| format!(r#"{{"protocolVersion":"{version}","capabilities":{capabilities}}}"#);
-            check_introduction(&params("2025-11-25", said), ProtocolVersion::V2025_11_25, &params("2025-11-25", said));
-            check_introduction(&params("2025-11-25", said), older, &params("2025-06-18", sent));
+            check_initialize(&params("2025-11-25", said), ProtocolVersion::V2025_11_25, &params("2025-11-25", said));
+            check_initialize(&params("2025-11-25", said), older, &params("2025-06-18", sent));
             let capabilities = Payload::parse(&Bytes::copy_from_slice(said.as_bytes()), ScanLimits::CLIENT).unwrap();
             let anew = initialize_request(&RequestId::number(1), older, &capabilities_in(older, &capabilities), None);
             assert!(
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_introduction_without_its_members_is_none() {
+    fn an_initialize_request_without_its_members_is_none() {
         for params in
             ["[]", "{}", r#"{"protocolVersion":1,"capabilities":{}}"#, r#"{"protocolVersion":"v","capabilities":7}"#]
         {

@@ -37,7 +37,7 @@ use super::rewrite::short_identity;
 use super::served::Served;
 use super::{handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
-use crate::dialect::faults::not_introduced;
+use crate::dialect::faults::handshake_late;
 use crate::dialect::lifecycle::{
     SessionServerDescription, completed_result, discover_result, own_identity, server_meta,
 };
@@ -49,7 +49,7 @@ use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
     Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
-use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
+use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, Handshake, UpstreamTaskMode};
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -103,13 +103,13 @@ struct StatelessRequestContext<'a> {
 
 impl StatelessRequestContext<'_> {
     /// The response if the upstream did not answer the handshake or `tools/list` in time.
-    fn not_introduced(&self) -> FaceResponse {
-        self.addressee.fault_in_words(&NOT_INTRODUCED, &not_introduced(&NOT_INTRODUCED))
+    fn handshake_late(&self) -> FaceResponse {
+        self.addressee.fault_in_words(&HANDSHAKE_LATE, &handshake_late(&HANDSHAKE_LATE))
     }
 }
 
 /// The upstream did not answer the handshake or the list that come before a call.
-const NOT_INTRODUCED: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+const HANDSHAKE_LATE: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
 
 struct CallDecision {
     tool: Arc<str>,
@@ -277,13 +277,13 @@ impl StatelessFace {
     }
 
     async fn discover(&self, request: &StatelessRequestContext<'_>) -> FaceResponse {
-        match self.served.upstream.facts(&self.context(request)).await {
-            Ok(facts) => {
-                self.cache_identity(&facts);
+        match self.served.upstream.handshake(&self.context(request)).await {
+            Ok(handshake) => {
+                self.cache_identity(&handshake);
                 let description = SessionServerDescription {
-                    capabilities: &facts.capabilities,
-                    instructions: facts.instructions.as_ref(),
-                    server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
+                    capabilities: &handshake.capabilities,
+                    instructions: handshake.instructions.as_ref(),
+                    server_info: &handshake.server_info.clone().unwrap_or_else(own_identity),
                 };
                 request.addressee.result(discover_result(description))
             }
@@ -291,17 +291,17 @@ impl StatelessFace {
         }
     }
 
-    /// Learns the server's name before the first result, so that no result depends on earlier requests (MOD-17).
+    /// Fetches the server's name before the first result, so that no result depends on earlier requests (MOD-17).
     async fn ensure_identity(&self, request: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.identity.read().is_none() {
-            let facts = self.served.upstream.facts(&self.context(request)).await?;
-            self.cache_identity(&facts);
+            let handshake = self.served.upstream.handshake(&self.context(request)).await?;
+            self.cache_identity(&handshake);
         }
         Ok(())
     }
 
-    fn cache_identity(&self, facts: &ServerFacts) {
-        let info = facts.server_info.as_ref().map_or_else(own_identity, short_identity);
+    fn cache_identity(&self, handshake: &Handshake) {
+        let info = handshake.server_info.as_ref().map_or_else(own_identity, short_identity);
         *self.identity.write() = Some(ServerIdentity::of(info));
     }
 
@@ -365,8 +365,8 @@ impl StatelessFace {
                 // Boxed: most calls find a list.
                 let listing = Box::pin(async { self.catalog.list_with(&tool, &self.context(request)).await });
                 let list = tokio::time::timeout_at(request.arrived + policy.deadline, listing).await;
-                list.unwrap_or(Err(CatalogError::Gateway(NOT_INTRODUCED))).map_err(|error| match error {
-                    CatalogError::Gateway(fault) if fault == NOT_INTRODUCED => Box::new(request.not_introduced()),
+                list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))).map_err(|error| match error {
+                    CatalogError::Gateway(fault) if fault == HANDSHAKE_LATE => Box::new(request.handshake_late()),
                     error @ (CatalogError::Gateway(_) | CatalogError::Upstream(_)) => {
                         Box::new(error.answer(&request.addressee))
                     }
@@ -415,17 +415,17 @@ impl StatelessFace {
 
     async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
         let end = request.arrived + decision.policy.deadline;
-        let introduced = {
-            let introducing = pin!(self.ensure_identity(&request));
-            within(end, introducing).await
+        let identified = {
+            let identifying = pin!(self.ensure_identity(&request));
+            within(end, identifying).await
         };
-        match introduced {
+        match identified {
             Some(Ok(())) => self.run(request, decision).await,
             Some(Err(error)) => match error.into_fault() {
-                fault if fault == NOT_INTRODUCED => request.not_introduced(),
+                fault if fault == HANDSHAKE_LATE => request.handshake_late(),
                 fault => request.addressee.fault(&fault),
             },
-            None => request.not_introduced(),
+            None => request.handshake_late(),
         }
     }
 

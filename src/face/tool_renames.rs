@@ -23,8 +23,8 @@ use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawRespons
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, ForwardedHeaders, OwnSessionChannel,
-    ResumeToken, ServerFacts, SessionLease, Upstream, UpstreamRequest,
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, ForwardedHeaders, Handshake,
+    OwnSessionChannel, ResumeToken, SessionLease, Upstream, UpstreamRequest,
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -186,8 +186,8 @@ impl Upstream for RenamingUpstream {
         self.inner.name()
     }
 
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        self.inner.facts(context).await
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
+        self.inner.handshake(context).await
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {

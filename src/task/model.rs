@@ -486,7 +486,7 @@ gateway_reasons! {
     /// The client's token is bound to its key or certificate, and is not exchanged without a proof.
     CredentialBound = 38, "credential_bound";
     /// The upstream's answer to `initialize` exceeds its bound, which no key changes.
-    IntroductionTooLarge = 39, "introduction_too_large";
+    InitializeResultTooLarge = 39, "initialize_result_too_large";
 }
 
 impl Task {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, ResumeToken, ServerFacts, Upstream,
+    BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, Handshake, ResumeToken, Upstream,
     UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -267,7 +267,8 @@ impl EraUpstream {
         let credential = context.forwarded.credential();
         let context = CallContext { forwarded: ForwardedHeaders::bearing(&credential), ..context.clone() };
         let late = BeginError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-        let opened = tokio::time::timeout(self.eras.ask_max, self.session.facts(&context)).await.unwrap_or(Err(late));
+        let opened =
+            tokio::time::timeout(self.eras.ask_max, self.session.handshake(&context)).await.unwrap_or(Err(late));
         if opened.is_err() && credential.is_clients() {
             // The refusal may be for this client only.
             return;
@@ -346,8 +347,8 @@ impl Upstream for EraUpstream {
         self.eras.asked_in_result();
     }
 
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        on_half!(self, context, |upstream| upstream.facts(context))
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
+        on_half!(self, context, |upstream| upstream.handshake(context))
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -429,9 +430,9 @@ impl QuestionEra {
     }
 
     /// A server that offered sessions before may be failing: its refusal is no verdict until the next one repeats it.
-    pub fn handshake(&mut self, outcome: Result<&ServerFacts, &BeginError>, now: Instant) {
+    pub fn handshake(&mut self, outcome: Result<&Handshake, &BeginError>, now: Instant) {
         self.sessions = match (outcome, self.sessions) {
-            (Ok(facts), _) if facts.has_session => SessionOffer::Yes,
+            (Ok(handshake), _) if handshake.has_session => SessionOffer::Yes,
             // The answer to a question of such a server could not be routed.
             (Ok(_), _) => SessionOffer::No,
             (Err(error), SessionOffer::Yes) if is_for_good(error) => SessionOffer::Unknown,
@@ -580,9 +581,9 @@ mod tests {
         }
     }
 
-    fn facts(has_session: bool) -> ServerFacts {
+    fn handshake(has_session: bool) -> Handshake {
         let (version, capabilities) = (ProtocolVersion::V2025_11_25, Payload::empty_object());
-        ServerFacts { version, capabilities, server_info: None, instructions: None, has_session }
+        Handshake { version, capabilities, server_info: None, instructions: None, has_session }
     }
 
     fn fault(reason: Reason, http_status: Option<u16>) -> BeginError {
@@ -598,8 +599,8 @@ mod tests {
         let (gone, status) = (Reason::UpstreamUnreachable, Reason::UpstreamHttpStatus);
         for (what, outcome, expected) in [
             ("nothing is known", None, Handshake),
-            ("a session", Some(Ok(facts(true))), Sessions),
-            ("a handshake without a session", Some(Ok(facts(false))), Stateless(StatelessReason::NoSessions)),
+            ("a session", Some(Ok(handshake(true))), Sessions),
+            ("a handshake without a session", Some(Ok(handshake(false))), Stateless(StatelessReason::NoSessions)),
             ("a refusal", Some(Err(refused.clone())), Stateless(StatelessReason::NoSessions)),
             ("404", Some(Err(fault(status, Some(404)))), Stateless(StatelessReason::NoSessions)),
             ("no MCP", Some(Err(fault(Reason::UpstreamMalformed, None))), Stateless(StatelessReason::NoSessions)),
@@ -628,7 +629,7 @@ mod tests {
         let now = Instant::now();
         let refused = BeginError::Refused(RpcError::new(-32601, "m"));
         let mut era = QuestionEra::default();
-        era.handshake(Ok(&facts(true)), now);
+        era.handshake(Ok(&handshake(true)), now);
         era.handshake(Err(&fault(Reason::UpstreamUnreachable, None)), now);
         assert_eq!(era.route(now), QuestionRoute::Sessions);
         era.handshake(Err(&refused), now);

@@ -30,8 +30,8 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 pub trait Upstream: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &Arc<str>;
 
-    /// The server's facts from its handshake; cached, fetched again on contradiction. Fails if no handshake succeeds.
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError>;
+    /// The server's last handshake; cached, made again on contradiction. Fails if no handshake succeeds.
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError>;
 
     /// Sends one request. Returns once the session is open and the request is being sent; the response comes as events.
     /// Fails only if nothing was sent (`Executed::No`). A dropped future usually sends nothing, but it may have.
@@ -263,8 +263,9 @@ impl ClientFacts {
     }
 }
 
+/// The result of `initialize` or `server/discover`.
 #[derive(Clone, Debug)]
-pub struct ServerFacts {
+pub struct Handshake {
     pub version: ProtocolVersion,
     pub capabilities: Payload,
     pub server_info: Option<Payload>,
@@ -273,7 +274,7 @@ pub struct ServerFacts {
     pub has_session: bool,
 }
 
-impl ServerFacts {
+impl Handshake {
     /// The server's identity, if it is an object: the gateway repeats it in the results that it composes.
     pub(crate) fn identity_in(object: &Object, name: &str) -> Option<Payload> {
         object.get_object(name).map(|identity| identity.payload().detached())

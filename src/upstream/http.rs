@@ -35,7 +35,7 @@ use super::transport::{Transport, TransportDetection};
 use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{
-    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, TaskScope, Upstream,
+    BeginError, CallContext, Era, Exchange, Handshake, NotificationSubscription, ResumeToken, TaskScope, Upstream,
     UpstreamRequest, own_ids,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -290,10 +290,10 @@ impl Upstream for SessionUpstream {
         &self.link.name
     }
 
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
-        let facts = session.facts().cloned();
-        facts.ok_or(BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No)))
+        let handshake = session.handshake().cloned();
+        handshake.ok_or(BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No)))
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -364,7 +364,7 @@ impl Upstream for ClientSessionUpstream {
         &self.link.name
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         Err(not_known_here())
     }
 

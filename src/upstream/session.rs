@@ -30,7 +30,7 @@ use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use super::transport::Transport;
 use super::version_choice::VersionChoice;
-use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
+use super::{CallContext, ExchangeError, ExchangeEvent, Handshake, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
@@ -119,7 +119,7 @@ pub(crate) struct UpstreamSession {
     pub(crate) link: Arc<UpstreamLink>,
     pub(crate) credentials: SessionHeaders,
     /// `None` for a session that another process opened.
-    facts: Option<Arc<ServerFacts>>,
+    handshake: Option<Arc<Handshake>>,
     pub(crate) tasks: UpstreamTaskSupport,
     pub(crate) calls: SessionCalls,
     news: broadcast::Sender<ServerNotification>,
@@ -137,22 +137,22 @@ pub(crate) struct UpstreamSession {
 }
 
 impl UpstreamSession {
-    fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
-        let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
-        Self::new(link, credentials, Some(Arc::new(facts)), tasks, Arc::default())
+    fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, handshake: Handshake) -> Arc<Self> {
+        let tasks = UpstreamTaskSupport::of(handshake.version, &handshake.capabilities);
+        Self::new(link, credentials, Some(Arc::new(handshake)), tasks, Arc::default())
     }
 
     fn new(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
-        facts: Option<Arc<ServerFacts>>,
+        handshake: Option<Arc<Handshake>>,
         tasks: UpstreamTaskSupport,
         refusals: Arc<SessionRefusals>,
     ) -> Arc<Self> {
         Arc::new(Self {
             link: Arc::clone(link),
             credentials,
-            facts,
+            handshake,
             tasks,
             calls: SessionCalls::default(),
             news: broadcast::Sender::new(NEWS_MAX),
@@ -175,8 +175,8 @@ impl UpstreamSession {
         Self::new(link, credentials, None, tasks, Arc::default())
     }
 
-    pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
-        self.facts.as_ref()
+    pub(crate) const fn handshake(&self) -> Option<&Arc<Handshake>> {
+        self.handshake.as_ref()
     }
 
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<ServerNotification> {
@@ -362,7 +362,7 @@ impl UpstreamSession {
     }
 
     fn logs(&self) -> bool {
-        let capabilities = self.facts().and_then(|facts| Object::of(&facts.capabilities));
+        let capabilities = self.handshake().and_then(|handshake| Object::of(&handshake.capabilities));
         capabilities.is_some_and(|capabilities| capabilities.contains("logging"))
     }
 }

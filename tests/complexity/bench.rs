@@ -82,7 +82,7 @@ async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::
     .await;
     let modern = ScriptedServer::slow(move |seen, _| {
         let script = Arc::clone(&modern_now.lock());
-        std::future::ready(script(&seen).or_else(|| introduce(&seen)))
+        std::future::ready(script(&seen).or_else(|| stateless_reply(&seen)))
     })
     .await;
     let url = session.url();
@@ -105,7 +105,7 @@ async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::
 }
 
 /// A server of 2026-07-28.
-fn introduce(seen: &SeenRequest) -> Option<ScriptedReply> {
+fn stateless_reply(seen: &SeenRequest) -> Option<ScriptedReply> {
     let complete = |mut result: serde_json::Value| {
         result["resultType"] = json!("complete");
         Some(answer(seen, &result))

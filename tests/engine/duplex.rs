@@ -139,7 +139,7 @@ impl Host {
     }
 
     /// One with a session.
-    async fn introduced(mut acts: Vec<(&'static str, Act)>) -> Self {
+    async fn initialized(mut acts: Vec<(&'static str, Act)>) -> Self {
         acts.insert(0, ("\"initialize\"", Act::Session(answer(0))));
         let mut host = Self::new(acts);
         host.write(&request(0, "initialize")).await;
@@ -357,7 +357,7 @@ async fn messages_of_a_session_wait_for_its_handshake_and_bear_its_id() {
 async fn a_host_whose_session_is_over_may_open_another_one() {
     let over =
         json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32001, "message": "Session not found"}}).to_string();
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Open(vec![])),
         ("\"id\":1,", Act::Json(404, over)),
         ("\"initialize\"", Act::Session(answer(3))),
@@ -381,7 +381,7 @@ async fn a_host_whose_session_is_over_may_open_another_one() {
 #[tokio::test(start_paused = true)]
 async fn an_unknown_method_of_a_stateless_request_ends_no_session() {
     let unknown = json!({"jsonrpc": "2.0", "id": 1, "error": {"code": -32601, "message": "m"}}).to_string();
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Bare(405)),
         ("\"id\":1,", Act::Json(404, unknown)),
         ("\"id\":2,", Act::Json(200, answer(2))),
@@ -395,7 +395,7 @@ async fn an_unknown_method_of_a_stateless_request_ends_no_session() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_ends_early_is_taken_up_where_it_named_a_place() {
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Bare(405)),
         ("\"id\":1,", Act::Events(vec!["id: e-1\nretry: 2000\ndata:\n\n"])),
         ("GET", Act::Events(vec!["id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"])),
@@ -417,7 +417,7 @@ async fn a_stream_that_ends_early_is_taken_up_where_it_named_a_place() {
 /// Another refusal may concern the position.
 #[tokio::test(start_paused = true)]
 async fn the_sessions_own_stream_goes_on_after_its_last_event_once_an_outage_is_over() {
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Events(vec!["id: e-1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\n"])),
         ("GET", Act::Bare(503)),
         ("GET", Act::Bare(429)),
@@ -435,7 +435,7 @@ async fn the_sessions_own_stream_goes_on_after_its_last_event_once_an_outage_is_
 
 #[tokio::test(start_paused = true)]
 async fn the_end_takes_back_what_has_no_answer_and_ends_the_session() {
-    let mut host = Host::introduced(vec![("GET", Act::Open(vec![])), ("\"id\":1,", Act::Hang)]).await;
+    let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("\"id\":1,", Act::Hang)]).await;
     host.write(&request(1, "tools/call")).await;
     host.write(&stateless(2, "tools/list")).await;
     host.seen(2).await;
@@ -447,7 +447,7 @@ async fn the_end_takes_back_what_has_no_answer_and_ends_the_session() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_call_that_was_cancelled_is_told_so_and_may_stay_without_an_answer() {
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Open(vec![])),
         ("\"id\":1,", Act::Hang),
         ("\"id\":2,", Act::Json(200, answer(2))),
@@ -497,7 +497,7 @@ async fn too_many_requests_are_refused_and_cancellations_still_heard() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_hears_nothing_any_more_is_gone() {
-    let mut host = Host::introduced(vec![("GET", Act::Open(vec![])), ("\"id\":1,", Act::Hang)]).await;
+    let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("\"id\":1,", Act::Hang)]).await;
     host.write(&request(1, "tools/call")).await;
     host.seen(1).await;
     host.from.close();

@@ -65,7 +65,7 @@ async fn server(
     script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
 ) -> ScriptedServer {
     let server = ScriptedServer::start(move |seen| script(seen).or_else(|| offered(name, seen))).await;
-    *server.world.introduction.lock() = json!({
+    *server.world.initialize_result.lock() = json!({
         "capabilities": {"tools": {"listChanged": true}, "prompts": {}, "resources": {"subscribe": true}, "logging": {}},
         "instructions": format!("ask {name}"),
     });

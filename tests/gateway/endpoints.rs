@@ -83,7 +83,7 @@ async fn said(client: &mut PairClient, tool: &str) -> String {
 #[tokio::test]
 async fn what_belongs_to_sessions_alone_is_unknown_to_whoever_has_none() {
     let server = hello("one", |_| None).await;
-    *server.world.introduction.lock() = json!({"capabilities": {"resources": {"subscribe": true}}});
+    *server.world.initialize_result.lock() = json!({"capabilities": {"resources": {"subscribe": true}}});
     let gate = at_one_path(&[("one".to_owned(), server.address)], "").await;
     let mut client = client_of(Kind::Stateless, &gate).await;
     for method in ["resources/subscribe", "resources/unsubscribe", "logging/setLevel", "ping", "tasks/list"] {

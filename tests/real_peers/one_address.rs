@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// Lists tools until all servers have some. A client that is told of none when it introduces itself takes the endpoint for an
+/// Lists tools until all servers have some. A client whose first list is empty takes the endpoint for an
 /// older one, and interpreters take their time to start. Clients with sessions have programs of their own all the same.
 async fn warm(url: &str) {
     let address = url.split('/').nth(2).and_then(|authority| authority.parse().ok()).unwrap();

@@ -24,7 +24,7 @@ use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::transport::stdio::{LastLines, StderrUse, StdioUpstreamSettings};
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeEvent, NoResult, ServerFacts, TaskScope, Timeouts, Upstream,
+    BeginError, CallContext, Exchange, ExchangeEvent, Handshake, NoResult, TaskScope, Timeouts, Upstream,
     UpstreamRequest, UpstreamTaskMode, result_of,
 };
 use crate::wire::object::ObjectWriter;
@@ -136,9 +136,9 @@ struct ProbeRun<'a> {
 /// A server that answered over one transport.
 struct ProbedServer {
     transport: ProbedTransport,
-    /// With a session; the facts for the newest version that it agreed to.
-    session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
-    stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
+    /// With a session; the handshake of the newest version that it agreed to.
+    session: Result<(Arc<SessionUpstream>, Arc<Handshake>), ProbeError>,
+    stateless: Result<(Arc<dyn Upstream>, Arc<Handshake>), ProbeError>,
 }
 
 impl ProbedServer {
@@ -156,12 +156,12 @@ impl ProbeRun<'_> {
     async fn all(&self) -> Result<ProbeReport, NotMcpError> {
         let found = self.find().await?;
         let versions = self.versions(&found).await;
-        let (upstream, facts): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
-            (Ok((upstream, facts)), _) => (Arc::<SessionUpstream>::clone(upstream), facts),
-            (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
+        let (upstream, handshake): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
+            (Ok((upstream, handshake)), _) => (Arc::<SessionUpstream>::clone(upstream), handshake),
+            (Err(_), Ok((upstream, handshake))) => (Arc::clone(upstream), handshake),
             (Err(why), Err(_)) => return Err(NotMcpError { text: why.text(), location: None, is_there: true }),
         };
-        let tools = if Object::of(&facts.capabilities).is_some_and(|all| all.contains("tools")) {
+        let tools = if Object::of(&handshake.capabilities).is_some_and(|all| all.contains("tools")) {
             self.tools(&*upstream).await
         } else {
             ProbedTools { all: Vec::new(), incomplete: None }
@@ -171,13 +171,13 @@ impl ProbeRun<'_> {
             None => None,
         };
         upstream.close().await;
-        let toml = toml_block(self.probe, found.transport, facts, &tools);
+        let toml = toml_block(self.probe, found.transport, handshake, &tools);
         Ok(ProbeReport {
             target: shown_target(&self.probe.target),
             transport: found.transport,
             versions,
             questions: found.questions(),
-            server: Arc::clone(facts),
+            server: Arc::clone(handshake),
             tools,
             called,
             toml,
@@ -225,8 +225,8 @@ impl ProbeRun<'_> {
                     found.stateless.as_ref().map(|_| ()).map_err(ProbeError::text)
                 }
                 (Err(why), _) => Err(why.text()),
-                (Ok((_, facts)), version) if version == facts.version => Ok(()),
-                (Ok((_, facts)), version) if version > facts.version => Err(format!("answers with {}", facts.version)),
+                (Ok((_, known)), version) if version == known.version => Ok(()),
+                (Ok((_, known)), version) if version > known.version => Err(format!("answers with {}", known.version)),
                 (Ok(_), version) => match self.handshake(found.transport, Some(version)).await {
                     Ok((upstream, _)) => {
                         upstream.close().await;
@@ -248,21 +248,21 @@ impl ProbeRun<'_> {
         &self,
         transport: ProbedTransport,
         version: Option<ProtocolVersion>,
-    ) -> Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError> {
+    ) -> Result<(Arc<SessionUpstream>, Arc<Handshake>), ProbeError> {
         let upstream = self.upstream(transport, version)?;
-        let facts = self.in_time(upstream.facts(&context(UpstreamTaskMode::Never))).await;
-        let facts = facts.map_err(|why| why.explained(&upstream))?;
-        Ok((upstream, facts))
+        let handshake = self.in_time(upstream.handshake(&context(UpstreamTaskMode::Never))).await;
+        let handshake = handshake.map_err(|why| why.explained(&upstream))?;
+        Ok((upstream, handshake))
     }
 
-    async fn discover(&self, transport: ProbedTransport) -> Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError> {
+    async fn discover(&self, transport: ProbedTransport) -> Result<(Arc<dyn Upstream>, Arc<Handshake>), ProbeError> {
         if transport == ProbedTransport::Sse {
             return Err(ProbeError::NotOverThis);
         }
         let upstream = self.upstream(transport, Some(ProtocolVersion::STATELESS))?;
         let stateless = upstream.for_stateless_clients().stateless();
-        match self.in_time(stateless.facts(&context(UpstreamTaskMode::Never))).await {
-            Ok(facts) => Ok((stateless, facts)),
+        match self.in_time(stateless.handshake(&context(UpstreamTaskMode::Never))).await {
+            Ok(handshake) => Ok((stateless, handshake)),
             Err(why) => {
                 upstream.close().await;
                 Err(why)

@@ -10,7 +10,7 @@ use super::super::printable::printable;
 use super::super::server_address;
 use super::ProbeCommand;
 use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
-use crate::upstream::ServerFacts;
+use crate::upstream::Handshake;
 use crate::upstream::era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
@@ -26,7 +26,7 @@ pub struct ProbeReport {
     /// The route of `protocol = "auto"` for clients that answer questions, if the server supports both eras.
     pub questions: Option<QuestionRoute>,
     /// The server's description in a session of the newest version that it supports, else at the version without sessions.
-    pub server: Arc<ServerFacts>,
+    pub server: Arc<Handshake>,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,
     pub toml: String,
@@ -71,7 +71,7 @@ impl ProbedTools {
     }
 }
 
-fn named(server: &ServerFacts, key: &str) -> Option<String> {
+fn named(server: &Handshake, key: &str) -> Option<String> {
     Object::of(server.server_info.as_ref()?)?.get_string(key)
 }
 
@@ -306,7 +306,7 @@ fn value(payload: &Payload) -> Value {
 pub(super) fn toml_block(
     probe: &ProbeCommand,
     transport: ProbedTransport,
-    server: &ServerFacts,
+    server: &Handshake,
     tools: &ProbedTools,
 ) -> String {
     let name = name_of(&probe.target, server);
@@ -353,7 +353,7 @@ pub(super) fn shown_target(target: &ServerTarget) -> String {
 }
 
 /// A valid upstream name: the server's own, else one from its address.
-fn name_of(target: &ServerTarget, server: &ServerFacts) -> String {
+fn name_of(target: &ServerTarget, server: &Handshake) -> String {
     let own = named(server, "name").and_then(|name| fitting_name(name.rsplit('/').next().unwrap_or_default()));
     own.unwrap_or_else(|| target.name())
 }
@@ -362,8 +362,8 @@ fn name_of(target: &ServerTarget, server: &ServerFacts) -> String {
 mod tests {
     use super::*;
 
-    fn server(name: &str) -> ServerFacts {
-        ServerFacts {
+    fn server(name: &str) -> Handshake {
+        Handshake {
             version: ProtocolVersion::V2025_11_25,
             server_info: Some(Payload::of(&serde_json::json!({ "name": name }))),
             capabilities: Payload::empty_object(),

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::{Answer, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts, Timeouts};
+use crate::upstream::{Answer, Exchange, ExchangeError, ExchangeEvent, Handshake, ResumeToken, Timeouts};
 
 const LIST_BYTES: usize = 1 << 20;
 
@@ -23,7 +23,7 @@ impl Upstream for LargeUpstream {
         &self.name
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         unreachable!()
     }
 

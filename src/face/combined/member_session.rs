@@ -1,4 +1,4 @@
-//! Opens a client's sessions at the upstreams of an endpoint on demand, with the client's own introduction.
+//! Opens a client's sessions at the upstreams of an endpoint on demand, with the client's own `initialize`.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::CombinedUpstreams;
 use super::member_answer::{MemberRefusal, read_result, whole};
-use super::merge::ServerSummary;
+use super::merge::ServerDescription;
 use super::messages::plain;
 use crate::dialect::lifecycle::initialize_request;
 use crate::dialect::negotiate::LogLevel;
@@ -82,8 +82,8 @@ enum MemberSession {
 #[derive(Clone, Debug)]
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
-    /// The server's introduction; `None` for a session that was already open, because sessions do not store it.
-    pub(super) summary: Option<Arc<ServerSummary>>,
+    /// The server's description; `None` for a session that was already open, because sessions do not store it.
+    pub(super) description: Option<Arc<ServerDescription>>,
 }
 
 /// A progress token, which the upstream may use until this is dropped.
@@ -196,7 +196,7 @@ impl MemberHandshake {
         let Some(id) = id else { return Err(MemberRefusal::late()) };
         let _ = self.send(&id, envelope::notification(method::INITIALIZED, None)).await;
         self.send_level(session, &id, level).await;
-        Ok(OpenedMember { id, summary: Some(Arc::new(ServerSummary::of(&result))) })
+        Ok(OpenedMember { id, description: Some(Arc::new(ServerDescription::of(&result))) })
     }
 
     async fn send(&self, id: &HeaderValue, message: Bytes) -> FaceResponse {
@@ -249,7 +249,7 @@ impl CombinedUpstreams {
             let mut state = session.state.lock();
             match state.members.get(upstream) {
                 Some(MemberSession::Open(id)) if !has_ended() => {
-                    return Ok(OpenedMember { id: id.clone(), summary: None });
+                    return Ok(OpenedMember { id: id.clone(), description: None });
                 }
                 Some(MemberSession::Opening(opening)) => opening.clone(),
                 Some(MemberSession::Open(_) | MemberSession::Refused) | None => {
@@ -287,8 +287,8 @@ impl CombinedUpstreams {
         let opening = async move {
             let mut level = None;
             let opened = handshake.run(&session, &mut level).await;
-            if let Ok(OpenedMember { summary: Some(summary), .. }) = &opened {
-                shared.learn(at, summary);
+            if let Ok(OpenedMember { description: Some(description), .. }) = &opened {
+                shared.cache_description(at, description);
             }
             session.note(&upstream, &opened);
             // A level that was set before `note` was sent to other members alone.

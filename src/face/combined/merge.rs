@@ -1,4 +1,4 @@
-//! Merges the introductions of several servers, and lists the capabilities that an endpoint routes. Pure. If two
+//! Merges the handshake results of several servers, and lists the capabilities that an endpoint routes. Pure. If two
 //! servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
@@ -10,21 +10,21 @@ use crate::wire::{Object, Payload, method};
 /// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
-/// The default describes a server without a known introduction.
+/// The members of a handshake result that endpoints merge. The default describes a server without a handshake.
 #[derive(Clone, Debug)]
-pub(super) struct ServerSummary {
+pub(super) struct ServerDescription {
     pub(super) capabilities: Payload,
     /// The text for models, quoted.
     pub(super) instructions: Option<String>,
 }
 
-impl Default for ServerSummary {
+impl Default for ServerDescription {
     fn default() -> Self {
         Self { capabilities: Payload::empty_object(), instructions: None }
     }
 }
 
-impl ServerSummary {
+impl ServerDescription {
     pub(super) fn of(result: &Object) -> Self {
         let capabilities = result.get("capabilities").filter(|all| Object::of(all).is_some());
         Self {
@@ -122,7 +122,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Each text stands under its server's name; `None` if there are none.
-pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
+pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerDescription)>) -> Option<Payload> {
     let texts: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();
     (!texts.is_empty()).then(|| Payload::text(&texts.join("\n\n")))
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn instructions_stand_under_the_name_of_their_server_and_have_a_bound() {
-        let server = |text: &str| ServerSummary::of(&Object::of(&payload(text)).unwrap());
+        let server = |text: &str| ServerDescription::of(&Object::of(&payload(text)).unwrap());
         let (kind, silent) = (server(r#"{"instructions":"be kind"}"#), server(r#"{"instructions":" "}"#));
         let texts = instructions([("a", &kind), ("b", &silent), ("c", &kind)].into_iter()).unwrap();
         assert_eq!(texts.as_str(), r##""# a\n\n> be kind\n\n# c\n\n> be kind""##);

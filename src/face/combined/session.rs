@@ -1,5 +1,5 @@
 //! Serves clients with sessions at an endpoint of several upstreams. The endpoint's session id is sealed. Sessions at
-//! the upstreams are opened on demand, with the client's introduction; their ids are lost with the process or under a
+//! the upstreams are opened on demand, with the client's `initialize`; their ids are lost with the process or under a
 //! flood of sessions, then new ones are opened.
 
 use std::pin::pin;
@@ -13,9 +13,9 @@ use super::admission::AnswerScope;
 use super::member_answer::MemberRefusal;
 use super::member_request::{EndpointClient, served};
 use super::member_session::{CombinedSession, KnownSession, SessionOwner};
-use super::merge::{self, ServerSummary};
+use super::merge::{self, ServerDescription};
 use super::routing::RequestTarget;
-use super::{ANSWER_MAX, CombinedUpstreams, INTRODUCTION_MAX, messages, own_stream};
+use super::{ANSWER_MAX, CombinedUpstreams, HANDSHAKE_MAX, messages, own_stream};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
@@ -25,7 +25,7 @@ use crate::face::answer::{Addressee, accepted, addressee, bare};
 use crate::face::array_answer::{self, ArrayBounds, ArrayItems};
 use crate::face::call_stream::request_answer::unanswered;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
-use crate::face::rewrite::{ClientInitialize, introduction_result};
+use crate::face::rewrite::{ClientInitialize, edited_initialize};
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
@@ -345,7 +345,7 @@ impl CombinedUpstreams {
     /// Merges the capabilities of all available upstreams.
     async fn initialize(self: &Arc<Self>, inbound: &Inbound, request: &Request) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
-        let Some(introduction) = ClientInitialize::read(request) else {
+        let Some(initialize) = ClientInitialize::read(request) else {
             let what = "initialize needs protocolVersion, capabilities and clientInfo";
             return refuse(&addressee, &RequestError::params(what));
         };
@@ -353,15 +353,15 @@ impl CombinedUpstreams {
             upstream: self.settings.path.to_string(),
             principal: inbound.caller.principal.clone(),
             nonce: (self.common().random)(),
-            client_version: introduction.version,
-            upstream_version: introduction.version,
-            capabilities: introduction.capabilities,
-            client_info: introduction.client_info,
+            client_version: initialize.version,
+            upstream_version: initialize.version,
+            capabilities: initialize.capabilities,
+            client_info: initialize.client_info,
             issued_at: self.common().clock.now(),
             replica: self.common().own_replica(),
             upstream_session: None,
             tasks: crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport::default(),
-            declares_tasks: introduction.declares_tasks,
+            declares_tasks: initialize.declares_tasks,
         };
         let sealed = self.common().sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
         let Some(sealed) = sealed else {
@@ -372,19 +372,19 @@ impl CombinedUpstreams {
         let client = EndpointClient::in_session(self, Box::new(inbound.clone()), &Arc::new(token), &session);
         let session = KnownSession { session, caller: inbound.caller.clone() };
         let mut opened = UnansweredSession { upstreams: self, nonce, session, is_answered: false };
-        let summaries = match self.summaries(&client).await {
-            Ok(summaries) => summaries,
+        let descriptions = match self.descriptions(&client).await {
+            Ok(descriptions) => descriptions,
             Err(refusal) => return refusal.into_response(&addressee),
         };
-        let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
+        let instructions = merge::instructions(descriptions.iter().map(|(name, server)| (&**name, &**server)));
         let description = SessionServerDescription {
-            capabilities: &merge::advertised(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            capabilities: &merge::advertised(descriptions.iter().map(|(_, server)| &server.capabilities)),
             instructions: instructions.as_ref(),
             server_info: &own_identity(),
         };
-        let result = initialize_result(description, introduction.version);
-        let offer = session::tasks::offer(introduction.version, &inbound.caller.principal, Drafts::default());
-        let Some(result) = Object::of(&result).map(|result| introduction_result(&result, introduction.version, offer))
+        let result = initialize_result(description, initialize.version);
+        let offer = session::tasks::offer(initialize.version, &inbound.caller.principal, Drafts::default());
+        let Some(result) = Object::of(&result).map(|result| edited_initialize(&result, initialize.version, offer))
         else {
             return bare(StatusCode::INTERNAL_SERVER_ERROR);
         };
@@ -394,55 +394,55 @@ impl CombinedUpstreams {
         response
     }
 
-    pub(super) async fn introduced(
+    pub(super) async fn fetch_description(
         &self,
         client: &EndpointClient,
         at: usize,
-    ) -> Result<Arc<ServerSummary>, MemberRefusal> {
+    ) -> Result<Arc<ServerDescription>, MemberRefusal> {
         if client.session.is_some() {
-            return Ok(client.opened(at).await?.summary.unwrap_or_default());
+            return Ok(client.opened(at).await?.description.unwrap_or_default());
         }
         let said = client.ask(at, method::DISCOVER, client.params(None)).await?;
-        let summary = Arc::new(ServerSummary::of(&said));
-        self.learn(at, &summary);
-        Ok(summary)
+        let description = Arc::new(ServerDescription::of(&said));
+        self.cache_description(at, &description);
+        Ok(description)
     }
 
-    /// Introductions that are known or arrive in time. Opens a session at an upstream without a known introduction;
+    /// Descriptions that are known or arrive in time. Opens a session at an upstream without a known description;
     /// later sessions renew that. For clients without sessions a known one is asked for again after a while.
-    pub(super) async fn summaries(
+    pub(super) async fn descriptions(
         &self,
         client: &EndpointClient,
-    ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
+    ) -> Result<Vec<(Arc<str>, Arc<ServerDescription>)>, MemberRefusal> {
         let asking = self.members_for(client.caller()).map(|at| async move {
-            let (member, known) = (&self.members[at], self.members[at].last_summary());
-            let is_asked = client.session.is_none() && member.fresh_summary().is_none();
+            let (member, known) = (&self.members[at], self.members[at].last_description());
+            let is_asked = client.session.is_none() && member.fresh_description().is_none();
             match known {
                 Some(known) if !is_asked => (at, Ok(known)),
                 known => {
-                    let asked = self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await;
+                    let asked = self.in_time(at, HANDSHAKE_MAX, self.fetch_description(client, at)).await;
                     let asked = asked.unwrap_or_else(|| Err(MemberRefusal::late()));
                     (at, asked.or_else(|refusal| known.ok_or(refusal)))
                 }
             }
         });
-        let (mut summaries, mut absent, mut refused) = (Vec::new(), Vec::new(), None);
-        for (at, summary) in join_all(asking).await {
-            match summary {
-                Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
+        let (mut descriptions, mut absent, mut refused) = (Vec::new(), Vec::new(), None);
+        for (at, description) in join_all(asking).await {
+            let name = Arc::clone(&self.settings.upstreams[at]);
+            match description {
+                Ok(description) => descriptions.push((name, description)),
                 Err(refusal) => {
                     self.note_absence(client, at, &refusal.message());
                     if let Some(cause) = self.cause_for(client, at) {
-                        absent
-                            .push((Arc::clone(&self.settings.upstreams[at]), Arc::new(ServerSummary::absent(&cause))));
+                        absent.push((name, Arc::new(ServerDescription::absent(&cause))));
                     }
                     refused = refused.or(Some(refusal));
                 }
             }
         }
         match refused {
-            Some(refusal) if summaries.is_empty() => Err(refusal),
-            Some(_) | None => Ok([summaries, absent].concat()),
+            Some(refusal) if descriptions.is_empty() => Err(refusal),
+            Some(_) | None => Ok([descriptions, absent].concat()),
         }
     }
 

@@ -127,29 +127,29 @@ fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: 
 }
 
 /// The server's time to describe itself.
-const FACTS_MAX: Duration = Duration::from_secs(30);
+const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 
 /// The result of `initialize`, or an error for the client.
-pub(super) async fn introduce(
+pub(super) async fn bridged_initialize(
     shared: &SessionFaceState,
     asker: &Principal,
     forwarded: &ForwardedHeaders,
-    introduction: &ClientInitialize,
+    initialize: &ClientInitialize,
 ) -> Result<Object, RpcError> {
-    let client = BridgedClient::of(introduction.version, &introduction.capabilities);
+    let client = BridgedClient::of(initialize.version, &initialize.capabilities);
     let context = client.context(asker, forwarded, &shared.served);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-    let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
-    let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {
-        Ok(facts) => facts,
+    let asking = tokio::time::timeout(HANDSHAKE_MAX, shared.served.stateless.handshake(&context));
+    let handshake = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {
+        Ok(handshake) => handshake,
         Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
         Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
     };
     let description = SessionServerDescription {
-        capabilities: &facts.capabilities,
-        instructions: facts.instructions.as_ref(),
-        server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
+        capabilities: &handshake.capabilities,
+        instructions: handshake.instructions.as_ref(),
+        server_info: &handshake.server_info.clone().unwrap_or_else(own_identity),
     };
-    let result = initialize_result(description, introduction.version);
+    let result = initialize_result(description, initialize.version);
     Object::of(&result).ok_or_else(|| gateway_error(&GatewayFault::new(Reason::Internal, Executed::No)))
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderValue, StatusCode};
 
-use super::bridge::introduce;
+use super::bridge::bridged_initialize;
 use super::session_cache::{ClientSession, SessionAsker};
 use super::{SessionFaceState, not_allowed, refuse};
 use crate::dialect::RequestError;
@@ -35,11 +35,11 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
 
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let Some(introduction) = ClientInitialize::read(request) else {
+    let Some(initialize) = ClientInitialize::read(request) else {
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
         return refuse(&addressee, &RequestError::params(what));
     };
-    let opened = match open_either(shared, inbound, request, &introduction).await {
+    let opened = match open_either(shared, inbound, request, &initialize).await {
         Ok(opened) => opened,
         Err(error) => return addressee.error(StatusCode::OK, &error),
     };
@@ -47,15 +47,15 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
         upstream: shared.served.channel.name().to_string(),
         principal: inbound.caller.principal.clone(),
         nonce: inbound.endpoint_session.unwrap_or_else(shared.served.random),
-        client_version: introduction.version,
+        client_version: initialize.version,
         upstream_version: opened.version,
-        capabilities: introduction.capabilities,
-        client_info: introduction.client_info,
+        capabilities: initialize.capabilities,
+        client_info: initialize.client_info,
         issued_at: shared.served.clock.now(),
         replica: shared.served.own_replica(),
         upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
         tasks: opened.tasks,
-        declares_tasks: introduction.declares_tasks,
+        declares_tasks: initialize.declares_tasks,
     };
     let sealed = shared.served.sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
@@ -89,12 +89,12 @@ async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
     request: &Request,
-    introduction: &ClientInitialize,
+    initialize: &ClientInitialize,
 ) -> Result<InitializedSession, RpcError> {
-    let tasks = super::tasks::offer(introduction.version, &inbound.caller.principal, shared.served.settings.drafts);
+    let tasks = super::tasks::offer(initialize.version, &inbound.caller.principal, shared.served.settings.drafts);
     let bridged = async || {
-        let result = introduce(shared, &inbound.caller.principal, &inbound.forwarded, introduction).await?;
-        let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
+        let result = bridged_initialize(shared, &inbound.caller.principal, &inbound.forwarded, initialize).await?;
+        let result = rewrite::edited_initialize(&result, initialize.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
         Ok(InitializedSession { binding, version: ProtocolVersion::STATELESS, result, tasks })
     };
@@ -103,11 +103,11 @@ async fn open_either(
     }
     let health = shared.served.channel.health();
     let mark = health.map(UpstreamHealth::mark).unwrap_or_default();
-    let message = |version| (request.id.clone(), introduction.message(&request.id, version, &inbound.body));
-    let opening = shared.own.open(&inbound.caller.principal, &inbound.forwarded, introduction.version, message);
+    let message = |version| (request.id.clone(), initialize.message(&request.id, version, &inbound.body));
+    let opening = shared.own.open(&inbound.caller.principal, &inbound.forwarded, initialize.version, message);
     let refusal = match opening.await {
         Ok(agreed) => {
-            let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
+            let result = rewrite::edited_initialize(&agreed.result, initialize.version, tasks);
             let (binding, version, tasks) = (agreed.binding(), agreed.version, agreed.tasks());
             shared.gives_no_ids.note(&binding);
             return Ok(InitializedSession { binding, version, result, tasks });

@@ -48,8 +48,8 @@ impl UpstreamTaskTools {
     /// The default if the server does not respond in time.
     async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
         let look = async {
-            let facts = self.pool.facts(context).await.ok()?;
-            if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
+            let handshake = self.pool.handshake(context).await.ok()?;
+            if !UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls {
                 return None;
             }
             Some(self.catalog.list_with(tool, context).await.ok()?.tool(tool)?.task_support)

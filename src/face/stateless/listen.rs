@@ -123,9 +123,9 @@ impl StatelessFace {
         if !wishes.concern_the_upstream() {
             return Ok((NotificationSubscriber::deaf(upstream, context), wishes));
         }
-        let facts = upstream.facts(&context).await?;
-        self.cache_identity(&facts);
-        let mut granted = wishes.within(&facts.capabilities);
+        let handshake = upstream.handshake(&context).await?;
+        self.cache_identity(&handshake);
+        let mut granted = wishes.within(&handshake.capabilities);
         if !granted.concern_the_upstream() {
             return Ok((NotificationSubscriber::deaf(upstream, context), granted));
         }

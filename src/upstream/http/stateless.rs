@@ -28,7 +28,7 @@ use crate::upstream::exchange::{Era, NotificationResult, SubscriptionResult};
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
     Answer, AnsweredBy, BeginError, CallContext, ClientCredential, Exchange, ExchangeError, ExchangeEvent,
-    ForwardedHeaders, ResumeToken, ServerFacts, TaskRequestError, Timeouts, Upstream, UpstreamRequest,
+    ForwardedHeaders, Handshake, ResumeToken, TaskRequestError, Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -37,47 +37,47 @@ pub(crate) use self::stateless_call::token as task_token;
 
 const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 /// A server may be replaced by a newer one: after this time it is asked again (U84), and given this long to answer.
-const FACTS_FRESH: Duration = Duration::from_secs(60);
-const FACTS_WAIT_MAX: Duration = Duration::from_secs(5);
+const HANDSHAKE_FRESH_FOR: Duration = Duration::from_secs(60);
+const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct StatelessUpstream {
     link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// The server's facts. They may depend on the client, so only the name is trusted.
-    facts: parking_lot::Mutex<Option<KnownFacts>>,
+    /// The last handshake. It may depend on the client, so only the server's name is trusted.
+    handshake: parking_lot::Mutex<Option<CachedHandshake>>,
     listens: Arc<ListenSources>,
 }
 
 #[derive(Debug)]
-struct KnownFacts {
-    facts: Arc<ServerFacts>,
+struct CachedHandshake {
+    handshake: Arc<Handshake>,
     asked_at: Instant,
 }
 
 impl StatelessUpstream {
     pub(in crate::upstream) fn new(link: Arc<UpstreamLink>, eras: Arc<EraCache>) -> Self {
         let listens = ListenSources::new(Arc::clone(&link));
-        Self { link, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), listens }
+        Self { link, eras, annotated: Arc::default(), handshake: parking_lot::Mutex::default(), listens }
     }
 
     fn line(&self, context: &CallContext) -> StatelessSender {
         StatelessSender::new(Arc::clone(&self.link), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
     }
 
-    async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, RequestFailure> {
+    async fn request_discover(&self, context: &CallContext) -> Result<Arc<Handshake>, RequestFailure> {
         let request = DraftRequest::new(method::DISCOVER, None);
         let result = self.line(context).answer(&request, None).await?;
-        let facts = Arc::new(facts_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
-        self.eras.discovered(&facts.capabilities);
-        *self.facts.lock() = Some(KnownFacts { facts: Arc::clone(&facts), asked_at: Instant::now() });
-        Ok(facts)
+        let handshake = Arc::new(handshake_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
+        self.eras.discovered(&handshake.capabilities);
+        *self.handshake.lock() = Some(CachedHandshake { handshake: Arc::clone(&handshake), asked_at: Instant::now() });
+        Ok(handshake)
     }
 
-    async fn ask_for_introduction(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn fetch_handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         let mark = self.link.health.mark();
-        self.ask_facts(context).await.map_err(|ending| match ending {
+        self.request_discover(context).await.map_err(|ending| match ending {
             RequestFailure::Faulted(error) => BeginError::Refused(error),
             RequestFailure::Lost(fault) => {
                 self.link.health.ended(mark, &fault);
@@ -86,31 +86,31 @@ impl StatelessUpstream {
         })
     }
 
-    /// The known facts, and whether they are fresh. Of several callers, the first one refreshes them.
-    fn known_facts(&self) -> Option<(Arc<ServerFacts>, bool)> {
-        let mut known = self.facts.lock();
+    /// The last handshake, and whether it is fresh. Of several callers, the first one refreshes them.
+    fn cached_handshake(&self) -> Option<(Arc<Handshake>, bool)> {
+        let mut known = self.handshake.lock();
         let known = known.as_mut()?;
-        let is_fresh = known.asked_at.elapsed() < FACTS_FRESH;
+        let is_fresh = known.asked_at.elapsed() < HANDSHAKE_FRESH_FOR;
         if !is_fresh {
             known.asked_at = Instant::now();
         }
-        Some((Arc::clone(&known.facts), is_fresh))
+        Some((Arc::clone(&known.handshake), is_fresh))
     }
 }
 
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
 
 /// `None` if the server supports none of the gateway's versions.
-fn facts_in(result: &Payload) -> Option<ServerFacts> {
+fn handshake_in(result: &Payload) -> Option<Handshake> {
     let result = Object::of(result)?;
     let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
     versions.iter().any(|version| is_served(version)).then_some(())?;
     let meta = result.get_object(META);
-    Some(ServerFacts {
+    Some(Handshake {
         version: ProtocolVersion::STATELESS,
         capabilities: result.get_object("capabilities")?.payload().detached(),
-        server_info: meta.and_then(|meta| ServerFacts::identity_in(&meta, SERVER_INFO)),
-        instructions: ServerFacts::instructions_in(&result),
+        server_info: meta.and_then(|meta| Handshake::identity_in(&meta, SERVER_INFO)),
+        instructions: Handshake::instructions_in(&result),
         has_session: false,
     })
 }
@@ -124,7 +124,7 @@ impl EraDiscovery for StatelessUpstream {
             forwarded: ForwardedHeaders::bearing(credential),
             ..CallContext::new(nobody, nothing, Timeouts::default(), DISCOVER_BYTES_MAX)
         };
-        match self.ask_facts(&context).await {
+        match self.request_discover(&context).await {
             Ok(_) => EraAnswer::Verdict(Era::Stateless),
             Err(RequestFailure::Faulted(error)) => EraAnswer::Verdict(era_of_refusal(&error)),
             // A missing credential or a failing server does not show the era.
@@ -156,17 +156,17 @@ impl Upstream for StatelessUpstream {
         &self.link.name
     }
 
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         // A server that authenticates clients itself decides for each.
         let is_open = !context.forwarded.credential().is_clients();
-        match is_open.then(|| self.known_facts()).flatten() {
-            Some((facts, true)) => Ok(facts),
-            // A server that fails now is introduced as before.
-            Some((facts, false)) => {
-                let asked = tokio::time::timeout(FACTS_WAIT_MAX, self.ask_for_introduction(context)).await;
-                Ok(asked.ok().and_then(Result::ok).unwrap_or(facts))
+        match is_open.then(|| self.cached_handshake()).flatten() {
+            Some((handshake, true)) => Ok(handshake),
+            // A server that fails now keeps its last description.
+            Some((handshake, false)) => {
+                let asked = tokio::time::timeout(HANDSHAKE_WAIT_MAX, self.fetch_handshake(context)).await;
+                Ok(asked.ok().and_then(Result::ok).unwrap_or(handshake))
             }
-            None => self.ask_for_introduction(context).await,
+            None => self.fetch_handshake(context).await,
         }
     }
 

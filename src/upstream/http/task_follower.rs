@@ -298,7 +298,7 @@ impl TaskFollower<'_> {
                 | Reason::CredentialBound
                 | Reason::CredentialRefused
                 | Reason::ResultTooLarge
-                | Reason::IntroductionTooLarge
+                | Reason::InitializeResultTooLarge
         ) || (fault.reason == Reason::UpstreamMalformed && odd >= MALFORMED_MAX)
             || (fault.executed == Executed::Yes && self.pace.is_over());
         if is_final { Err(fault) } else { Ok(None) }

@@ -15,7 +15,7 @@ use crate::upstream::outgoing::{SessionHeaders, StreamPurpose};
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
-use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
+use crate::upstream::{BeginError, ForwardedHeaders, Handshake, own_ids};
 use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 
 /// A program downloaded before it starts (`npx`, `uvx`) takes longest; no tool runs in it, and clients wait 60 s.
@@ -57,7 +57,7 @@ pub(crate) async fn open(
     forwarded: &ForwardedHeaders,
 ) -> Result<Arc<UpstreamSession>, BeginError> {
     let mark = link.health.mark();
-    let opened = in_time(link, introduced(link, key, forwarded)).await;
+    let opened = in_time(link, open_session(link, key, forwarded)).await;
     // The server is known to have sessions, or nothing is known of it.
     if let Err(BeginError::Gateway(fault)) = &opened
         && fault.reason == Reason::UpstreamMalformed
@@ -72,7 +72,7 @@ pub(crate) async fn open(
     Ok(session)
 }
 
-async fn introduced(
+async fn open_session(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,
     forwarded: &ForwardedHeaders,
@@ -86,26 +86,26 @@ async fn introduced(
     // Every refusal leads to an older version except the first, which may lead back to the newest.
     let next = |asked, refusal: &BeginError| link.versions.after_refusal(asked, refusal);
     let agreed = agree(link, opener, link.versions.ask(), next, message).await?;
-    let facts = facts_in(&agreed).ok_or_else(malformed)?;
-    if !link.versions.accepts(facts.version) {
+    let handshake = handshake_in(&agreed).ok_or_else(malformed)?;
+    if !link.versions.accepts(handshake.version) {
         return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
     }
-    link.versions.agreed(facts.version);
+    link.versions.agreed(handshake.version);
     let client = key.credential.clone();
-    let headers = SessionHeaders { session: agreed.session, version: Some(facts.version), client };
-    let session = UpstreamSession::opened(link, headers, facts);
+    let headers = SessionHeaders { session: agreed.session, version: Some(handshake.version), client };
+    let session = UpstreamSession::opened(link, headers, handshake);
     session.send_one_way(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %link.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }
 
-fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
+fn handshake_in(agreed: &AgreedSession) -> Option<Handshake> {
     let result = &agreed.result;
-    Some(ServerFacts {
+    Some(Handshake {
         version: agreed.version,
         capabilities: result.get_object("capabilities")?.payload().detached(),
-        server_info: ServerFacts::identity_in(result, "serverInfo"),
-        instructions: ServerFacts::instructions_in(result),
+        server_info: Handshake::identity_in(result, "serverInfo"),
+        instructions: Handshake::instructions_in(result),
         has_session: agreed.session.is_some(),
     })
 }
@@ -185,8 +185,9 @@ async fn initialize(
     };
     let answer = reply::answer(response, &id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await;
     let answer = answer.map_err(|fault| {
-        let is_too_large = fault.reason == Reason::ResultTooLarge;
-        unsent(GatewayFault { reason: if is_too_large { Reason::IntroductionTooLarge } else { fault.reason }, ..fault })
+        let reason =
+            if fault.reason == Reason::ResultTooLarge { Reason::InitializeResultTooLarge } else { fault.reason };
+        unsent(GatewayFault { reason, ..fault })
     })?;
     answer.outcome.map_err(BeginError::Refused)?;
     let result = answer.result.ok_or_else(malformed)?;
@@ -278,8 +279,8 @@ mod tests {
             let result = crate::wire::Payload::parse(&text.into(), crate::wire::ScanLimits::UPSTREAM).unwrap();
             let result = Object::of(&result).unwrap();
             let agreed = AgreedSession { session: None, version: ProtocolVersion::V2025_11_25, result };
-            let facts = facts_in(&agreed).unwrap();
-            let told = (facts.server_info.as_ref(), facts.instructions.as_ref());
+            let handshake = handshake_in(&agreed).unwrap();
+            let told = (handshake.server_info.as_ref(), handshake.instructions.as_ref());
             assert_eq!((told.0.map(|info| info.as_str()), told.1.map(|text| text.as_str())), expected, "{members}");
         }
     }

@@ -170,7 +170,7 @@ async fn what_is_no_message_is_not_said_and_its_request_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
-    let mut host = Host::introduced(vec![("GET", Act::Open(vec![])), ("[{", Act::Hang)]).await;
+    let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("[{", Act::Hang)]).await;
     host.write(&json!([request(5, "tools/call"), request(6, "tools/call"), request(7, "tools/call")])).await;
     host.seen(1).await;
     // One is taken back by the client itself, and not again by the gateway.
@@ -186,7 +186,7 @@ async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
 /// Progress keeps its order, and waits for what was said before; nothing else waits for it.
 #[tokio::test(start_paused = true)]
 async fn notifications_that_take_long_hold_up_nothing_else() {
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Open(vec![])),
         ("notifications/progress", Act::Hang),
         ("notifications/roots", Act::Hang),

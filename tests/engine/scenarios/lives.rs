@@ -12,7 +12,7 @@ use taskgate::store::{
 };
 use taskgate::task::{Digest, ListFilter, Principal, ShortReference, Task, TaskKey, Timestamp};
 use taskgate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Handshake, ResumeToken,
     ServerNotification, Upstream, UpstreamRequest,
 };
 use taskgate::wire::Payload;
@@ -156,8 +156,8 @@ impl Upstream for Mortal<Scripted> {
         self.inner.name()
     }
 
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        self.life.living(self.inner.facts(context)).await
+    async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError> {
+        self.life.living(self.inner.handshake(context)).await
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {

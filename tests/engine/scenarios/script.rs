@@ -13,7 +13,7 @@ use taskgate::store::{TaskStore, WriteRole};
 
 use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Handshake, Progress, ResumeToken,
     Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
@@ -244,8 +244,8 @@ impl Upstream for Scripted {
         &self.name
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        Ok(Arc::new(ServerFacts {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
+        Ok(Arc::new(Handshake {
             version: ProtocolVersion::V2025_11_25,
             capabilities: payload(r#"{"tools":{"listChanged":true},"tasks":{}}"#),
             server_info: Some(payload(r#"{"name":"scripted","version":"1"}"#)),

@@ -37,8 +37,8 @@ async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
          [[auth.api_keys]]\nid = \"bob\"\nkey = \"{BOB}\"\ntools = [\"*_only\"]\n"
     );
     let gate = TestGateway::serving(&format!("{keys}{}", text_of(&one, &two, ""))).await;
-    let (session, introduced) = opened(&gate, ADA).await;
-    assert_eq!(introduced["instructions"], "# one\n\n> ask one");
+    let (session, initialized) = opened(&gate, ADA).await;
+    assert_eq!(initialized["instructions"], "# one\n\n> ask one");
     let list = post(&gate, ADA, Some(&session), request(1, "tools/list", &json!({}))).await.json().await;
     assert_eq!(names(&list["result"]["tools"], "name"), ["one__shared", "one__one_only"]);
     let call = |tool: &str| request(2, "tools/call", &json!({"name": tool, "arguments": {"n": 1}}));

@@ -72,10 +72,10 @@ async fn what_the_servers_are_and_have_is_put_together() {
 #[tokio::test]
 async fn what_is_not_routed_is_not_discovered() {
     let (one, two) = servers().await;
-    *one.world.introduction.lock() = json!({"capabilities": {
+    *one.world.initialize_result.lock() = json!({"capabilities": {
         "tools": {}, "events": {}, "experimental": {"x": {}}, "extensions": {"a/b": {}},
     }});
-    *two.world.introduction.lock() = json!({"capabilities": {"tools": {}}});
+    *two.world.initialize_result.lock() = json!({"capabilities": {"tools": {}}});
     let gate = combined(&one, &two, "").await;
     let discovered = ask(&gate, &[], "server/discover", json!({})).await.json().await;
     let tasks = json!({"io.modelcontextprotocol/tasks": {}});

@@ -256,10 +256,10 @@ async fn a_server_with_tools_of_reserved_names_takes_over_none_of_the_gateways()
 #[tokio::test]
 async fn what_is_not_routed_is_not_advertised() {
     let (one, two) = servers().await;
-    *one.world.introduction.lock() = json!({"capabilities": {
+    *one.world.initialize_result.lock() = json!({"capabilities": {
         "tools": {}, "events": {}, "experimental": {"x": {}}, "extensions": {"a/b": {}},
     }});
-    *two.world.introduction.lock() = json!({"capabilities": {"tools": {}}});
+    *two.world.initialize_result.lock() = json!({"capabilities": {"tools": {}}});
     let gate = combined(&one, &two, "").await;
     let reply = gate.stranger().post(initialize("2025-06-18", &json!({}))).await.json().await;
     assert_eq!(reply["result"]["capabilities"], json!({"tools": {}}));

@@ -107,7 +107,7 @@ async fn sessions_at_the_servers_of_a_forgotten_session_are_ended() {
         CancellationToken::new(),
         CancellationToken::new(),
     );
-    // The first client's is the only one that has sessions at the servers: they introduce themselves in them.
+    // The first client's is the only one that has sessions at the servers: their handshake opened them.
     open(&endpoint).await;
     let mut others = 0;
     while ends_of_one.is_empty() {

@@ -120,8 +120,8 @@ async fn one_server_that_is_away_is_missing_and_no_error_and_all_that_are_away_a
 
     let gone = server("three", |_| Some(status(503))).await;
     let gate = combined(&one, &gone, "").await;
-    let introduced = gate.stranger().post(crate::combined_wire::client::initialize("2025-11-25", &json!({}))).await;
-    assert_eq!(introduced.verdict().await, "200 -32603 id 0");
+    let initialized = gate.stranger().post(crate::combined_wire::client::initialize("2025-11-25", &json!({}))).await;
+    assert_eq!(initialized.verdict().await, "200 -32603 id 0");
 }
 
 /// However many upstreams are asked for it.

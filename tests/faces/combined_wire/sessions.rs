@@ -18,7 +18,8 @@ fn is_handshake(seen: &SeenRequest) -> bool {
 #[tokio::test]
 async fn capabilities_are_those_of_all_and_instructions_stand_under_their_names() {
     let (one, two) = servers().await;
-    *two.world.introduction.lock() = json!({"capabilities": {"completions": {}, "resources": {"listChanged": true}}});
+    *two.world.initialize_result.lock() =
+        json!({"capabilities": {"completions": {}, "resources": {"listChanged": true}}});
     let gate = combined(&one, &two, "").await;
     let reply = gate.stranger().post(initialize("2025-06-18", &json!({"roots": {}}))).await.json().await;
     let result = &reply["result"];

@@ -15,13 +15,13 @@ use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{Endpoint as _, Inbound};
 use taskgate::task::{Caller, Principal};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
+    BeginError, CallContext, Exchange, Handshake, ResumeToken, ServerNotification, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-/// A server that only introduces itself, with resources once it is new.
+/// A server that only has handshakes; once it is new, it declares resources.
 #[derive(Debug)]
 struct UpgradedServer {
     other: Arc<Unreachable>,
@@ -34,12 +34,12 @@ impl Upstream for UpgradedServer {
         Upstream::name(&*self.other)
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         let capabilities = match self.is_new.load(Ordering::SeqCst) {
             true => json!({ "tools": {}, "resources": {} }),
             false => json!({ "tools": {} }),
         };
-        Ok(Arc::new(ServerFacts {
+        Ok(Arc::new(Handshake {
             version: ProtocolVersion::V2025_11_25,
             capabilities: Payload::of(&capabilities),
             server_info: None,
@@ -81,7 +81,7 @@ async fn capabilities(endpoint: &CombinedEndpoint) -> Value {
     answer["result"]["capabilities"].clone()
 }
 
-/// Its clients have no sessions, and so none that would introduce it again.
+/// Its clients have no sessions, and so no later handshake.
 #[tokio::test(start_paused = true)]
 async fn u66_capabilities_of_a_server_are_asked_again_for_clients_without_sessions() {
     let other = Unreachable::named("up");

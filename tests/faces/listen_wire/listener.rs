@@ -34,7 +34,7 @@ pub(crate) fn is_get(seen: &SeenRequest) -> bool {
 /// A server that declares everything that can be listened to, and pushes on these streams.
 pub(crate) async fn pushing(streams: Arc<Streams>) -> ScriptedServer {
     let server = ScriptedServer::start(move |seen| is_get(seen).then(|| streams.take()).flatten()).await;
-    *server.world.introduction.lock() = json!({ "capabilities": {
+    *server.world.initialize_result.lock() = json!({ "capabilities": {
         "tools": { "listChanged": true },
         "resources": { "subscribe": true, "listChanged": true },
     } });

@@ -66,7 +66,7 @@ async fn what_the_server_refuses_is_not_acknowledged() {
         (false, _) => None,
     })
     .await;
-    *server.world.introduction.lock() = json!({ "capabilities": { "resources": { "subscribe": true } } });
+    *server.world.initialize_result.lock() = json!({ "capabilities": { "resources": { "subscribe": true } } });
     let gate = TestGateway::before(&server).await;
     let listener = Listener::open(&gate, json!(1), &subscriptions(&["file:///secret", "file:///a"])).await;
     assert_eq!(listener.granted, subscriptions(&["file:///a"]));

@@ -186,7 +186,7 @@ async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on
         sessions.push(replicas.client().await);
     }
     replicas.kill(0);
-    replicas.introduce();
+    replicas.share_members();
     for client in &sessions {
         for at in 0..3 {
             assert_eq!(replicas.at(at, client).post(call(3)).await.json().await["result"]["n"], 3);

@@ -155,7 +155,7 @@ async fn a_held_call_may_be_answered_again_while_its_replica_is_away_and_is_lost
         check_refused(&away, (503, "replica_unavailable"));
         assert_eq!(away.retry_after.as_deref(), Some("1"));
     }
-    replicas.introduce();
+    replicas.share_members();
     for _ in 0..2 {
         check_refused(&held.answer(&replicas, 0, ADA).await, NO_STATE);
     }

@@ -47,7 +47,7 @@ async fn a_stream_whose_replica_cannot_be_reached_may_be_tried_again_until_that_
     replicas.kill(0);
     let (status, said) = client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await;
     assert!(status == 503 && said.contains("replica_unavailable"), "{status} {said}");
-    replicas.introduce();
+    replicas.share_members();
     assert_eq!(client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await.0, 404);
 }
 

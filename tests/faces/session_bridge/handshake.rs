@@ -9,7 +9,7 @@ use super::upstream::{ScriptedServer, answer, status};
 
 /// LEG-02, EXT-64, GW-12.
 #[tokio::test]
-async fn leg_02_a_server_without_sessions_is_introduced_in_the_version_of_each_client() {
+async fn leg_02_a_server_without_sessions_is_described_in_the_version_of_each_client() {
     let server = stateless(|_| None).await;
     let gate = TestGateway::before(&server).await;
     let declared = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}, "roots": {"listChanged": true}});

@@ -395,7 +395,7 @@ async fn a_clients_stream_is_asked_for_again_where_the_one_before_was_let_go_mea
     })
     .await;
     let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
-    *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+    *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
     let gate = TestGateway::before(&server).await;
     let person = meet(&gate, "2025-11-25").await;
     let own = person.listen().await;

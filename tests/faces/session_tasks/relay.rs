@@ -58,7 +58,7 @@ impl Relay {
         let script = Arc::clone(&kept);
         let server = ScriptedServer::start(move |seen| serve(&mut script.lock(), seen)).await;
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
-        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+        *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
         let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
         Self { gate, server, kept }
     }

@@ -47,7 +47,7 @@ async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
             "capabilities": {"roots": {}, "sampling": {}, "elicitation": {}},
             "clientInfo": {"name": "raw", "version": "1"},
         });
-        assert_eq!(all[1].body["params"], params, "as the client introduced itself");
+        assert_eq!(all[1].body["params"], params, "as in the client's own `initialize`");
         assert!(all[1].body["id"].as_str().unwrap().starts_with("tg:"));
         assert_eq!(all[3].body["params"], json!({"level": "debug"}));
         assert_eq!(all[4].body["params"], json!({"uri": "x://kept"}));

@@ -9,7 +9,7 @@ use super::upstream::{ScriptedServer, answer};
 #[tokio::test]
 async fn initialize_tells_neither_side_of_the_others_tasks() {
     let server = ScriptedServer::polite().await;
-    *server.world.introduction.lock() = json!({
+    *server.world.initialize_result.lock() = json!({
         "capabilities": {
             "tools": {"listChanged": true},
             "tasks": {"list": {}},
@@ -78,15 +78,15 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
 
 /// B197: of sessions the bound of the handshake, of 2026-07-28 that of any result.
 #[tokio::test]
-async fn b197_an_introduction_that_is_too_large_is_called_by_its_own_bound() {
+async fn b197_an_initialize_result_that_is_too_large_has_its_own_reason() {
     let instructions = "x".repeat(2 << 20);
     let server = ScriptedServer::polite().await;
-    *server.world.introduction.lock() = json!({ "instructions": instructions });
+    *server.world.initialize_result.lock() = json!({ "instructions": instructions });
     let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].take();
     let data = &error["data"];
-    assert_eq!((&data["reason"], &data["executed"]), (&json!("introduction_too_large"), &json!("no")), "{error}");
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("initialize_result_too_large"), &json!("no")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("1 MiB"), "{error}");
     let description = json!({
         "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {} },

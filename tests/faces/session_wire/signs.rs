@@ -11,8 +11,8 @@ use taskgate::task::{Answer, GatewayFault};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, OwnSessionChannel, Progress, ResumeToken,
-    ServerFacts, ServerNotification, SessionLease, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Handshake, OwnSessionChannel, Progress,
+    ResumeToken, ServerNotification, SessionLease, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::Payload;
 use tokio::sync::broadcast;
@@ -59,7 +59,7 @@ impl Upstream for Calls {
         &self.name
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         unreachable!("nobody asks what the server is")
     }
 

@@ -11,7 +11,7 @@ use super::upstream::{Once, ScriptedServer, SeenRequest};
 async fn handshake(client: &str, upstream: &'static str) -> (String, String, Option<String>) {
     let server = ScriptedServer::polite().await;
     if !upstream.is_empty() {
-        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+        *server.world.initialize_result.lock() = json!({ "protocolVersion": upstream });
     }
     let gate = TestGateway::before(&server).await;
     let client = gate.client_of(client).await;
@@ -37,7 +37,7 @@ async fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() 
 #[tokio::test]
 async fn an_upstream_that_speaks_no_session_version_is_malformed() {
     let server = ScriptedServer::polite().await;
-    *server.world.introduction.lock() = json!({ "protocolVersion": "2026-07-28" });
+    *server.world.initialize_result.lock() = json!({ "protocolVersion": "2026-07-28" });
     let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].clone();
@@ -123,7 +123,7 @@ impl Pair {
     async fn meet(kind: &Kind, upstream: &str, media: &'static str, sent: &str) -> Self {
         let (body, stream) = Once::body(media);
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+        *server.world.initialize_result.lock() = json!({ "protocolVersion": upstream });
         for piece in sent.as_bytes().chunks(7) {
             body.raw(piece.to_vec());
         }
@@ -251,7 +251,7 @@ async fn an_older_upstream_gets_the_only_content_of_a_sampling_result() {
         let params = json!({ "messages": [], "maxTokens": 1 });
         events.message(&json!({"jsonrpc": "2.0", "id": 7, "method": "sampling/createMessage", "params": params}));
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+        *server.world.initialize_result.lock() = json!({ "protocolVersion": upstream });
         let gate = TestGateway::before(&server).await;
         let client = gate.client().await;
         let mut reply = client.post(call(1)).await;

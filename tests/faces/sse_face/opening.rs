@@ -32,7 +32,7 @@ async fn leg_15_the_endpoint_comes_first_and_every_message_is_an_event() {
 async fn leg_02_a_client_speaks_any_version_over_it() {
     for theirs in ["2025-03-26", "2025-11-25"] {
         let server = ScriptedServer::polite().await;
-        *server.world.introduction.lock() = json!({ "protocolVersion": theirs });
+        *server.world.initialize_result.lock() = json!({ "protocolVersion": theirs });
         let gate = Gate::before(server).await;
         for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
             let mut stream = gate.stream(ADA).await;

@@ -223,7 +223,7 @@ async fn a_server_of_2025_06_18_gets_the_only_content_of_a_sampling_result() {
         (json!([text("a"), text("b")]), "/error/code", json!(-32603)),
     ] {
         let gate = gate().await;
-        *gate.server.world.introduction.lock() = json!({ "protocolVersion": "2025-06-18" });
+        *gate.server.world.initialize_result.lock() = json!({ "protocolVersion": "2025-06-18" });
         let mut stream = gate.stream(ADA).await;
         let asking = r#""name":"ask","arguments":{"method":"sampling/createMessage","params":{}}"#;
         let ask = |more: &str| peers::body_of("tools/call", r#"{"sampling":{}}"#, &format!("{asking}{more}"));

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::client::TestGateway;
-use super::peers::{VERSION, body, body_of, client, gate, introduce, post, server};
+use super::peers::{VERSION, body, body_of, client, default_reply, gate, post, server};
 use super::upstream::{Once, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
 fn error(seen: &SeenRequest, code: u16, error: i64, data: &serde_json::Value) -> ScriptedReply {
@@ -25,7 +25,7 @@ async fn is_passed(discover: impl Fn(&SeenRequest) -> ScriptedReply + Send + Syn
         "server/discover" => Some(discover(seen)),
         // Otherwise a server of both eras.
         "initialize" => None,
-        _ => introduce(seen),
+        _ => default_reply(seen),
     })
     .await;
     let gate = gate(&server).await;
@@ -42,7 +42,7 @@ async fn is_passed(discover: impl Fn(&SeenRequest) -> ScriptedReply + Send + Syn
 #[tokio::test]
 async fn upc22_the_answer_to_discover_says_the_era() {
     let none = json!(null);
-    assert!(is_passed(|seen| introduce(seen).unwrap()).await, "a result");
+    assert!(is_passed(|seen| default_reply(seen).unwrap()).await, "a result");
     assert!(is_passed(|seen| error(seen, 400, -32022, &json!({"supported": [VERSION]}))).await);
     assert!(is_passed(|seen| error(seen, 400, -32020, &json!({}))).await);
     assert!(is_passed(|seen| error(seen, 400, -32021, &json!({}))).await);
@@ -83,7 +83,7 @@ async fn upc22_a_contradiction_is_asked_about_before_the_next_request() {
     let is_replaced = Arc::new(AtomicBool::new(false));
     let replaced = Arc::clone(&is_replaced);
     let server = ScriptedServer::start(move |seen| match (replaced.load(Ordering::SeqCst), seen.rpc()) {
-        (false, _) => introduce(seen),
+        (false, _) => default_reply(seen),
         (true, "initialize" | "notifications/initialized" | "") => None,
         (true, _) if seen.header("mcp-session-id").is_some() => None,
         (true, _) => Some(error(seen, 400, -32000, &json!({}))),
@@ -117,7 +117,8 @@ async fn a_fixed_version_is_believed() {
 /// Each client's era, at a server of both.
 #[tokio::test]
 async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
-    let server = ScriptedServer::start(|seen| if seen.rpc() == "initialize" { None } else { introduce(seen) }).await;
+    let server =
+        ScriptedServer::start(|seen| if seen.rpc() == "initialize" { None } else { default_reply(seen) }).await;
     let gate = gate(&server).await;
     let session = gate.client().await;
     assert_eq!(session.post(super::client::call(1)).await.status.as_u16(), 200);
@@ -154,7 +155,7 @@ const ASKABLE: [&str; 3] = [r#"{"elicitation":{}}"#, r#"{"sampling":{}}"#, r#"{"
 /// UPC-28: the SDKs' servers answer both openings, and `server/discover` names 2026-07-28 alone.
 #[tokio::test]
 async fn upc28_clients_that_can_be_asked_are_served_in_sessions_where_there_are_any() {
-    let both = |seen: &SeenRequest| if seen.rpc() == "initialize" { None } else { introduce(seen) };
+    let both = |seen: &SeenRequest| if seen.rpc() == "initialize" { None } else { default_reply(seen) };
     let with_tasks = move |seen: &SeenRequest| match seen.rpc() {
         "server/discover" => {
             let extensions = json!({"tools": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}});
@@ -162,20 +163,21 @@ async fn upc28_clients_that_can_be_asked_are_served_in_sessions_where_there_are_
         }
         _ => both(seen),
     };
-    let sessionless = |seen: &SeenRequest| if seen.rpc() == "initialize" { Some(status(404)) } else { introduce(seen) };
+    let sessionless =
+        |seen: &SeenRequest| if seen.rpc() == "initialize" { Some(status(404)) } else { default_reply(seen) };
     type Script = Box<dyn Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync>;
     let no_session_id = |seen: &SeenRequest| match seen.rpc() {
         "initialize" => {
             let info = json!({"name": "n", "version": "1"});
             Some(answer(seen, &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info})))
         }
-        _ => introduce(seen),
+        _ => default_reply(seen),
     };
     let rows: [(&str, Script, &str, bool, usize); 6] = [
         ("both eras", Box::new(both), "", true, 3),
         ("the tasks extension", Box::new(with_tasks), "", false, 0),
         ("a fixed version", Box::new(both), "protocol = \"2026-07-28\"", false, 0),
-        ("sessions refused in words", Box::new(introduce), "", false, 1),
+        ("sessions refused in words", Box::new(default_reply), "", false, 1),
         ("a handshake without a session", Box::new(no_session_id), "", false, 1),
         ("sessions refused by status", Box::new(sessionless), "", false, 1),
     ];
@@ -200,7 +202,7 @@ async fn upc28_a_server_that_asked_by_a_result_is_spoken_to_without_sessions() {
             let requests = json!({"q": {"method": "elicitation/create", "params": params}});
             Some(answer(seen, &json!({"resultType": "input_required", "inputRequests": requests})))
         }
-        _ => introduce(seen),
+        _ => default_reply(seen),
     })
     .await;
     let gate = gate(&server).await;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::client::TestGateway;
 use super::in_time;
-use super::peers::{body, body_of, client, gate, introduce, post, server};
+use super::peers::{body, body_of, client, default_reply, gate, post, server};
 use super::upstream::{Once, ScriptedServer, SeenRequest};
 
 /// The bounds of the gateway's own requests, whatever is asked of it.
@@ -68,7 +68,7 @@ async fn b196_a_call_waits_for_the_handshake_and_the_list_until_its_deadline_alo
             if seen.rpc() == hangs {
                 std::future::pending::<()>().await;
             }
-            if has_sessions { None } else { introduce(&seen) }
+            if has_sessions { None } else { default_reply(&seen) }
         })
         .await;
         let gate = TestGateway::with(server.address, "deadline = \"1s\"").await;

@@ -10,8 +10,8 @@ use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, json_t
 
 pub(crate) const VERSION: &str = "2026-07-28";
 
-/// What the server has to say of itself and its tools; the rest is up to the script.
-pub(crate) fn introduce(seen: &SeenRequest) -> Option<ScriptedReply> {
+/// The server's handshake and its list of tools; the script has the other responses.
+pub(crate) fn default_reply(seen: &SeenRequest) -> Option<ScriptedReply> {
     match seen.rpc() {
         "server/discover" => Some(answer(
             seen,
@@ -42,7 +42,7 @@ const TOOLS: &str = r#"{"name":"t", "inputSchema":{"n":1.10}},{"name":"region","
 pub(crate) async fn server(
     script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
 ) -> ScriptedServer {
-    ScriptedServer::start(move |seen| script(seen).or_else(|| introduce(seen))).await
+    ScriptedServer::start(move |seen| script(seen).or_else(|| default_reply(seen))).await
 }
 
 pub(crate) async fn gate(server: &ScriptedServer) -> TestGateway {

@@ -21,7 +21,7 @@ use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Era, Exchange, ForwardedHeaders, OwnSessionChannel, ResumeToken, ServerFacts,
+    BeginError, CallContext, Era, Exchange, ForwardedHeaders, Handshake, OwnSessionChannel, ResumeToken,
     ServerNotification, SessionLease, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Message, ProtocolVersion, ScanLimits, envelope};
@@ -73,7 +73,7 @@ impl Upstream for Slow {
         &self.name
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         unreachable!("it is not asked what it is")
     }
 

@@ -93,7 +93,7 @@ async fn a_resource_that_nobody_lists_is_found_though_a_server_is_away() {
         })
     })
     .await;
-    *two.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
+    *two.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
     let gate = at_one_path(&[("one".to_owned(), reserved_address()), ("two".to_owned(), two.address)], "").await;
     for kind in KINDS {
         let mut client = client_of(kind, &gate).await;
@@ -122,7 +122,7 @@ async fn a_resource_of_two_servers_is_the_seconds_while_the_first_is_away() {
             Some(super::answer(seen, &result))
         })
         .await;
-        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
+        *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
         server
     };
     let (one, two) = (server("one").await, server("two").await);

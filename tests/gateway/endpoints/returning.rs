@@ -22,13 +22,13 @@ async fn returning() -> (Arc<AtomicBool>, ScriptedServer) {
     let is_there = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&is_there);
     let server = hello("late", move |_| (!asked.load(Ordering::SeqCst)).then(|| status(503))).await;
-    *server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+    *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
     (is_there, server)
 }
 
 async fn with_another(late: &ScriptedServer) -> (ScriptedServer, TestGateway) {
     let other = hello("other", |_| None).await;
-    *other.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+    *other.world.initialize_result.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
     let servers = [("late".to_owned(), late.address), ("other".to_owned(), other.address)];
     let gate = at_one_path(&servers, "").await;
     (other, gate)
@@ -135,7 +135,7 @@ async fn list_changes_pass_from_each_server_to_clients_of_either_era() {
             (seen.method == "GET").then(|| streams.iter().find_map(|stream| stream.take())).flatten()
         })
         .await;
-        *server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+        *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
         (events, server)
     }))
     .await;

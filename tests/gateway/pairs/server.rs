@@ -213,7 +213,7 @@ pub(crate) async fn start(kind: Kind) -> (ScriptedServer, Arc<Ledger>) {
     let server = ScriptedServer::start(move |seen| serve(kind, &kept, seen)).await;
     if kind.is_core() {
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
-        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+        *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
     }
     (server, ledger)
 }

@@ -116,10 +116,10 @@ impl Gate {
         Self::before(server().await, (listen, auth, upstream), sockets).await
     }
 
-    /// A gateway in front of a server that introduces itself in this way.
-    pub(crate) async fn introduced(auth: &str, introduction: Value) -> Self {
+    /// A gateway in front of a server whose `initialize` result has these members.
+    pub(crate) async fn with_initialize_result(auth: &str, initialize_result: Value) -> Self {
         let server = server().await;
-        *server.world.introduction.lock() = introduction;
+        *server.world.initialize_result.lock() = initialize_result;
         Self::before(server, ("", auth, ""), Sockets::default()).await
     }
 

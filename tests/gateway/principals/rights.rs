@@ -281,7 +281,7 @@ async fn sec_48_a_subscription_tells_nothing_of_a_resource_that_is_withheld_now(
             _ => None,
         })
         .await;
-        *server.world.introduction.lock() =
+        *server.world.initialize_result.lock() =
             json!({ "capabilities": { "tools": {}, "resources": { "subscribe": true } } });
         let tell = |method: &str, params: Value| {
             let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
@@ -400,7 +400,7 @@ async fn notifying(is_stateless: bool) -> (ScriptedServer, Arc<Mutex<Vec<BodySen
         Some(reply)
     };
     let server = if is_stateless { stateless(script).await } else { ScriptedServer::start(script).await };
-    *server.world.introduction.lock() =
+    *server.world.initialize_result.lock() =
         json!({ "capabilities": { "tools": { "listChanged": true }, "resources": { "subscribe": true } } });
     (server, streams)
 }

@@ -53,7 +53,7 @@ fn text(rules: &str) -> String {
 const ENDPOINT: &str = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\"]\n";
 
 async fn gate() -> Gate {
-    Gate::introduced(&(text(RULES) + ENDPOINT), json!({ "capabilities": capabilities() })).await
+    Gate::with_initialize_result(&(text(RULES) + ENDPOINT), json!({ "capabilities": capabilities() })).await
 }
 
 fn capabilities() -> Value {

@@ -461,7 +461,7 @@ pub(super) async fn stateless(
     ScriptedServer::start(move |seen| without_sessions(seen).or_else(|| script(seen))).await
 }
 
-/// Its introduction, and its tools.
+/// Its responses to a handshake and to `tools/list`.
 pub(super) fn without_sessions(seen: &SeenRequest) -> Option<ScriptedReply> {
     match seen.rpc() {
         "initialize" => {

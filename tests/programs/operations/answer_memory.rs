@@ -554,7 +554,7 @@ async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
     })
     .await;
     let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}, "list": {}});
-    *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+    *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
     let folder = Folder::on_disk();
     folder.write(&format!("{}[upstreams.up.tasks]\ndrafts = [\"sep-2268\"]\n", block("up", &server)));
     let program = start(&folder).await;

@@ -77,7 +77,7 @@ impl Stage {
     async fn set() -> Self {
         let (workers, folder) = ([Worker::start().await, Worker::start().await, Worker::start().await], Folder::new());
         for worker in &workers {
-            *worker.server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+            *worker.server.world.initialize_result.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
         }
         folder.write(&(Self::blocks(&workers, &NAMES) + &endpoint(&NAMES[..2])));
         let program = Program::serve(&folder).await;

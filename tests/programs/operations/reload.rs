@@ -189,7 +189,7 @@ fn at_one_path(server: &ScriptedServer) -> String {
 async fn f115_streams_of_a_server_that_moved_or_was_removed_end() {
     for is_moved in [true, false] {
         let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
-        *worker.server.world.introduction.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
+        *worker.server.world.initialize_result.lock() = json!({"capabilities": {"tools": {"listChanged": true}}});
         folder.write(&at_one_path(&worker.server));
         let program = Program::serve(&folder).await;
         let client = client(&program).opened("2025-11-25").await;
@@ -259,7 +259,7 @@ async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_close
 async fn f117_subscriptions_of_a_session_outlive_a_change_of_its_upstream() {
     let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
     for one in [&worker, &other] {
-        *one.server.world.introduction.lock() =
+        *one.server.world.initialize_result.lock() =
             json!({"capabilities": {"tools": {}, "resources": {"subscribe": true}}});
     }
     folder.write(&at_one_path(&worker.server));

@@ -116,8 +116,8 @@ async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
     let unset = "[upstreams.secret]\nurl = \"http://127.0.0.1:1/mcp\"\n[upstreams.secret.auth]\nauthorization = \"Bearer ${TASKGATE_TEST_UNSET}\"\n";
     let file = HostFile::new(&format!("{}{missing}{unset}", demo("one")));
     let mut host = file.host();
-    let introduction = host.initialize().await;
-    let told = introduction["instructions"].as_str().unwrap_or_default();
+    let initialized = host.initialize().await;
+    let instructions = initialized["instructions"].as_str().unwrap_or_default();
     let tools = names(&host.result(1, "tools/list", json!({})).await);
     assert!(tools.contains(&"one__greet".to_owned()), "{tools:?}");
     assert_eq!(text(&host.result(2, "tools/call", named("one__greet", greet())).await), "Hello, Ada!");
@@ -125,7 +125,10 @@ async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
         (3, "gone", "/nowhere/to-be-found: does not exist"),
         (4, "secret", "the environment has no variable TASKGATE_TEST_UNSET"),
     ] {
-        assert!(told.contains(&format!("# {name}\n\nThis server is not available")) && told.contains(why), "{told}");
+        assert!(
+            instructions.contains(&format!("# {name}\n\nThis server is not available")) && instructions.contains(why),
+            "{instructions}"
+        );
         host.ask(id, "tools/call", named(&format!("{name}__read"), json!({ "arguments": {} }))).await;
         let answer = host.answer(id).await;
         let words = answer["error"]["message"].as_str().unwrap_or_default();

@@ -118,10 +118,10 @@ async fn over_events(client: &Client, call: &Value) -> Result<Reply, hyper::Erro
     let mut stream = client.send_patiently(open).await?;
     let first = stream.until("\n\n").await;
     let target = first.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or_else(|| panic!("{first}"));
-    let introduction = json!({
+    let initialize = json!({
         "protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
     });
-    for (method, params) in [("initialize", &introduction), ("tools/call", call)] {
+    for (method, params) in [("initialize", &initialize), ("tools/call", call)] {
         let taken = post(client, client.request("POST").uri(target), method, params).await?;
         assert_eq!(taken.status, 202, "{method}");
         if method == "initialize" {
@@ -215,7 +215,7 @@ async fn wait_in_silence(talk: LongTalk, front: &Front, proxy: ReverseProxy) {
 async fn talk_for_long(proxy: ReverseProxy, setup: ProxySetup) {
     let front = Front::start(proxy, setup, PUBLIC, "long").await;
     let capabilities = json!({ "capabilities": { "tools": { "listChanged": true } } });
-    *front.behind.server.world.introduction.lock() = capabilities;
+    *front.behind.server.world.initialize_result.lock() = capabilities;
     let outlasted = async {
         let ongoing = outlasted(&front, setup).await;
         (let_go(&front.behind).await, ongoing)

@@ -182,7 +182,7 @@ async fn hostile() -> ScriptedServer {
         _ => None,
     })
     .await;
-    *server.world.introduction.lock() = json!({
+    *server.world.initialize_result.lock() = json!({
         "capabilities": {"tools": {"listChanged": true}, "events": {}, "experimental": {"lie": {}}},
         "instructions": "# up\n\ncall lie",
     });

@@ -82,7 +82,7 @@ impl<C: Clock + 'static> Replicas<C> {
             let replica = replicas.start(served, tls.get(at).cloned()).await;
             replicas.all.push(replica);
         }
-        replicas.introduce();
+        replicas.share_members();
         replicas
     }
 
@@ -107,8 +107,8 @@ impl<C: Clock + 'static> Replicas<C> {
         Replica { gateway: in_time(starting).await.unwrap(), incarnation, _folder: folder }
     }
 
-    /// Tells each of all that are there.
-    pub fn introduce(&self) {
+    /// Gives each replica the list of all members.
+    pub fn share_members(&self) {
         let living: Vec<_> = self.all.iter().map(|one| one.member()).collect();
         self.all.iter().for_each(|one| one.sees(living.clone()));
     }

@@ -91,8 +91,8 @@ pub struct ScriptedState {
     pub connections: AtomicUsize,
     /// How an unknown session is refused.
     pub lost_status: Mutex<Option<u16>>,
-    /// Members that replace those of the answer to `initialize`.
-    pub introduction: Mutex<Value>,
+    /// Members that replace those of the result of `initialize`.
+    pub initialize_result: Mutex<Value>,
 }
 
 impl ScriptedState {
@@ -281,7 +281,7 @@ pub fn polite(seen: &SeenRequest, world: &ScriptedState) -> ScriptedReply {
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "scripted", "version": "1"},
             });
-            if let Value::Object(members) = &*world.introduction.lock() {
+            if let Value::Object(members) = &*world.initialize_result.lock() {
                 for (key, value) in members {
                     result[key] = value.clone();
                 }

@@ -22,7 +22,7 @@ use taskgate::task::{
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, OwnSessionChannel, ResumeToken, ServerFacts,
+    BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, Handshake, OwnSessionChannel, ResumeToken,
     ServerNotification, SessionLease, TaskScope, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::Payload;
@@ -146,7 +146,7 @@ impl Upstream for Unreachable {
         &self.0
     }
 
-    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+    async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
         Err(BeginError::Gateway(unreached()))
     }
 

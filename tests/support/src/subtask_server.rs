@@ -39,7 +39,7 @@ impl SubtaskServer {
         let script = Arc::clone(&tasks);
         let server = ScriptedServer::start(move |seen| serve(&mut script.lock(), seen)).await;
         let declared = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
-        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": declared}});
+        *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": declared}});
         Self { server, tasks }
     }
 

@@ -270,10 +270,10 @@ fn floods() -> Vec<Row> {
 }
 
 fn handshakes() -> Vec<Row> {
-    let introduced = r#"{"jsonrpc":"2.0","id":{id},"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"h","version":"1"}}}"#;
+    let initialized = r#"{"jsonrpc":"2.0","id":{id},"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"h","version":"1"}}}"#;
     let named = |id: &str| {
         let fields = format!("{JSON}Mcp-Session-Id: {id}\r\n");
-        Act::AtHandshake(format!("HTTP/1.1 200 OK\r\n{fields}Connection: close\r\n\r\n{introduced}").into_bytes())
+        Act::AtHandshake(format!("HTTP/1.1 200 OK\r\n{fields}Connection: close\r\n\r\n{initialized}").into_bytes())
     };
     let malformed =
         ["503 -32603 upstream_malformed no", "503 -32603 upstream_malformed no", "200 -32603 upstream_malformed no"];

@@ -191,8 +191,8 @@ async fn a_server_that_refuses_newer_versions_in_any_words_is_asked_for_older_on
         })
         .await;
         let upstream = upstream(&server.url());
-        let facts = in_time(upstream.facts(&context())).await.unwrap();
-        assert_eq!(facts.version, ProtocolVersion::V2025_03_26, "UPC-22: {status} {body}");
+        let handshake = in_time(upstream.handshake(&context())).await.unwrap();
+        assert_eq!(handshake.version, ProtocolVersion::V2025_03_26, "UPC-22: {status} {body}");
         let asked = server.world.all(|seen| seen.rpc() == "initialize");
         let asked: Vec<_> = asked.iter().map(|seen| seen.body["params"]["protocolVersion"].as_str().unwrap()).collect();
         assert_eq!(asked, ["2025-11-25", "2025-06-18", "2025-03-26"], "{status} {body}");

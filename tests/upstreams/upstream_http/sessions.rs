@@ -62,10 +62,10 @@ async fn a_session_declares_what_its_client_can_be_asked() {
         assert_eq!(later.header("mcp-session-id"), Some("s-1"));
         assert_eq!(later.header("mcp-protocol-version"), Some("2025-11-25"));
     }
-    let facts = in_time(upstream.facts(&context())).await.unwrap();
-    assert_eq!(facts.version, ProtocolVersion::V2025_11_25);
-    assert_eq!(facts.capabilities.as_str(), "{\"tools\":{}}");
-    assert_eq!(facts.server_info.as_ref().map(Payload::as_str), Some("{\"name\":\"scripted\",\"version\":\"1\"}"));
+    let handshake = in_time(upstream.handshake(&context())).await.unwrap();
+    assert_eq!(handshake.version, ProtocolVersion::V2025_11_25);
+    assert_eq!(handshake.capabilities.as_str(), "{\"tools\":{}}");
+    assert_eq!(handshake.server_info.as_ref().map(Payload::as_str), Some("{\"name\":\"scripted\",\"version\":\"1\"}"));
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn a_handshake_that_fails_sends_no_call() {
     };
     check_handshake("2026-07-28", version("2026-07-28"), "UpstreamRefused No").await;
     check_handshake("unknown version", version("2031-01-01"), "UpstreamMalformed No").await;
-    check_handshake("no facts", |seen| answer(seen, &json!({})), "UpstreamMalformed No").await;
+    check_handshake("no members", |seen| answer(seen, &json!({})), "UpstreamMalformed No").await;
     check_handshake("U01", |_| status(500), "UpstreamHttpStatus No").await;
     check_handshake("U03", |_| status(401), "UpstreamAuth No").await;
     let stateless_only = |seen: &SeenRequest| {
@@ -243,9 +243,9 @@ async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
     })
     .await;
     let upstream = upstream(&server.url());
-    assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_06_18);
+    assert_eq!(in_time(upstream.handshake(&context())).await.unwrap().version, ProtocolVersion::V2025_06_18);
     let other = CallContext { principal: Principal::anonymous(), ..context() };
-    in_time(upstream.facts(&other)).await.unwrap();
+    in_time(upstream.handshake(&other)).await.unwrap();
     assert_eq!(server.world.all(is_initialize).len(), 3, "UPC-22: the agreement is remembered");
 }
 
@@ -256,7 +256,7 @@ async fn a_fixed_version_is_asked_for() {
         protocol: Some(ProtocolVersion::V2025_03_26),
         ..HttpUpstreamSettings::new(Arc::from("fixed"), server.url().clone())
     });
-    assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);
+    assert_eq!(in_time(upstream.handshake(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);
 }
 
 #[tokio::test]
@@ -413,7 +413,7 @@ async fn u53_calls_do_not_queue_for_a_log_level_that_is_never_accepted() {
         None
     })
     .await;
-    *server.world.introduction.lock() = json!({"capabilities": {"logging": {}, "tools": {}}});
+    *server.world.initialize_result.lock() = json!({"capabilities": {"logging": {}, "tools": {}}});
     let upstream = upstream(&server.url());
     let context = CallContext { log_level: Some(Arc::from("info")), ..context() };
     let calls = (0..CALLS).map(|_| try_begin(&upstream, call(&json!({})), context.clone()));
@@ -439,7 +439,7 @@ async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
     })
     .await;
     let upstream = upstream(&server.url());
-    in_time(upstream.facts(&context())).await.unwrap();
+    in_time(upstream.handshake(&context())).await.unwrap();
     let first = server.world.first(is_get).await;
     assert_eq!((first.header("last-event-id"), first.header("mcp-session-id")), (None, Some("s-1")));
     let again = server.world.nth(1, is_get).await;
@@ -452,7 +452,7 @@ async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
     let upstream = upstream(&server.url());
     let _held = begin(&upstream).await;
     let idle = CallContext { principal: Principal::anonymous(), ..context() };
-    in_time(upstream.facts(&idle)).await.unwrap();
+    in_time(upstream.handshake(&idle)).await.unwrap();
     in_time(upstream.close()).await;
     let ended: Vec<_> =
         server.world.all(is_delete).iter().map(|seen| seen.header("mcp-session-id").unwrap().to_owned()).collect();
@@ -487,8 +487,8 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
         http.request(request.body(body).unwrap()).await.unwrap();
     };
     let context = context();
-    let (facts, ()) = in_time(async { tokio::join!(upstream.facts(&context), release) }).await;
-    assert_eq!(facts.unwrap().version, ProtocolVersion::V2025_11_25);
+    let (handshake, ()) = in_time(async { tokio::join!(upstream.handshake(&context), release) }).await;
+    assert_eq!(handshake.unwrap().version, ProtocolVersion::V2025_11_25);
     assert!(is_open.load(Ordering::SeqCst));
     assert_eq!(server.world.all(is_initialize).len(), 1, "the second caller takes the first one's handshake");
 }
@@ -496,8 +496,8 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
 #[tokio::test]
 async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
     let server = ScriptedServer::slow(|seen, _| async move {
-        let facts = json!({"protocolVersion": "2025-11-25", "capabilities": {"logging": {}}});
-        is_initialize(&seen).then(|| answer(&seen, &facts))
+        let handshake = json!({"protocolVersion": "2025-11-25", "capabilities": {"logging": {}}});
+        is_initialize(&seen).then(|| answer(&seen, &handshake))
     })
     .await;
     let upstream = upstream(&server.url());
@@ -519,7 +519,7 @@ async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
         let capabilities = Payload::of(&json!({ "experimental": { "number": { "is": number } } }));
         CallContext { principal: Principal::new(who), client: ClientFacts { capabilities }, ..context() }
     };
-    let open = async |who: &str, number: u32| in_time(upstream.facts(&of(who, number))).await;
+    let open = async |who: &str, number: u32| in_time(upstream.handshake(&of(who, number))).await;
     // Each is listened to, as the gateway does that keeps a list of tools.
     let mut news = Vec::new();
     for number in 0..768 {

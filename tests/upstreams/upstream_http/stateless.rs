@@ -677,9 +677,9 @@ async fn u84_a_server_is_asked_again_after_a_minute_how_it_describes_itself() {
     .await;
     let upstream = upstream(&server);
     let described = async || {
-        let facts = in_time(upstream.facts(&context())).await.unwrap();
-        let version = facts.server_info.as_ref().map(|info| info.as_str().contains("\"2\""));
-        (facts.instructions.as_ref().map(|words| words.as_str().to_owned()), version)
+        let handshake = in_time(upstream.handshake(&context())).await.unwrap();
+        let version = handshake.server_info.as_ref().map(|info| info.as_str().contains("\"2\""));
+        (handshake.instructions.as_ref().map(|words| words.as_str().to_owned()), version)
     };
     let (old, new) = ((Some("\"old\"".to_owned()), Some(false)), (Some("\"new\"".to_owned()), Some(true)));
     let rows =

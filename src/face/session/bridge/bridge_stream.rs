@@ -34,7 +34,7 @@ use crate::wire::envelope::Request;
 use crate::wire::{Payload, RpcError, envelope, method};
 
 /// The server's time to return its capabilities.
-const FACTS_MAX: Duration = Duration::from_secs(5);
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
     let resources = Some(resources.into_iter().collect()).filter(|uris: &BTreeSet<_>| !uris.is_empty());
@@ -57,9 +57,9 @@ impl BridgedUpstream {
     /// An error if the server does not return them in time.
     async fn capabilities(&self) -> Result<Payload, BeginError> {
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-        let asking = timeout(FACTS_MAX, self.upstream.facts(&self.context));
-        let facts = asking.await.unwrap_or(Err(BeginError::Gateway(late)))?;
-        Ok(facts.capabilities.clone())
+        let asking = timeout(HANDSHAKE_MAX, self.upstream.handshake(&self.context));
+        let handshake = asking.await.unwrap_or(Err(BeginError::Gateway(late)))?;
+        Ok(handshake.capabilities.clone())
     }
 }
 

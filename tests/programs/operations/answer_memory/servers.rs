@@ -67,7 +67,7 @@ async fn http_server(asked: Asked, media: &'static str) -> ScriptedServer {
         None => None,
     })
     .await;
-    *server.world.introduction.lock() = json!({"capabilities": capabilities()});
+    *server.world.initialize_result.lock() = json!({"capabilities": capabilities()});
     server
 }
 

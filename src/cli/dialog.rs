@@ -54,7 +54,7 @@ impl<'a> CallDialog<'a> {
     }
 
     pub(super) fn calling(&mut self) {
-        self.ui.status(&CallStatus { task_id: None, word: "calling", message: None, steps: None });
+        self.ui.status(&CallStatus { task_id: None, text: "calling", message: None, steps: None });
     }
 
     pub(super) async fn or_interrupt<F: Future>(&mut self, what: F) -> Result<F::Output, Interrupted> {

@@ -82,7 +82,7 @@ impl CallConclusion {
 
 struct FollowedTask {
     id: String,
-    /// The server's status word and message; `None` before the first.
+    /// The server's status text and message; `None` before the first.
     status: Option<(Cow<'static, str>, Option<Arc<str>>)>,
 }
 
@@ -201,7 +201,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         match event {
             ExchangeEvent::Progress(progress) => self.show_progress(&progress),
             ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
-            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => return Ok(self.status(word, message)),
+            ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message }) => return Ok(self.status(text, message)),
             ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
             // The user did not request them.
             ExchangeEvent::Subtasks(_) => (),
@@ -258,7 +258,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
     }
 
-    fn status(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
+    fn status(&mut self, text: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
         self.failures = 0;
         self.unavailable = None;
         if let Some(error) = self.refused.take() {
@@ -266,15 +266,15 @@ impl<'t, 'a> Follower<'t, 'a> {
             self.dialog.note(&format!("the server refused the answer: {}", words(&error)));
         }
         let is_late =
-            message.as_ref().is_some_and(|message| self.seen.is_late(MessageSource::Poll, message)) && word == WORKING;
-        let is_shown = match &*word {
+            message.as_ref().is_some_and(|message| self.seen.is_late(MessageSource::Poll, message)) && text == WORKING;
+        let is_shown = match &*text {
             // Without a session the result arrived with the status.
             "completed" | "failed" => self.mode.in_session && self.leave_at.is_none(),
             "cancelled" => !self.mode.in_session || self.leave_at.is_none(),
             _ => self.leave_at.is_none(),
         };
-        let is_over = matches!(&*word, "completed" | "failed" | "cancelled");
-        let status = Some((word, message));
+        let is_over = matches!(&*text, "completed" | "failed" | "cancelled");
+        let status = Some((text, message));
         if let Some(task) = self.task.as_mut().filter(|task| task.status != status) {
             task.status = status;
             if is_shown && !is_late {
@@ -427,7 +427,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     async fn cancel(&mut self) -> ControlFlow<CallConclusion> {
         self.leave_at = Some(Instant::now() + CANCEL_MAX);
         let task_id = self.task.as_ref().map(|task| task.id.as_str());
-        self.dialog.ui.status(&CallStatus { task_id, word: "cancelling", message: None, steps: None });
+        self.dialog.ui.status(&CallStatus { task_id, text: "cancelling", message: None, steps: None });
         let retry = self.dialog.policy.retry;
         for attempt in 1.. {
             let Ok(asked) = self.dialog.or_interrupt(self.exchange.cancel_task()).await else {
@@ -465,11 +465,11 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     fn show(&mut self) {
-        let Some(FollowedTask { id, status: Some((word, message)) }) = &self.task else { return };
+        let Some(FollowedTask { id, status: Some((text, message)) }) = &self.task else { return };
         let message = message.as_deref();
         self.dialog.ui.status(&CallStatus {
             task_id: Some(id),
-            word,
+            text,
             message,
             steps: message.and_then(StepCount::find),
         });
@@ -481,13 +481,13 @@ impl<'t, 'a> Follower<'t, 'a> {
         if message.is_some_and(|message| self.seen.is_late(MessageSource::Notification, message)) {
             return;
         }
-        let (task_id, word) = match &self.task {
-            Some(FollowedTask { id, status: Some((word, _)) }) => (Some(id.as_str()), &**word),
+        let (task_id, text) = match &self.task {
+            Some(FollowedTask { id, status: Some((text, _)) }) => (Some(id.as_str()), &**text),
             Some(FollowedTask { id, status: None }) => (Some(id.as_str()), "working"),
             None => (None, "calling"),
         };
         let (message, steps) = (progress.message.as_deref(), StepCount::of(&progress));
-        self.dialog.ui.status(&CallStatus { task_id, word, message, steps });
+        self.dialog.ui.status(&CallStatus { task_id, text, message, steps });
     }
 }
 

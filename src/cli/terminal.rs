@@ -55,7 +55,7 @@ impl Ui for Terminal {
     fn status(&mut self, status: &CallStatus<'_>) {
         let id = status.task_id.map(|id| format!("task {id} ")).unwrap_or_default();
         let message = status.message.map(|message| format!(": {message}")).unwrap_or_default();
-        let line = printable(&format!("{id}{}{message}", status.word)).into_owned();
+        let line = printable(&format!("{id}{}{message}", status.text)).into_owned();
         if self.is_terminal {
             let bar = self.bar.get_or_insert_with(|| bar(ProgressDrawTarget::stderr()));
             match status.steps {
@@ -260,7 +260,7 @@ mod tests {
         for task_id in [None, Some(id.as_str())] {
             for message in [None, Some("half"), Some(long.as_str())] {
                 for steps in [None, Some(StepCount { done: 123_456, total: 999_999 })] {
-                    terminal.status(&CallStatus { task_id, word: "working", message, steps });
+                    terminal.status(&CallStatus { task_id, text: "working", message, steps });
                 }
             }
         }

@@ -28,7 +28,7 @@ pub trait Ui: Send {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallStatus<'a> {
     pub task_id: Option<&'a str>,
-    pub word: &'a str,
+    pub text: &'a str,
     pub message: Option<&'a str>,
     pub steps: Option<StepCount>,
 }

@@ -62,7 +62,7 @@ pub enum ToolTaskSupport {
 }
 
 impl ToolTaskSupport {
-    /// Reads an entry of `tools/list`. An unknown word means none.
+    /// Reads an entry of `tools/list`. An unknown status means none.
     pub fn of(tool: &Object) -> Self {
         let execution = tool.get_object("execution");
         match execution.and_then(|execution| execution.get_string("taskSupport")).as_deref() {
@@ -79,7 +79,7 @@ pub struct UpstreamTask {
     pub id: Arc<str>,
     pub status: UpstreamTaskStatus,
     /// The upstream's status text, for display.
-    pub word: Cow<'static, str>,
+    pub status_text: Cow<'static, str>,
     /// The upstream's status message, sanitised.
     pub message: Option<Arc<str>>,
     /// Its time to live from its creation; `None` for unlimited.
@@ -108,7 +108,7 @@ pub enum UpstreamTaskStatus {
     Done,
     /// The upstream ended it without an outcome.
     Cancelled,
-    /// An unknown word: treated as work (GW-14).
+    /// An unknown status: treated as work (GW-14).
     Unknown,
 }
 
@@ -148,19 +148,19 @@ pub fn polled(result: &Payload) -> Option<UpstreamTask> {
 
 fn described(task: &Object) -> Option<UpstreamTask> {
     let id = task.get_string("taskId").filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))?;
-    let word = task.get_string("status")?;
-    let (status, word) = match word.as_str() {
+    let text = task.get_string("status")?;
+    let (status, text) = match text.as_str() {
         "working" => (UpstreamTaskStatus::Working, Cow::Borrowed("working")),
         "input_required" => (UpstreamTaskStatus::Asking, Cow::Borrowed("input_required")),
         "completed" => (UpstreamTaskStatus::Done, Cow::Borrowed("completed")),
         "failed" => (UpstreamTaskStatus::Done, Cow::Borrowed("failed")),
         "cancelled" => (UpstreamTaskStatus::Cancelled, Cow::Borrowed("cancelled")),
-        _ => (UpstreamTaskStatus::Unknown, Cow::Owned(word)),
+        _ => (UpstreamTaskStatus::Unknown, Cow::Owned(text)),
     };
     Some(UpstreamTask {
         id: Arc::from(id),
         status,
-        word,
+        status_text: text,
         message: task.get_lossy("statusMessage").and_then(|message| status_text(&message)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),

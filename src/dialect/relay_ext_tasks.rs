@@ -49,7 +49,7 @@ pub struct ExtensionTaskHandle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionTask {
     /// The upstream's status text, for display; empty without one.
-    pub word: String,
+    pub status_text: String,
     /// The upstream's status message, never empty. Not yet sanitised.
     pub message: Option<String>,
     /// The minimum interval between polls: more than zero, unless it rounds to zero.
@@ -65,7 +65,7 @@ pub enum ExtensionTaskState {
     Returned(Payload),
     Faulted(RpcError),
     Cancelled,
-    /// An unknown word: treated as work (GW-14).
+    /// An unknown status: treated as work (GW-14).
     Unknown,
     /// A member that the status requires is missing.
     Malformed(Executed),
@@ -115,7 +115,7 @@ fn handle(object: &Object) -> Option<ExtensionTaskHandle> {
 pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
     let object = Object::of(result)?;
     let task = described(&object);
-    let state = match task.word.as_str() {
+    let state = match task.status_text.as_str() {
         "working" => ExtensionTaskState::Working,
         "input_required" => object
             .get_object("inputRequests")
@@ -136,7 +136,7 @@ pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
 
 fn described(object: &Object) -> ExtensionTask {
     ExtensionTask {
-        word: object.get_string("status").unwrap_or_default(),
+        status_text: object.get_string("status").unwrap_or_default(),
         message: object.get_lossy("statusMessage").filter(|message| !message.is_empty()),
         poll_interval: span(object, "pollIntervalMs"),
         ttl: span(object, "ttlMs"),

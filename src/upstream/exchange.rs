@@ -354,7 +354,7 @@ pub enum UpstreamTaskEvent {
     /// The upstream made a task of the call: its handle, verbatim.
     Made(Payload),
     /// The unparsed status text and the sanitised message. Sent when either changed, and first after a failed poll.
-    Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
+    Status { text: Cow<'static, str>, message: Option<Arc<str>> },
     /// A request about the task failed. It is repeated, unless the last event follows.
     Unanswered(TaskRequestError),
 }

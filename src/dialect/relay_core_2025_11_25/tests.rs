@@ -52,11 +52,11 @@ fn a_tool_is_called_as_a_task_only_where_it_says_so() {
     }
 }
 
-fn task(status: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
+fn task(status: UpstreamTaskStatus, text: &'static str) -> UpstreamTask {
     UpstreamTask {
         id: Arc::from("u-1"),
         status,
-        word: Cow::Borrowed(word),
+        status_text: Cow::Borrowed(text),
         message: None,
         ttl: None,
         poll_interval: None,

@@ -142,7 +142,7 @@ fn every_status_is_read_with_what_it_brings() {
 #[test]
 fn what_a_task_says_of_itself_is_read() {
     let read = |members: &str| polled(&payload(&format!(r#"{{"status":"working"{members}}}"#))).unwrap().0;
-    let nothing = ExtensionTask { word: "working".to_owned(), message: None, poll_interval: None, ttl: None };
+    let nothing = ExtensionTask { status_text: "working".to_owned(), message: None, poll_interval: None, ttl: None };
     assert_eq!(read(""), nothing);
     assert_eq!(read(r#","statusMessage":"","pollIntervalMs":null"#), nothing);
     assert_eq!(read(r#","statusMessage":7"#), nothing);
@@ -159,7 +159,7 @@ fn what_a_task_says_of_itself_is_read() {
         assert_eq!(read(&format!(r#","ttlMs":{interval}"#)).ttl, expected, "{interval}");
     }
     let odd = polled(&payload(r#"{"status":"sub\u006ditted"}"#)).unwrap().0;
-    assert_eq!(odd.word, "submitted");
+    assert_eq!(odd.status_text, "submitted");
 }
 
 /// MOD-27: the questions that may be asked, and their keys.

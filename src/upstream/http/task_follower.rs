@@ -240,11 +240,11 @@ impl TaskFollower<'_> {
         }
         let is_cut = self.learn_children(task).await;
         if self.http_call.is_watched {
-            let shown = (task.word.clone(), task.message.clone());
+            let shown = (task.status_text.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
-                let (word, message) = shown.clone();
+                let (text, message) = shown.clone();
                 self.shown = Some(shown);
-                self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+                self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
             }
         }
         if task.status == UpstreamTaskStatus::Unknown {

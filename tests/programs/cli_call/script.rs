@@ -290,8 +290,8 @@ pub(crate) struct User {
 #[async_trait]
 impl Ui for User {
     fn status(&mut self, status: &CallStatus<'_>) {
-        self.shown.push((status.word.to_owned(), status.message.map(str::to_owned), status.steps));
-        if self.cues.front() == Some(&status.word) {
+        self.shown.push((status.text.to_owned(), status.message.map(str::to_owned), status.steps));
+        if self.cues.front() == Some(&status.text) {
             self.cues.pop_front();
             self.interrupt.try_send(()).unwrap();
         }

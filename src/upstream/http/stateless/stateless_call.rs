@@ -343,11 +343,11 @@ impl TaskPoller {
         self.ends.learn(task.ttl);
         let shown_message = || task.message.as_deref().and_then(status_text);
         if course.line.is_watched {
-            let shown = (task.word.clone(), task.message.clone());
+            let shown = (task.status_text.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
-                let (word, message) = (Cow::Owned(task.word.clone()), shown_message());
+                let (text, message) = (Cow::Owned(task.status_text.clone()), shown_message());
                 self.shown = Some(shown);
-                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
             }
         }
         if task.message.is_some() && task.message != self.message {

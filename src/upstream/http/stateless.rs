@@ -62,13 +62,13 @@ impl StatelessUpstream {
         Self { link, eras, annotated: Arc::default(), handshake: parking_lot::Mutex::default(), listens }
     }
 
-    fn line(&self, context: &CallContext) -> StatelessSender {
+    fn sender(&self, context: &CallContext) -> StatelessSender {
         StatelessSender::new(Arc::clone(&self.link), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
     }
 
     async fn request_discover(&self, context: &CallContext) -> Result<Arc<Handshake>, RequestFailure> {
         let request = DraftRequest::new(method::DISCOVER, None);
-        let result = self.line(context).answer(&request, None).await?;
+        let result = self.sender(context).answer(&request, None).await?;
         let handshake = Arc::new(handshake_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
         self.eras.discovered(&handshake.capabilities);
         *self.handshake.lock() = Some(CachedHandshake { handshake: Arc::clone(&handshake), asked_at: Instant::now() });
@@ -171,14 +171,14 @@ impl Upstream for StatelessUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = StatelessExchange::begin(self.line(&context), request, &context).await?;
+        let exchange = StatelessExchange::begin(self.sender(&context), request, &context).await?;
         Ok(Box::new(exchange))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         let (task, open) = stateless_call::resumed(&token).ok_or(BeginError::Gateway(broken))?;
-        Ok(Box::new(StatelessExchange::resume(self.line(&context), task, open)))
+        Ok(Box::new(StatelessExchange::resume(self.sender(&context), task, open)))
     }
 
     /// Reports only that tools changed, as long as any client listens.
@@ -187,7 +187,7 @@ impl Upstream for StatelessUpstream {
     }
 
     async fn listen(&self, context: &CallContext, wishes: &SubscriptionFilter) -> SubscriptionResult {
-        self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
+        self.listens.listen(SessionKey::of(context), self.sender(context), wishes.of_the_upstream()).await
     }
 }
 
@@ -198,7 +198,7 @@ const HANDLE_MAX: Duration = Duration::from_secs(1);
 const ANSWERS_MAX: usize = 64;
 
 struct StatelessExchange {
-    line: StatelessSender,
+    sender: StatelessSender,
     driven: DrivenCall,
     answers: mpsc::Sender<Box<GivenAnswer>>,
     task: UpstreamTaskCell,
@@ -209,19 +209,23 @@ struct StatelessExchange {
 
 impl StatelessExchange {
     /// Sends a request and returns once a connection has taken it. On an error nothing was sent.
-    async fn begin(line: StatelessSender, request: UpstreamRequest, context: &CallContext) -> Result<Self, BeginError> {
+    async fn begin(
+        sender: StatelessSender,
+        request: UpstreamRequest,
+        context: &CallContext,
+    ) -> Result<Self, BeginError> {
         let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
         let request = DraftRequest { method: request.method, params: request.params, progress: context.progress };
         let taken = Arc::clone(&context.handed_over);
-        let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
+        let mut exchange = Self::start(sender, class, |course| Box::pin(course.run(request, taken)));
         exchange.driven.hand_over(&context.handed_over).await?;
         Ok(exchange)
     }
 
     /// Resumes a task of another process; its events show whether the upstream still has it.
-    fn resume(line: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
+    fn resume(sender: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
         let (task, known) = (Arc::clone(&id), open.clone());
-        let exchange = Self::start(line, ExchangeClass::Resumed, |mut course| {
+        let exchange = Self::start(sender, ExchangeClass::Resumed, |mut course| {
             Box::pin(async move {
                 match course.take_up(task, &known).await {
                     Ok(result) => ExchangeEvent::Returned(result),
@@ -233,13 +237,13 @@ impl StatelessExchange {
         Self { open, ..exchange }
     }
 
-    fn start(line: StatelessSender, class: ExchangeClass, run: impl FnOnce(StatelessCall) -> CallFuture) -> Self {
+    fn start(sender: StatelessSender, class: ExchangeClass, run: impl FnOnce(StatelessCall) -> CallFuture) -> Self {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
         let task = UpstreamTaskCell::default();
         let untaken = Arc::<AtomicBool>::default();
         let course = StatelessCall {
-            line: line.clone(),
+            sender: sender.clone(),
             events,
             answers: answered,
             questions: InputRequests::default(),
@@ -247,8 +251,8 @@ impl StatelessExchange {
             task: task.clone(),
             untaken: Arc::clone(&untaken),
         };
-        let driven = DrivenCall::new(&line.link, class, Instant::now(), queue, run(course));
-        Self { line, driven, answers, task, open: Vec::new(), untaken }
+        let driven = DrivenCall::new(&sender.link, class, Instant::now(), queue, run(course));
+        Self { sender, driven, answers, task, open: Vec::new(), untaken }
     }
 }
 
@@ -290,20 +294,20 @@ impl Exchange for StatelessExchange {
 
     /// Dropping a request cancels it at a stateless server; a task is cancelled by its id.
     async fn cancel(&mut self, _: &str) {
-        if self.line.takes_tasks {
+        if self.sender.takes_tasks {
             self.driven.run_until(tokio::time::timeout(HANDLE_MAX, self.task.wait())).await;
         }
         if self.driven.is_running() {
             self.driven.abandon();
             if let Some(id) = self.task.get() {
-                stateless_call::cancel(&self.line, &id).await;
+                stateless_call::cancel(&self.sender, &id).await;
             }
         }
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         match self.task.get().filter(|_| self.driven.is_running()) {
-            Some(id) => stateless_call::ask_to_cancel(&self.line, &id).await,
+            Some(id) => stateless_call::ask_to_cancel(&self.sender, &id).await,
             None => Ok(()),
         }
     }

@@ -52,7 +52,7 @@ pub(super) struct ListenSources {
 
 #[derive(Debug)]
 struct ListenSource {
-    line: StatelessSender,
+    sender: StatelessSender,
     news: broadcast::Sender<ServerNotification>,
     tool_changes: broadcast::Sender<ServerNotification>,
     wanted: Mutex<ListenDemand>,
@@ -104,14 +104,14 @@ impl ListenSources {
         Arc::new(Self { link, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
     }
 
-    /// Subscribes one client; `line` sends for its key. Fails without a stream in [`SUBSCRIBE_MAX`], or with too many.
+    /// Subscribes one client; `sender` has its key. Fails without a stream in [`SUBSCRIBE_MAX`], or with too many.
     pub(super) async fn listen(
         &self,
         key: SessionKey,
-        line: StatelessSender,
+        sender: StatelessSender,
         wishes: SubscriptionFilter,
     ) -> SubscriptionResult {
-        let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
+        let held = self.enter(key, sender, wishes).map_err(BeginError::Gateway)?;
         // Before the stream is open, so that no notification is missed.
         let news = held.source.news.subscribe();
         let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
@@ -123,7 +123,7 @@ impl ListenSources {
     fn enter(
         &self,
         key: SessionKey,
-        line: StatelessSender,
+        sender: StatelessSender,
         mut wishes: SubscriptionFilter,
     ) -> Result<ListenLease, GatewayFault> {
         let mut sources = self.sources.lock();
@@ -140,7 +140,7 @@ impl ListenSources {
             self.link.dropped("too_many_listens");
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
-        let source = Arc::new(ListenSource::new(line, self.link.stop.child_token(), self.tool_changes.clone()));
+        let source = Arc::new(ListenSource::new(sender, self.link.stop.child_token(), self.tool_changes.clone()));
         let held = source.enter(&mut wishes).ok_or(GatewayFault::new(Reason::Draining, Executed::No))?;
         self.link.tracker.spawn(Arc::clone(&source).run());
         sources.insert(key, source);
@@ -191,12 +191,12 @@ type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<Upstrea
 
 impl ListenSource {
     fn new(
-        line: StatelessSender,
+        sender: StatelessSender,
         over: CancellationToken,
         tool_changes: broadcast::Sender<ServerNotification>,
     ) -> Self {
         Self {
-            line,
+            sender,
             news: broadcast::Sender::new(NEWS_MAX),
             tool_changes,
             wanted: Mutex::default(),
@@ -272,10 +272,11 @@ impl ListenSource {
     }
 
     fn open(&self) -> ListenOpening {
-        let (line, wishes) = (self.line.clone(), self.wanted.lock().wishes());
+        let (sender, wishes) = (self.sender.clone(), self.wanted.lock().wishes());
         let opening = async move {
             let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&line, &wishes)).await.unwrap_or(Err(late));
+            let opened =
+                timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&sender, &wishes)).await.unwrap_or(Err(late));
             (wishes, opened)
         };
         opening.boxed().fuse()
@@ -332,7 +333,7 @@ impl ListenSource {
             Ok(spoken) => {
                 let granted = spoken.granted.clone();
                 if !granted.cover(&asked) {
-                    tracing::debug!(upstream = %self.line.link.name, "the upstream granted fewer notifications than requested");
+                    tracing::debug!(upstream = %self.sender.link.name, "the upstream granted fewer notifications than requested");
                 }
                 self.state.send_modify(|state| {
                     (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
@@ -342,12 +343,12 @@ impl ListenSource {
                 Some(Ok(spoken))
             }
             Err(ListenError::Refused(reason)) => {
-                tracing::warn!(upstream = %self.line.link.name, %reason, "the upstream refused a subscription");
+                tracing::warn!(upstream = %self.sender.link.name, %reason, "the upstream refused a subscription");
                 self.state.send_modify(|state| state.refused.extend(&asked));
                 None
             }
             Err(ListenError::Failed(fault)) => {
-                tracing::debug!(upstream = %self.line.link.name, reason = fault.reason.key(), "a subscription failed");
+                tracing::debug!(upstream = %self.sender.link.name, reason = fault.reason.key(), "a subscription failed");
                 self.state.send_modify(|state| {
                     state.failures += 1;
                     state.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));
@@ -412,12 +413,12 @@ enum ListenEvent {
 
 impl UpstreamListenStream {
     /// Subscribes and waits for the acknowledgement, without a time limit: before it the server promises nothing.
-    async fn open(line: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
+    async fn open(sender: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
-        let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
-        let response = line.link.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
-        let limits = ReadLimits::within(EVENT_BYTES_MAX, line.answers());
+        let post = sender.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
+        let response = sender.link.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
+        let limits = ReadLimits::within(EVENT_BYTES_MAX, sender.answers());
         let events = match reply::open(response, ErrorAddressee::Handshake, &limits).await {
             Ok(AcceptedResponse::Events(events)) => events,
             Ok(AcceptedResponse::Json(body)) => {
@@ -434,8 +435,8 @@ impl UpstreamListenStream {
             Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
             Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
         };
-        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&line.link.name)).increment(1.0);
-        let link = Arc::clone(&line.link);
+        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&sender.link.name)).increment(1.0);
+        let link = Arc::clone(&sender.link);
         let mut spoken = Self { link, id, events, malformed: 0, granted: SubscriptionFilter::default() };
         spoken.granted = spoken.acknowledged(wishes).await?;
         Ok(spoken)

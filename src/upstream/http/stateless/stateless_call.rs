@@ -43,7 +43,7 @@ pub(super) struct GivenAnswer {
 }
 
 pub(super) struct StatelessCall {
-    pub(super) line: StatelessSender,
+    pub(super) sender: StatelessSender,
     pub(super) events: ExchangeEventSender,
     pub(super) answers: mpsc::Receiver<Box<GivenAnswer>>,
     pub(super) questions: InputRequests,
@@ -66,16 +66,16 @@ impl StatelessCall {
         let mut draft = request.clone();
         let (mut unseen, mut is_begun) = (UnseenRounds(0), false);
         loop {
-            let answered = self.line.call(&draft, Some(&self.events), handed_over).await;
+            let answered = self.sender.call(&draft, Some(&self.events), handed_over).await;
             let result = answered.map_err(|failure| if is_begun { failure.of_begun_call() } else { failure })?;
             is_begun = true;
             let round = match peer::answered(&request.method, &result) {
                 StatelessResult::Complete => return Ok(result),
                 // The request did not declare the extension (UPC-09).
-                StatelessResult::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
+                StatelessResult::Task(_) if !self.sender.takes_tasks => return Err(malformed(Executed::Yes).into()),
                 StatelessResult::Task(handle) => return Box::pin(self.follow(handle)).await,
                 StatelessResult::Round(round) => {
-                    self.line.asked_in_result();
+                    self.sender.asked_in_result();
                     round
                 }
                 StatelessResult::Misplaced => {
@@ -193,34 +193,34 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
 }
 
 /// Best effort, within five seconds (UPC-06).
-pub(super) async fn cancel(line: &StatelessSender, id: &str) {
-    let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
+pub(super) async fn cancel(sender: &StatelessSender, id: &str) {
+    let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(sender, id)).await;
     if !matches!(cancelled, Ok(Ok(()))) {
-        line.link.dropped("cancel_failed");
+        sender.link.dropped("cancel_failed");
     }
 }
 
 /// As [`cancel`], with the outcome.
-pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
+pub(super) async fn ask_to_cancel(sender: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
     let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
-    asked(line, &draft).await.map(drop)
+    asked(sender, &draft).await.map(drop)
 }
 
 /// Sends a request in a separate tokio task: it ends and frees its permit even if a slow client's call is not polled.
 /// Dropping the future drops the request.
-async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
-    let (sender, draft) = (line.clone(), draft.clone());
+async fn asked(sender: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
+    let (owned_sender, draft) = (sender.clone(), draft.clone());
     let asking = async move {
         // Only polls take permits. The semaphore is never closed.
-        let _turn = if draft.is_poll() { sender.link.polls.acquire().await.ok() } else { None };
-        sender.answer(&draft, None).await
+        let _turn = if draft.is_poll() { owned_sender.link.polls.acquire().await.ok() } else { None };
+        owned_sender.answer(&draft, None).await
     };
     let asking = async move {
         let answer = tokio::time::timeout(REQUEST_MAX, asking).await;
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
         answer.unwrap_or(Err(RequestFailure::Lost(late)))
     };
-    let answer = line.link.in_own_task(asking).await.unwrap_or_else(|fault| Err(RequestFailure::Lost(fault)));
+    let answer = sender.link.in_own_task(asking).await.unwrap_or_else(|fault| Err(RequestFailure::Lost(fault)));
     answer.map_err(|ending| match ending {
         RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
         RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
@@ -246,9 +246,9 @@ impl StatelessCall {
         // A task's keys are unrelated to earlier rounds; the upstream has accepted their answers.
         self.questions.of_task();
         self.note_untaken();
-        let mut watch = TaskPoller::new(&made.id, TaskEnds::new(Instant::now(), self.line.deadline));
+        let mut watch = TaskPoller::new(&made.id, TaskEnds::new(Instant::now(), self.sender.deadline));
         self.task.put(&made.id);
-        if self.line.is_watched {
+        if self.sender.is_watched {
             self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
         }
         watch.note(&made.task, self).await;
@@ -259,7 +259,7 @@ impl StatelessCall {
     pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.questions.reopen(open);
-        let watch = TaskPoller::new(&id, TaskEnds::new(self.line.began, self.line.deadline));
+        let watch = TaskPoller::new(&id, TaskEnds::new(self.sender.began, self.sender.deadline));
         self.watch(watch, true).await
     }
 
@@ -320,7 +320,7 @@ impl StatelessCall {
                 return Ok(None);
             }
             ExtensionTaskState::Working => (),
-            ExtensionTaskState::Unknown => self.line.link.dropped("unknown_status"),
+            ExtensionTaskState::Unknown => self.sender.link.dropped("unknown_status"),
         }
         for event in self.questions.withdraw_all_but(None) {
             self.tell(event).await;
@@ -342,7 +342,7 @@ impl TaskPoller {
         }
         self.ends.learn(task.ttl);
         let shown_message = || task.message.as_deref().and_then(status_text);
-        if course.line.is_watched {
+        if course.sender.is_watched {
             let shown = (task.status_text.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
                 let (text, message) = (Cow::Owned(task.status_text.clone()), shown_message());
@@ -387,7 +387,7 @@ impl TaskPoller {
         name: &str,
         params: Payload,
     ) -> Result<Option<Payload>, RequestFailure> {
-        let why = match asked(&course.line, &DraftRequest::new(name, Some(params))).await {
+        let why = match asked(&course.sender, &DraftRequest::new(name, Some(params))).await {
             Ok(result) => {
                 self.count(name, false);
                 return Ok(Some(result));
@@ -395,13 +395,13 @@ impl TaskPoller {
             Err(why) => why,
         };
         let refused = match &why {
-            TaskRequestError::Lost(ExchangeError(fault)) if course.line.outlives_credential(fault) => Some(*fault),
+            TaskRequestError::Lost(ExchangeError(fault)) if course.sender.outlives_credential(fault) => Some(*fault),
             TaskRequestError::Lost(_) | TaskRequestError::Refused(_) => None,
         };
         let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
         tracing::debug!(%why, method = name, "a request about an upstream task failed");
         self.count(name, true);
-        if course.line.is_watched {
+        if course.sender.is_watched {
             self.shown = None;
             course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }

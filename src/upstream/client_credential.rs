@@ -27,39 +27,39 @@ enum CredentialState {
     NotPassedOn,
     /// The credential would be forwarded, but the client sent none.
     Absent,
-    Given(Arc<GivenCredential>),
+    Sent(Arc<SentCredential>),
     /// The client's token is exchanged for a credential of the server, and never sent there itself.
     Exchanged(SubjectToken),
 }
 
 /// Compared by its digest.
-struct GivenCredential {
+struct SentCredential {
     value: HeaderValue,
     digest: Digest,
 }
 
-impl PartialEq for GivenCredential {
+impl PartialEq for SentCredential {
     fn eq(&self, other: &Self) -> bool {
         self.digest == other.digest
     }
 }
 
-impl Eq for GivenCredential {}
+impl Eq for SentCredential {}
 
-impl Hash for GivenCredential {
+impl Hash for SentCredential {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.digest.hash(state);
     }
 }
 
-debug_members!(GivenCredential);
+debug_members!(SentCredential);
 
 impl ClientCredential {
     pub(super) fn sent(value: Option<&HeaderValue>) -> Self {
         Self(value.map_or(CredentialState::Absent, |value| {
             let (mut value, digest) = (value.clone(), digest([b"forwarded", value.as_bytes()]));
             value.set_sensitive(true);
-            CredentialState::Given(Arc::new(GivenCredential { value, digest }))
+            CredentialState::Sent(Arc::new(SentCredential { value, digest }))
         }))
     }
 
@@ -74,7 +74,7 @@ impl ClientCredential {
 
     /// Whether the server authenticates clients itself, by the credential that they send.
     pub(crate) const fn is_forwarded(&self) -> bool {
-        matches!(self.0, CredentialState::Given(_) | CredentialState::Absent)
+        matches!(self.0, CredentialState::Sent(_) | CredentialState::Absent)
     }
 
     pub(crate) const fn subject(&self) -> Option<&SubjectToken> {
@@ -82,7 +82,7 @@ impl ClientCredential {
     }
 
     pub(crate) fn value(&self) -> Option<&HeaderValue> {
-        if let CredentialState::Given(given) = &self.0 { Some(&given.value) } else { None }
+        if let CredentialState::Sent(sent) = &self.0 { Some(&sent.value) } else { None }
     }
 }
 
@@ -270,10 +270,10 @@ mod tests {
 
     #[test]
     fn credentials_are_told_apart_and_never_shown() {
-        let given = |text| ClientCredential::sent(Some(&HeaderValue::from_static(text)));
-        assert_eq!(given("Bearer ada"), given("Bearer ada"));
-        assert_ne!(given("Bearer ada"), given("Bearer bob"));
+        let sent = |text| ClientCredential::sent(Some(&HeaderValue::from_static(text)));
+        assert_eq!(sent("Bearer ada"), sent("Bearer ada"));
+        assert_ne!(sent("Bearer ada"), sent("Bearer bob"));
         assert_ne!(ClientCredential::sent(None), ClientCredential::default());
-        assert!(!format!("{:?}", given("Bearer ada")).contains("ada"));
+        assert!(!format!("{:?}", sent("Bearer ada")).contains("ada"));
     }
 }

@@ -13,9 +13,9 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::CombinedUpstreams;
-use super::member_session::{CombinedSession, GivenToken};
+use super::member_session::{CombinedSession, SentToken};
 use super::messages::{
-    GivenRequests, RefusedMessage, RequestMark, admitted, is_given_answer, plain, request_id_bytes_max,
+    RefusedMessage, RequestMark, SentRequests, admitted, answers_sent_request, plain, request_id_bytes_max,
 };
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::Addressee;
@@ -31,7 +31,7 @@ use crate::wire::{MessageText, Object, RequestId, RpcError, progress, rpc_error}
 /// The limit of concurrent error responses to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
 
-const NOT_GIVEN: &str = "not_given";
+const UNREQUESTED: &str = "unrequested";
 const UNREADABLE: &str = "unreadable";
 
 #[derive(Clone, Debug)]
@@ -65,10 +65,10 @@ pub(super) struct ServerVoice {
     pub(super) request: AnswerScope,
     pub(super) session: Option<(Arc<CombinedSession>, Caller)>,
     /// The request's progress token, which the upstream may use on other streams, too.
-    pub(super) given: Option<GivenToken>,
+    pub(super) sent_token: Option<SentToken>,
 }
 
-impl GivenRequests for ServerVoice {
+impl SentRequests for ServerVoice {
     fn may_answer(&self, id: &RequestId) -> bool {
         match &self.request {
             AnswerScope::None => false,
@@ -85,7 +85,7 @@ impl GivenRequests for ServerVoice {
         };
         is_of_stream
             || self.session.as_ref().is_some_and(|(session, caller)| {
-                session.is_given(self.upstream(), token) || self.is_of_running_task(caller, params)
+                session.was_sent_token(self.upstream(), token) || self.is_of_running_task(caller, params)
             })
     }
 
@@ -100,10 +100,10 @@ impl ServerVoice {
     }
 
     /// Selects the upstream that is about to receive the request.
-    pub(super) fn give(&mut self, at: usize) {
+    pub(super) fn select(&mut self, at: usize) {
         self.at = at;
         if let (AnswerScope::Asked { token: Some(token), .. }, Some((session, _))) = (&self.request, &self.session) {
-            self.given = Some(session.give(self.upstream(), token));
+            self.sent_token = Some(session.note_token(self.upstream(), token));
         }
     }
 
@@ -119,7 +119,7 @@ impl ServerVoice {
         let shown = admitted(self.upstream(), self, text, &mut refused);
         for message in refused {
             match message {
-                RefusedMessage::NotGiven => self.note_dropped(NOT_GIVEN),
+                RefusedMessage::Unrequested => self.note_dropped(UNREQUESTED),
                 RefusedMessage::Unreadable(_) => self.note_dropped(UNREADABLE),
                 RefusedMessage::LongId(id) => self.refuse(&id),
             }
@@ -229,9 +229,9 @@ impl Body for JsonAnswer {
         let next = next.map(|frame| frame.into_data().unwrap_or_default());
         let Some(held) = std::mem::replace(&mut this.held, next) else { return Poll::Ready(None) };
         this.look.feed(&held.clone().into_bytes());
-        if this.held.is_none() && !is_given_answer(&this.voice, &this.look) {
+        if this.held.is_none() && !answers_sent_request(&this.voice, &this.look) {
             let is_odd = this.look.may_be_request() || this.look.has_odd_id();
-            this.voice.note_dropped(if is_odd { UNREADABLE } else { NOT_GIVEN });
+            this.voice.note_dropped(if is_odd { UNREADABLE } else { UNREQUESTED });
             return Poll::Ready(Some(Err(io::Error::other("the response is for another request"))));
         }
         Poll::Ready(Some(Ok(Frame::data(held))))

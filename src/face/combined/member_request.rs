@@ -82,7 +82,7 @@ impl EndpointClient {
 
     pub(super) fn voice(&self, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.caller.clone()));
-        ServerVoice { upstreams: Arc::clone(&self.upstreams), at, request, session, given: None }
+        ServerVoice { upstreams: Arc::clone(&self.upstreams), at, request, session, sent_token: None }
     }
 
     /// Builds a message of this client for an upstream, in its session there. Fails if no session can be opened.
@@ -118,8 +118,8 @@ impl EndpointClient {
     pub(super) async fn ask(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
         let upstreams = &self.upstreams;
         let token = Object::of(&params).as_ref().and_then(progress::token);
-        let given = self.session.as_ref().zip(token);
-        let _given = given.map(|(session, token)| session.give(&upstreams.settings.upstreams[at], &token));
+        let noted = self.session.as_ref().zip(token);
+        let _sent_token = noted.map(|(session, token)| session.note_token(&upstreams.settings.upstreams[at], &token));
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));
         let text = envelope::request(&id, method, Some(&params));
         let mut inbound = self.inbound(at, text).await?;

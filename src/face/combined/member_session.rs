@@ -86,16 +86,16 @@ pub(super) struct OpenedMember {
     pub(super) description: Option<Arc<ServerDescription>>,
 }
 
-/// A progress token, which the upstream may use until this is dropped.
+/// A progress token that the upstream was sent, and may use until this is dropped.
 #[derive(Debug)]
-pub(super) struct GivenToken {
+pub(super) struct SentToken {
     session: Arc<CombinedSession>,
-    given: u64,
+    hash: u64,
 }
 
-impl Drop for GivenToken {
+impl Drop for SentToken {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut requests) = self.session.state.lock().tokens.entry(self.given) {
+        if let Entry::Occupied(mut requests) = self.session.state.lock().tokens.entry(self.hash) {
             *requests.get_mut() -= 1;
             if *requests.get() == 0 {
                 requests.remove();
@@ -120,13 +120,13 @@ impl CombinedSession {
         if let MemberSession::Open(id) = self.state.lock().members.get(upstream)? { Some(id.clone()) } else { None }
     }
 
-    pub(super) fn give(self: &Arc<Self>, upstream: &str, token: &RequestId) -> GivenToken {
-        let given = self.hash(upstream, token);
-        *self.state.lock().tokens.entry(given).or_default() += 1;
-        GivenToken { session: Arc::clone(self), given }
+    pub(super) fn note_token(self: &Arc<Self>, upstream: &str, token: &RequestId) -> SentToken {
+        let hash = self.hash(upstream, token);
+        *self.state.lock().tokens.entry(hash).or_default() += 1;
+        SentToken { session: Arc::clone(self), hash }
     }
 
-    pub(super) fn is_given(&self, upstream: &str, token: &RequestId) -> bool {
+    pub(super) fn was_sent_token(&self, upstream: &str, token: &RequestId) -> bool {
         self.state.lock().tokens.contains_key(&self.hash(upstream, token))
     }
 

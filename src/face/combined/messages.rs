@@ -49,7 +49,7 @@ pub(super) const fn request_id_bytes_max(upstream: &str) -> usize {
 }
 
 /// The requests that a server has received, for the messages of one stream.
-pub(super) trait GivenRequests {
+pub(super) trait SentRequests {
     fn may_answer(&self, id: &RequestId) -> bool;
 
     fn may_report(&self, token: &RequestId, params: &Object) -> bool;
@@ -60,8 +60,8 @@ pub(super) trait GivenRequests {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefusedMessage {
-    /// For a request that this server did not receive, at least as some clients read the message.
-    NotGiven,
+    /// About a request that this server did not receive, at least as some clients read the message.
+    Unrequested,
     /// Not one message for a strict reader. The request that it may have answered ends with an error.
     Unreadable(Option<RequestId>),
     LongId(RequestId),
@@ -70,14 +70,14 @@ pub(super) enum RefusedMessage {
 /// Admits a server's message with the client's ids and names; `None` if all of its parts are `refused`.
 pub(super) fn admitted(
     upstream: &str,
-    given: &impl GivenRequests,
+    sent: &impl SentRequests,
     text: MessageText,
     refused: &mut Vec<RefusedMessage>,
 ) -> Option<MessageText> {
     if is_batch(&text) {
-        return admitted_array(upstream, given, &text, refused);
+        return admitted_array(upstream, sent, &text, refused);
     }
-    match judged(upstream, given, &text) {
+    match judged(upstream, sent, &text) {
         Ok(None) => Some(text),
         Ok(Some(edited)) => Some(edited.into()),
         Err(why) => {
@@ -96,30 +96,30 @@ fn unreadable_answer(why: &RefusedMessage) -> Option<Bytes> {
 }
 
 /// Whether `look` has seen a response to a request that this server received, and no request.
-pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifier) -> bool {
+pub(super) fn answers_sent_request(sent: &impl SentRequests, look: &MessageClassifier) -> bool {
     !look.may_be_request()
         && !look.has_odd_id()
-        && (!look.names_request() || look.id().is_some_and(|id| given.may_answer(&id)))
+        && (!look.names_request() || look.id().is_some_and(|id| sent.may_answer(&id)))
 }
 
 /// `None` if the message needs no change.
-fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
+fn judged(upstream: &str, sent: &impl SentRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
     let mut look = MessageClassifier::default();
     if !matches!(text.message(), Some(Message::Request(_) | Message::Notification(_))) {
         // Avoids a full parse of a large result: most messages are responses.
         look.feed(text);
-        if is_given_answer(given, &look) {
+        if answers_sent_request(sent, &look) {
             return Ok(None);
         }
     }
     let unreadable = |_| {
-        let named = || look.id().filter(|id| given.may_answer(id));
+        let named = || look.id().filter(|id| sent.may_answer(id));
         let is_answer = look.is_answer_alone();
-        RefusedMessage::Unreadable(is_answer.then(|| given.asked().cloned().or_else(named)).flatten())
+        RefusedMessage::Unreadable(is_answer.then(|| sent.asked().cloned().or_else(named)).flatten())
     };
     match &*text.read(ScanLimits::UPSTREAM).map_err(unreadable)? {
         // Some clients check only the method, and would handle the request as a notification.
-        Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
+        Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::Unrequested),
         Message::Request(request) => {
             let marked = shown_request(upstream, request);
             marked.map(Some).ok_or_else(|| RefusedMessage::LongId(request.id.clone()))
@@ -128,35 +128,35 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
             let params = notification.params.object();
             let params = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
             let token = |params: &Object| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?);
-            let is_given =
-                params.is_some_and(|params| token(params).is_some_and(|token| given.may_report(&token, params)));
-            if is_given { Ok(None) } else { Err(RefusedMessage::NotGiven) }
+            let is_of_sent_request =
+                params.is_some_and(|params| token(params).is_some_and(|token| sent.may_report(&token, params)));
+            if is_of_sent_request { Ok(None) } else { Err(RefusedMessage::Unrequested) }
         }
         Message::Notification(notification) if notification.method == method::CANCELLED => {
-            shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::NotGiven)
+            shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::Unrequested)
         }
         Message::Notification(_) => Ok(None),
         // Readers may disagree about such a spelling of its members.
         Message::Response(response) => match &response.id {
-            Some(id) if given.may_answer(id) => Ok(None),
-            Some(_) | None => Err(RefusedMessage::NotGiven),
+            Some(id) if sent.may_answer(id) => Ok(None),
+            Some(_) | None => Err(RefusedMessage::Unrequested),
         },
     }
 }
 
 fn admitted_array(
     upstream: &str,
-    given: &impl GivenRequests,
+    sent: &impl SentRequests,
     text: &MessageText,
     refused: &mut Vec<RefusedMessage>,
 ) -> Option<MessageText> {
     let Ok(items) = split_batch(text, ScanLimits::UPSTREAM, BATCH_READ_MAX) else {
-        let why = RefusedMessage::Unreadable(given.asked().cloned());
+        let why = RefusedMessage::Unreadable(sent.asked().cloned());
         let instead = unreadable_answer(&why);
         refused.push(why);
         return instead.map(MessageText::from);
     };
-    let admit = |item: Bytes| admitted(upstream, given, item.into(), refused).map(MessageText::into_bytes);
+    let admit = |item: Bytes| admitted(upstream, sent, item.into(), refused).map(MessageText::into_bytes);
     let shown: Vec<_> = items.into_iter().filter_map(admit).collect();
     (!shown.is_empty()).then(|| Bytes::from([b"[", shown.join(&b',').as_slice(), b"]"].concat()).into())
 }
@@ -290,8 +290,8 @@ pub(super) fn kept_params(params: &Object) -> Payload {
     let meta = params.get_object(META);
     let members =
         [PROTOCOL_VERSION, CLIENT_CAPABILITIES].map(|key| (key, meta.as_ref().and_then(|meta| meta.get(key))));
-    let given = members.iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
-    let meta = given.fold(ObjectWriter::new(), |writer, (key, value)| writer.member(key, value));
+    let present = members.iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+    let meta = present.fold(ObjectWriter::new(), |writer, (key, value)| writer.member(key, value));
     ObjectWriter::new().member(META, &meta.finish()).finish()
 }
 
@@ -325,7 +325,7 @@ mod tests {
     /// A server that received request 7 with progress token "t".
     struct Seven;
 
-    impl GivenRequests for Seven {
+    impl SentRequests for Seven {
         fn may_answer(&self, id: &RequestId) -> bool {
             plain(id) == "7"
         }
@@ -348,7 +348,7 @@ mod tests {
 
     #[track_caller]
     fn check_refused(said: &str, left: &str) {
-        check_left(said, left, &RefusedMessage::NotGiven);
+        check_left(said, left, &RefusedMessage::Unrequested);
     }
 
     #[track_caller]
@@ -409,7 +409,7 @@ mod tests {
 
     /// A server cannot refer to another server's request, however the message is spelled.
     #[test]
-    fn an_answer_or_progress_on_a_request_that_a_server_was_not_given_is_dropped() {
+    fn an_answer_or_progress_of_a_request_that_a_server_was_not_sent_is_dropped() {
         for said in [
             r#"{"jsonrpc":"2.0","id":8,"result":{}}"#,
             r#"{"jsonrpc":"2.0","id":"8","error":{"code":-1,"message":"m"}}"#,

@@ -21,7 +21,7 @@ use super::admission::{AnswerScope, ServerVoice};
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
-use super::messages::{GivenRequests as _, MarkedEvent, RequestMark};
+use super::messages::{MarkedEvent, RequestMark, SentRequests as _};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::subscriptions::{ListKind, untagged_notification};
 use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};

@@ -164,7 +164,7 @@ impl CombinedUpstreams {
                 match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, arrived, asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
-                        voice.give(at);
+                        voice.select(at);
                         let answer = served(Some(&session), self, at, *inbound).await;
                         own_stream::shown(answer, voice, &principal, &addressee).await
                     }

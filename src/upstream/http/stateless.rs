@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use self::input_requests::InputRequests;
 use self::listen::ListenSources;
-use self::stateless_call::{GivenAnswer, StatelessCall, UpstreamTaskCell};
+use self::stateless_call::{QuestionAnswer, StatelessCall, UpstreamTaskCell};
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
 use super::exchange::{CallFuture, DrivenCall};
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -200,7 +200,7 @@ const ANSWERS_MAX: usize = 64;
 struct StatelessExchange {
     sender: StatelessSender,
     driven: DrivenCall,
-    answers: mpsc::Sender<Box<GivenAnswer>>,
+    answers: mpsc::Sender<Box<QuestionAnswer>>,
     task: UpstreamTaskCell,
     /// Questions that the owner received, neither answered nor withdrawn.
     open: Vec<Payload>,
@@ -257,13 +257,13 @@ impl StatelessExchange {
 }
 
 impl StatelessExchange {
-    fn give(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
+    fn queue_answer(&mut self, ask: &Payload, answer: Answer, by: AnsweredBy) -> Result<(), ExchangeError> {
         if !self.driven.is_running() {
             return Ok(());
         }
         let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
-        let given = GivenAnswer { ask: ask.detached(), answer, by };
-        self.answers.try_send(Box::new(given)).map_err(full)?;
+        let answer = QuestionAnswer { ask: ask.detached(), answer, by };
+        self.answers.try_send(Box::new(answer)).map_err(full)?;
         self.open.retain(|open| open != ask);
         Ok(())
     }
@@ -285,11 +285,11 @@ impl Exchange for StatelessExchange {
 
     /// The call sends the queued answer at its next update.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        self.give(ask, answer, AnsweredBy::Client)
+        self.queue_answer(ask, answer, AnsweredBy::Client)
     }
 
     async fn refuse(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        self.give(ask, answer, AnsweredBy::Gateway)
+        self.queue_answer(ask, answer, AnsweredBy::Gateway)
     }
 
     /// Dropping a request cancels it at a stateless server; a task is cancelled by its id.

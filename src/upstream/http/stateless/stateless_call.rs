@@ -36,7 +36,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-pub(super) struct GivenAnswer {
+pub(super) struct QuestionAnswer {
     pub(super) ask: Payload,
     pub(super) answer: Answer,
     pub(super) by: AnsweredBy,
@@ -45,7 +45,7 @@ pub(super) struct GivenAnswer {
 pub(super) struct StatelessCall {
     pub(super) sender: StatelessSender,
     pub(super) events: ExchangeEventSender,
-    pub(super) answers: mpsc::Receiver<Box<GivenAnswer>>,
+    pub(super) answers: mpsc::Receiver<Box<QuestionAnswer>>,
     pub(super) questions: InputRequests,
     /// Whether a client answered in this round.
     pub(super) has_client_answer: bool,
@@ -135,7 +135,7 @@ impl StatelessCall {
             // The exchange is gone; this future goes with it.
             return std::future::pending().await;
         };
-        let GivenAnswer { ask, answer, by } = *answered;
+        let QuestionAnswer { ask, answer, by } = *answered;
         self.has_client_answer |= by == AnsweredBy::Client;
         let taken = self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted);
         self.note_untaken();

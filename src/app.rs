@@ -123,7 +123,7 @@ pub struct Gateway {
     files: Fingerprint,
     readiness: Readiness,
     /// Ends the subscription streams of stateless clients.
-    ending: CancellationToken,
+    listens_end: CancellationToken,
     drain_max: Duration,
 }
 
@@ -254,8 +254,8 @@ impl Gateway {
         let StartParts { config, callers, metrics, scope, readiness, sockets } = parts;
         let OpenedStore { store, clock, shared } = opened;
         let (started, current, files) = (config.clone(), config.clone(), reload::fingerprint_of_named(&config));
-        let (ending, proofs) = (CancellationToken::new(), Arc::default());
-        let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, ending.clone());
+        let (listens_end, proofs) = (CancellationToken::new(), Arc::default());
+        let parts = GatewayParts::new(store, clock, sealer, replica.as_ref(), &config, scope, listens_end.clone());
         begin_audit(audit, &parts, &started, &readiness);
         let FirstFaces { upstreams, endpoints, targets, healths } = FirstFaces::new(&config, &parts)?;
         let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
@@ -303,7 +303,7 @@ impl Gateway {
             current,
             files,
             readiness,
-            ending,
+            listens_end,
             drain_max,
         })
     }
@@ -369,7 +369,7 @@ struct GatewayParts {
     owners: Option<Arc<SessionOwners>>,
     /// The URL by which clients reach the gateway; unused before it listens.
     address: PublicAddress,
-    leaving: CancellationToken,
+    streams_end: CancellationToken,
 }
 
 impl GatewayParts {
@@ -377,7 +377,7 @@ impl GatewayParts {
         LiveCalls { engine: Arc::clone(&self.engine), permits: Arc::clone(&self.permits) }
     }
 
-    /// Serves nothing yet; starts the sweep of expired tasks. Cancelling `ending` ends the subscription streams.
+    /// Serves nothing yet; starts the sweep of expired tasks. Cancelling `listens_end` ends the subscription streams.
     fn new(
         store: Arc<dyn TaskStore>,
         clock: Arc<dyn Clock>,
@@ -385,7 +385,7 @@ impl GatewayParts {
         replica: Option<&ReplicaSetup>,
         config: &Config,
         scope: TaskScope,
-        ending: CancellationToken,
+        listens_end: CancellationToken,
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
         let owners = replica.map(|replica| replica.owners(&sealer, &scope, &limits));
@@ -398,7 +398,7 @@ impl GatewayParts {
             rates: Arc::new(Rates::new(limits.clone())),
             streams: SseStreams::new(limits.clone()),
             combined: CombinedSessions::new(),
-            listeners: ListenPermits::new(ending, limits.clone()),
+            listeners: ListenPermits::new(listens_end, limits.clone()),
             store,
             engine,
             permits: Arc::new(CallPermitsByName::new(limits.clone())),
@@ -408,7 +408,7 @@ impl GatewayParts {
             sealer,
             owners,
             address: PublicAddress::default(),
-            leaving: CancellationToken::new(),
+            streams_end: CancellationToken::new(),
             limits,
         }
     }
@@ -510,8 +510,8 @@ fn open(config: UpstreamConfig, parts: &GatewayParts, known: Arc<SessionMemories
         random: random_bits,
         scope: parts.scope.clone(),
         remembered: known,
-        leaving: parts.leaving.clone(),
-        ending: parts.listeners.ending().child_token(),
+        streams_end: parts.streams_end.clone(),
+        listens_end: parts.listeners.listens_end().child_token(),
     };
     Ok(OpenedUpstream { served: Arc::new(served), health, login })
 }

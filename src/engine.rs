@@ -73,7 +73,7 @@ pub struct Engine {
     unstored: UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway shuts down: calls that a later process can resume are left to it.
-    leaving: CancellationToken,
+    drain_begun: CancellationToken,
     calls_end: CallsEnd,
 }
 
@@ -107,7 +107,7 @@ impl Engine {
             trees: runner::TreeSizes::default(),
             unstored: UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
-            leaving: CancellationToken::new(),
+            drain_begun: CancellationToken::new(),
             calls_end: CallsEnd::default(),
         })
     }
@@ -207,8 +207,8 @@ impl Engine {
     }
 
     /// Whether new calls are refused because the gateway shuts down.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.is_cancelled()
+    pub fn is_draining(&self) -> bool {
+        self.drain_begun.is_cancelled()
     }
 
     /// Stops accepting tasks; waits at most `patience` for calls and changes, and returns how many remain. Calls that a
@@ -216,7 +216,7 @@ impl Engine {
     pub async fn drain(&self, patience: Duration) -> usize {
         self.expect_end();
         self.admission.close();
-        self.leaving.cancel();
+        self.drain_begun.cancel();
         self.runners.close();
         self.changes.tracker.close();
         // Changes first: runners carry out their effects.
@@ -232,7 +232,7 @@ impl Engine {
     /// Ends the calls in progress: waiting clients receive `why`, tasks remain as stored, upstreams are not notified.
     /// Call it before the connections to upstreams close, so that calls do not fail with a connection error instead.
     pub fn end_calls(&self, why: Reason) {
-        self.leaving.cancel();
+        self.drain_begun.cancel();
         self.calls_end.end(why);
     }
 

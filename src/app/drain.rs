@@ -61,7 +61,7 @@ impl Gateway {
         let plan = DrainPlan { notice, has_substitute, ..DrainPlan::default() };
         let leave = async {
             tokio::time::sleep(notice).await;
-            self.parts.leaving.cancel();
+            self.parts.streams_end.cancel();
         };
         let mut ended = CallSurvey::default();
         let at_the_end = async {
@@ -72,7 +72,7 @@ impl Gateway {
             tokio::time::sleep_until(end.max(Instant::now() + NOTIFY_MAX)).await;
             plan.late.cancel();
         };
-        let finished = finish(&calls, self.clients.last_requests_received(), &self.ending, notice, max);
+        let finished = finish(&calls, self.clients.last_requests_received(), &self.listens_end, notice, max);
         let finished = async {
             finished.await;
             plan.over.cancel();
@@ -147,7 +147,7 @@ fn until_calls_end(max: Duration) -> Duration {
 async fn finish(
     calls: &LiveCalls,
     last_requests_received: impl Future<Output = ()>,
-    ending: &CancellationToken,
+    listens_end: &CancellationToken,
     notice: Duration,
     max: Duration,
 ) {
@@ -160,7 +160,7 @@ async fn finish(
         calls.have_ended().await;
     };
     let early = tokio::time::timeout(until_calls_end, drained).await;
-    ending.cancel();
+    listens_end.cancel();
     if early.is_err() {
         engine.drain(max - until_calls_end).await;
     }

@@ -64,7 +64,7 @@ impl ServedUpstream {
     ) -> anyhow::Result<Self> {
         metric::begin_upstream(&config.name);
         let mut own = parts.clone();
-        own.leaving = parts.leaving.child_token();
+        own.streams_end = parts.streams_end.child_token();
         own.scope.stop = parts.scope.stop.child_token();
         let stop = own.scope.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
@@ -76,7 +76,7 @@ impl ServedUpstream {
             result_bytes_max: served.settings.result_bytes_max,
             path: Arc::from(config.path.as_str()),
             streams: own.streams.clone(),
-            leaving: own.leaving.child_token(),
+            streams_end: own.streams_end.child_token(),
         };
         let (kept, stopped) = (Arc::clone(&endpoint), own.scope.stop);
         own.scope.tracker.spawn(async move { kept.evict_expired(&stopped).await });
@@ -102,13 +102,13 @@ impl ServedUpstream {
         stop: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, stop) = (Arc::clone(&self.served.upstream), retired.clone(), stop.clone());
-        let (closed, leaving) = (self.closed.clone(), self.served.leaving.clone());
+        let (closed, streams_end) = (self.closed.clone(), self.served.streams_end.clone());
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
         async move {
             // Calls hold the permits, or are counted: clients may resume those in the pipe, but not at an upstream that was replaced.
-            let is_counted = || !leaving.is_cancelled() && permits.upgrade().is_some_and(|permits| permits.has_calls());
+            let is_counted = || !streams_end.is_cancelled() && permits.upgrade().is_some_and(|all| all.has_calls());
             let has_calls = || permits.strong_count() > 1 || is_counted();
             // Requests in progress hold the endpoint.
             let is_over = || !has_calls() && endpoint.strong_count() <= holders;
@@ -116,14 +116,14 @@ impl ServedUpstream {
                 // Twice: a request may be passing from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
                     if !has_calls() {
-                        leaving.cancel();
+                        streams_end.cancel();
                     }
                     upstream.end_idle();
                     tokio::time::sleep(RETIRING).await;
                 }
             };
             if stop.run_until_cancelled(over).await.is_some() {
-                leaving.cancel();
+                streams_end.cancel();
                 closed.cancel();
                 upstream.close().await;
                 tracing::info!(upstream = %upstream.name(), why, "an upstream's sessions were closed");
@@ -258,8 +258,8 @@ impl Gateway {
         let ended = before.iter().filter_map(uses).filter(|one| !still_used.contains(one));
         ended.for_each(|one| show_end(one, None));
         for one in &before {
-            one.older.leaving.cancel();
-            one.served.ending.cancel();
+            one.older.streams_end.cancel();
+            one.served.listens_end.cancel();
         }
         let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);
         let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
@@ -283,7 +283,7 @@ impl Gateway {
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
             // Else clients would get no message of the new upstream (F115).
-            opened.served.leaving.cancel();
+            opened.served.streams_end.cancel();
             let over = opened.close_after_last_call(2, "it was replaced", &self.retired, &scope.stop);
             scope.tracker.spawn(async move {
                 // Binds each field that holds the upstream: this future must own them until it drops them.
@@ -408,17 +408,17 @@ impl ServedEndpoint {
     }
 
     fn of_members(settings: &CombinedSettings, members: Vec<EndpointMember>, parts: &GatewayParts) -> Self {
-        let (leaving, ending) = (parts.leaving.child_token(), parts.listeners.ending().child_token());
-        let ends = [leaving.clone().drop_guard(), ending.clone().drop_guard()];
+        let (streams_end, listens_end) = (parts.streams_end.child_token(), parts.listeners.listens_end().child_token());
+        let ends = [streams_end.clone().drop_guard(), listens_end.clone().drop_guard()];
         let sessions = Arc::clone(&parts.combined);
-        let combined = CombinedEndpoint::new(settings.clone(), members, sessions, leaving.clone(), ending);
+        let combined = CombinedEndpoint::new(settings.clone(), members, sessions, streams_end.clone(), listens_end);
         let older = SseServed {
             served: Arc::clone(combined.any_served()),
             name: Arc::clone(&settings.path),
             result_bytes_max: combined.result_bytes_max(),
             path: Arc::clone(&settings.path),
             streams: parts.streams.clone(),
-            leaving,
+            streams_end,
         };
         let (settings, endpoint) = (settings.clone(), Arc::new(combined));
         Self { settings, endpoint, older, _ends: ends }

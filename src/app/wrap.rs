@@ -65,18 +65,18 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     };
     // The host may pass a tool's result to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
-    let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
+    let (streams_end, stop) = (CancellationToken::new(), CancellationToken::new());
     let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
     let ends = StdioEnds { input, output, is_reader_gone: system::is_stdout_closed };
     let served = {
-        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, leaving.clone(), &stop);
+        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, streams_end.clone(), &stop);
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
             _ = signals.next() => {
                 let notifying = async {
                     wrapping.end_calls().await;
-                    leaving.cancel();
+                    streams_end.cancel();
                     sleep(NOTIFY_MAX).await;
                     // Another request of the host's is still unanswered.
                     stop.cancel();
@@ -103,7 +103,7 @@ struct WrappedGateway {
     /// The host's client handle; `_combined` keeps an endpoint of several upstreams alive.
     served: StreamClient,
     _combined: Option<ServedEndpoint>,
-    ending: CancellationToken,
+    listens_end: CancellationToken,
     /// Ends the background tasks on every path.
     _stop: DropGuard,
 }
@@ -137,8 +137,8 @@ impl WrappedGateway {
             StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &scope, &readiness)).await?,
         };
         let OpenedStore { store, clock, .. } = opened;
-        let ending = CancellationToken::new();
-        let parts = GatewayParts::new(store, clock, sealer, None, &config, scope, ending.clone());
+        let listens_end = CancellationToken::new();
+        let parts = GatewayParts::new(store, clock, sealer, None, &config, scope, listens_end.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
             upstreams.push(ServedUpstream::new(one, &parts, Arc::default())?);
@@ -158,7 +158,7 @@ impl WrappedGateway {
             parts.scope.stop.clone(),
         ));
         parts.scope.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.scope.stop.clone()));
-        Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
+        Ok(Self { parts, upstreams, served, _combined: combined, listens_end, _stop: unless_ended })
     }
 
     async fn end_calls(&self) {
@@ -177,13 +177,13 @@ impl WrappedGateway {
     async fn end(self) {
         self.cancel_tasks().await;
         let calls = self.parts.live_calls();
-        let GatewayParts { engine, store, scope, leaving, .. } = self.parts;
+        let GatewayParts { engine, store, scope, streams_end, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
         // Before the server is ended: its calls end with the gateway, not with the server.
         log_lost_calls(&calls.end(Reason::GatewayRestart));
         engine.drain(REST_MAX).await;
-        leaving.cancel();
-        self.ending.cancel();
+        streams_end.cancel();
+        self.listens_end.cancel();
         let closing = join_all(self.upstreams.iter().map(|one| one.served.upstream.close()));
         let closed = timeout(CLOSE_MAX, closing).await;
         scope.stop.cancel();

@@ -381,12 +381,12 @@ impl Engine {
     /// Ends the task of a refused call with an unknown insert, once the store confirms its row: other replicas may have
     /// seen it. Until then no other runner takes the task. `executed` says whether the call was sent.
     pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey, executed: Executed) {
-        let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
+        let (engine, drain_begun) = (Arc::clone(self), self.drain_begun.clone());
         self.changes.tracker.spawn(async move {
             let mut pauses = RetryDelays::of_writers();
             let mut found = None;
             // The wait may be dropped; the effects of a row's end must complete.
-            while let Some(Some(row)) = leaving.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
+            while let Some(Some(row)) = drain_begun.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
                 if engine.ends_refused(found.get_or_insert_with(|| row.task.clone()), row.task.attempt, executed).await
                 {
                     break;

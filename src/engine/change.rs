@@ -348,7 +348,7 @@ impl Engine {
             if waiting.is_none() && matches!(event, Event::CancelRequested) {
                 waiting = self.live.waits_to_cancel(key);
             }
-            if self.leaving.run_until_cancelled(pauses.wait()).await.is_none() {
+            if self.drain_begun.run_until_cancelled(pauses.wait()).await.is_none() {
                 return applied;
             }
         }

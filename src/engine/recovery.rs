@@ -72,7 +72,7 @@ impl CallTargets {
 /// Claims the rows that ended processes left at the configured upstreams, and handles each. Returns once none is left;
 /// in a shared store it runs until `stop` or a drain.
 pub async fn run(engine: Arc<Engine>, targets: CallTargets, stop: CancellationToken) {
-    let leaving = engine.leaving.clone();
+    let drain_begun = engine.drain_begun.clone();
     let (notices, waiting) = mpsc::channel(NOTICES_MAX);
     let (engine, targets) = (&engine, &targets);
     let claiming = async move {
@@ -90,7 +90,7 @@ pub async fn run(engine: Arc<Engine>, targets: CallTargets, stop: CancellationTo
     let recovering = async { tokio::join!(claiming, notify_all(engine, targets, waiting)) };
     tokio::select! {
         () = stop.cancelled() => (),
-        () = leaving.cancelled() => (),
+        () = drain_begun.cancelled() => (),
         ((), ()) = recovering => (),
     }
 }
@@ -613,7 +613,7 @@ impl CallTarget {
 /// not be notified of a cancel. A row counts only if two consecutive looks find it, since one may fall between a runner's last
 /// write and its end.
 pub async fn resume_rows_without_runner(engine: Arc<Engine>, targets: CallTargets, stop: CancellationToken) {
-    let leaving = engine.leaving.clone();
+    let drain_begun = engine.drain_begun.clone();
     let looking = async {
         let mut found = BTreeSet::new();
         loop {
@@ -623,7 +623,7 @@ pub async fn resume_rows_without_runner(engine: Arc<Engine>, targets: CallTarget
     };
     tokio::select! {
         () = stop.cancelled() => (),
-        () = leaving.cancelled() => (),
+        () = drain_begun.cancelled() => (),
         never = looking => never,
     }
 }

@@ -104,7 +104,7 @@ enum RunnerEvent {
     DeadlineOver,
     TimerDue,
     SubtasksWait,
-    Leaving,
+    DrainBegun,
     GatewayEnds,
 }
 
@@ -261,7 +261,7 @@ impl Runner {
             () = std::future::ready(()), if may_mirror => RunnerEvent::SubtasksWait,
             event = next_event(&self.engine, &mut self.call, &mut self.family), if may_receive => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
-            () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
+            () = self.engine.drain_begun.cancelled(), if may_be_left => RunnerEvent::DrainBegun,
         }
     }
 
@@ -299,7 +299,7 @@ impl Runner {
                 let now = Instant::now();
                 self.serve_timer(|due| due < now).await
             }
-            RunnerEvent::Leaving => Box::pin(self.leave_for_later()).await,
+            RunnerEvent::DrainBegun => Box::pin(self.leave_for_later()).await,
             RunnerEvent::GatewayEnds => Box::pin(self.end_with_gateway()).await,
         }
     }

@@ -172,9 +172,9 @@ impl Engine {
             return;
         }
         let (engine, key) = (Arc::clone(self), key.clone());
-        let leaving = self.leaving.clone();
+        let drain_begun = self.drain_begun.clone();
         self.changes.tracker.spawn(async move {
-            if leaving.run_until_cancelled(engine.poll_store(&key)).await.is_none() {
+            if drain_begun.run_until_cancelled(engine.poll_store(&key)).await.is_none() {
                 engine.unknown_commits.forget(&key);
             }
         });

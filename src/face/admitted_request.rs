@@ -190,7 +190,7 @@ fn is_recorded(request: &Request) -> bool {
 /// Whether a message would begin a call during the drain. Tasks can be polled until its end.
 fn begins_late(served: &Served, message: &Message) -> bool {
     let Message::Request(request) = message else { return false };
-    if request.method != method::TOOLS_CALL || !served.engine.is_leaving() {
+    if request.method != method::TOOLS_CALL || !served.engine.is_draining() {
         return false;
     }
     let Some(params) = request.params.object() else { return true };

@@ -197,7 +197,7 @@ async fn forward_stream(
     inbound: &Inbound,
     peer: ReplicaPeer,
 ) -> FaceResponse {
-    let PathContext { served, name, leaving } = faces.path();
+    let PathContext { served, name, streams_end } = faces.path();
     // Taken before the owner replaces the stream's current reader.
     let permit = match served.listeners.take(&inbound.counted_as(), name) {
         Ok(permit) => permit,
@@ -205,7 +205,7 @@ async fn forward_stream(
         Err(fault) => return too_many(&fault),
     };
     match owners.forward(inbound, peer, ForwardReason::Session).await {
-        Ok(answer) => ending_with(answer, || leaving.clone().cancelled_owned()).map(|body| permit.keep(body)),
+        Ok(answer) => ending_with(answer, || streams_end.clone().cancelled_owned()).map(|body| permit.keep(body)),
         // A second attempt has no further effect, even if the owner has opened the stream.
         Err(_) => unreachable_owner(),
     }

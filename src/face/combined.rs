@@ -136,9 +136,9 @@ struct CombinedUpstreams {
     refusals: Arc<Semaphore>,
     result_bytes_max: usize,
     /// Ends streams once another endpoint serves the path, or in a drain.
-    leaving: CancellationToken,
-    /// As `leaving`, for subscriptions: in a drain after the last call, since they may name tasks (F116).
-    ending: CancellationToken,
+    streams_end: CancellationToken,
+    /// As `streams_end`, for subscriptions: in a drain after the last call, since they may name tasks (F116).
+    listens_end: CancellationToken,
 }
 
 impl CombinedEndpoint {
@@ -147,8 +147,8 @@ impl CombinedEndpoint {
         settings: CombinedSettings,
         members: Vec<EndpointMember>,
         sessions: Arc<CombinedSessions>,
-        leaving: CancellationToken,
-        ending: CancellationToken,
+        streams_end: CancellationToken,
+        listens_end: CancellationToken,
     ) -> Self {
         let known = |EndpointMember { served, endpoint }| KnownMember {
             offers_fallback: served.settings.rules.any_falls_back_to_tools(),
@@ -173,8 +173,8 @@ impl CombinedEndpoint {
             misses: UnknownTaskWatch::default(),
             refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             result_bytes_max,
-            leaving,
-            ending,
+            streams_end,
+            listens_end,
         }))
     }
 
@@ -325,7 +325,7 @@ impl Endpoint for CombinedEndpoint {
 
 impl PathFaces for Arc<CombinedUpstreams> {
     fn path(&self) -> PathContext<'_> {
-        PathContext { served: self.common(), name: &self.settings.path, leaving: &self.leaving }
+        PathContext { served: self.common(), name: &self.settings.path, streams_end: &self.streams_end }
     }
 
     async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {

@@ -161,7 +161,7 @@ fn carries_notifications(request: &Inbound) -> bool {
 
 impl PathFaces for UpstreamEndpoint {
     fn path(&self) -> PathContext<'_> {
-        PathContext { served: &self.served, name: self.served.channel.name(), leaving: &self.served.leaving }
+        PathContext { served: &self.served, name: self.served.channel.name(), streams_end: &self.served.streams_end }
     }
 
     async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {
@@ -219,8 +219,8 @@ impl ClosingEndpoint {
 
     fn refusal(&self, request: &Inbound) -> Option<StatusCode> {
         if request.method != Method::POST {
-            let resumes =
-                request.headers.contains_key(headers::LAST_EVENT_ID) && !self.endpoint.served.leaving.is_cancelled();
+            let resumes = request.headers.contains_key(headers::LAST_EVENT_ID)
+                && !self.endpoint.served.streams_end.is_cancelled();
             return (request.method == Method::GET && !resumes).then_some(StatusCode::NOT_FOUND);
         }
         match envelope::read(&request.body, ScanLimits::CLIENT) {

@@ -40,7 +40,7 @@ pub(super) struct PathContext<'a> {
     /// The name by which the path's streams are counted.
     pub(super) name: &'a Arc<str>,
     /// Ends streams that have no other end.
-    pub(super) leaving: &'a CancellationToken,
+    pub(super) streams_end: &'a CancellationToken,
 }
 
 /// Rare requests are boxed, so that a message's future is not as large.

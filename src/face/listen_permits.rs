@@ -17,17 +17,17 @@ pub const LISTENERS_MAX: usize = 4_096;
 pub struct ListenPermits {
     taken: Mutex<PrincipalCounts>,
     limits: SharedLimits,
-    ending: CancellationToken,
+    listens_end: CancellationToken,
 }
 
 impl ListenPermits {
-    /// Cancelling `ending` ends every stream with its result, and prevents new ones.
-    pub fn new(ending: CancellationToken, limits: SharedLimits) -> Arc<Self> {
-        Arc::new(Self { taken: Mutex::default(), limits, ending })
+    /// Cancelling `listens_end` ends every stream with its result, and prevents new ones.
+    pub fn new(listens_end: CancellationToken, limits: SharedLimits) -> Arc<Self> {
+        Arc::new(Self { taken: Mutex::default(), limits, listens_end })
     }
 
-    pub(crate) const fn ending(&self) -> &CancellationToken {
-        &self.ending
+    pub(crate) const fn listens_end(&self) -> &CancellationToken {
+        &self.listens_end
     }
 
     /// `owner` counts the requests; its limit is checked before the total (B159). `Draining` or `TooManyListeners`.
@@ -36,7 +36,7 @@ impl ListenPermits {
         owner: &Principal,
         upstream: &Arc<str>,
     ) -> Result<ListenPermit, GatewayFault> {
-        if self.ending.is_cancelled() {
+        if self.listens_end.is_cancelled() {
             return Err(GatewayFault::new(Reason::Draining, Executed::No));
         }
         let own_max = self.limits.of(owner).streams_max;
@@ -104,7 +104,7 @@ mod tests {
         drop(listeners.take(last, &upstream).unwrap());
         permits.clear();
         assert!(listeners.taken.lock().is_empty());
-        listeners.ending.cancel();
+        listeners.listens_end.cancel();
         assert_eq!(refused(last), Reason::Draining);
     }
 }

@@ -49,9 +49,9 @@ pub struct Served {
     /// Outlives a reload that changes the upstream (F117).
     pub remembered: Arc<SessionMemories>,
     /// Ends sessions' streams and subscriptions, which would delay a shutdown.
-    pub leaving: CancellationToken,
+    pub streams_end: CancellationToken,
     /// Ends subscriptions that may name tasks: a drain cancels it after the last call.
-    pub ending: CancellationToken,
+    pub listens_end: CancellationToken,
 }
 
 impl Served {

@@ -58,7 +58,7 @@ pub struct SseServed {
     pub path: Arc<str>,
     pub streams: SseStreams,
     /// Once cancelled, each stream ends as soon as it has no request in progress.
-    pub leaving: CancellationToken,
+    pub streams_end: CancellationToken,
 }
 
 pub struct SseEndpoint {
@@ -78,8 +78,8 @@ impl SseEndpoint {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
-        let SseServed { served, name, result_bytes_max, path, streams, leaving } = &self.sse;
-        if leaving.is_cancelled() {
+        let SseServed { served, name, result_bytes_max, path, streams, streams_end } = &self.sse;
+        if streams_end.is_cancelled() {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
         let (key, caller) = (self.key(&inbound, (served.random)()), inbound.caller.clone());
@@ -103,7 +103,7 @@ impl SseEndpoint {
             limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.scope.tracker.spawn(stream_client::serve_until(client, messages_in, outgoing, leaving.clone()));
+        served.scope.tracker.spawn(stream_client::serve_until(client, messages_in, outgoing, streams_end.clone()));
         let address = framing::sse_endpoint(&address).into();
         let opened = event_stream(stream(
             SseEventStream::new(messages, permit),

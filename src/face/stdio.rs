@@ -38,7 +38,7 @@ pub struct StdioEnds<I, O> {
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone, until `leaving` is cancelled and its requests are answered, or until `stop` is
+/// Serves one client until it is gone, or `streams_end` is cancelled and its requests are answered, or `stop` is
 /// cancelled. A line above `line_bytes_max` is refused, and the next one read; the last may lack its end. The end of
 /// the input is no disconnect: requests are answered, within limits. Returns once the session has ended, within two
 /// seconds, and its messages are written. Dropping the future leaves a session open. Fails if the input is unreadable.
@@ -46,24 +46,24 @@ pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,
     ends: StdioEnds<impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send>,
-    leaving: CancellationToken,
+    streams_end: CancellationToken,
     stop: &CancellationToken,
 ) -> Result<(), StdioError> {
     let StdioEnds { input, output, is_reader_gone } = ends;
     let (lines, messages_in) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
     let refusals = outgoing.clone();
-    let leaving = leaving.child_token();
+    let streams_end = streams_end.child_token();
     let reading = async {
         let read = stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await;
         read.unwrap_or_else(|| {
-            leaving.cancel();
+            streams_end.cancel();
             Ok(())
         })
     };
     let (input_over, gone, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let talking = async {
-        let (answers, input_end) = (leaving.clone(), InputEnd::ClientReads);
+        let (answers, input_end) = (streams_end.clone(), InputEnd::ClientReads);
         let served = stream_client::serve_to_input_end(client, messages_in, outgoing, answers, input_end);
         tokio::pin!(served);
         let read = tokio::select! {
@@ -87,7 +87,7 @@ pub async fn serve(
     let writing = async {
         let too_late = async {
             over.cancelled().await;
-            leaving.cancelled().await;
+            streams_end.cancelled().await;
             tokio::time::sleep(LAST_READ_MAX).await;
         };
         tokio::select! {

@@ -96,14 +96,14 @@ pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>
     serve_until(client, received, outgoing, CancellationToken::new()).await;
 }
 
-/// As [`serve`]; once `leaving` is cancelled, only until all requests are answered.
+/// As [`serve`]; once `streams_end` is cancelled, only until all requests are answered.
 pub async fn serve_until(
     client: StreamClient,
     received: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<Bytes>,
-    leaving: CancellationToken,
+    streams_end: CancellationToken,
 ) {
-    serve_to_input_end(client, received, outgoing, leaving, InputEnd::ClientLeft).await;
+    serve_to_input_end(client, received, outgoing, streams_end, InputEnd::ClientLeft).await;
 }
 
 /// As [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
@@ -111,7 +111,7 @@ pub async fn serve_to_input_end(
     client: StreamClient,
     mut received: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<Bytes>,
-    leaving: CancellationToken,
+    streams_end: CancellationToken,
     input_end: InputEnd,
 ) {
     let link = ClientLink::new(client, outgoing);
@@ -125,14 +125,14 @@ pub async fn serve_to_input_end(
                 Some(message) => client_loop.receive(message),
                 None => {
                     // A gateway that shuts down has ended the calls by now.
-                    if input_end == InputEnd::ClientReads && !leaving.is_cancelled() {
+                    if input_end == InputEnd::ClientReads && !streams_end.is_cancelled() {
                         client_loop.answer_what_was_read().await;
                     }
                     break;
                 }
             },
             // Polled last, so that received messages are handled first.
-            () = leaving.cancelled(), if client_loop.is_answered() => break,
+            () = streams_end.cancelled(), if client_loop.is_answered() => break,
         }
     }
     client_loop.end().await;

@@ -75,7 +75,7 @@ impl Runner {
         if let Err(error) = self.keep_position().await {
             tracing::warn!(error = %CauseChain(&error), "a call's resume position was not stored");
         }
-        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue(()) }
+        if self.engine.drain_begun.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue(()) }
     }
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.

@@ -185,7 +185,7 @@ impl Runner {
                 let end = recorded_outcome(&engine, task).await;
                 return self.dialog.clients_mut().end(end).await;
             }
-            let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);
+            let is_left = engine.drain_begun.is_cancelled() && !engine.live.has(&key);
             tokio::select! {
                 biased;
                 () = self.dialog.clients().left() => return,
@@ -200,8 +200,8 @@ impl Runner {
                     return;
                 }
                 () = watcher.changed() => (),
-                () = sleep(LOOK_AGAIN), if engine.leaving.is_cancelled() => (),
-                () = engine.leaving.cancelled(), if !engine.leaving.is_cancelled() => (),
+                () = sleep(LOOK_AGAIN), if engine.drain_begun.is_cancelled() => (),
+                () = engine.drain_begun.cancelled(), if !engine.drain_begun.is_cancelled() => (),
             }
         }
     }

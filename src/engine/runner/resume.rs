@@ -234,7 +234,7 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pe
                     }
                 }
             }
-            if own.leaving.run_until_cancelled(pauses.wait()).await.is_none() {
+            if own.drain_begun.run_until_cancelled(pauses.wait()).await.is_none() {
                 return;
             }
         }

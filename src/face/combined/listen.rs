@@ -298,7 +298,7 @@ impl CallMessages for MergedListen {
             }
             tokio::select! {
                 biased;
-                () = self.asked.client.upstreams.ending.cancelled() => {
+                () = self.asked.client.upstreams.listens_end.cancelled() => {
                     let _ = timeout(LAST_READ_MAX, self.read_last()).await;
                     self.has_ended = true;
                     self.due.push_back(self.subscription.ended(&own_identity()));

@@ -371,15 +371,15 @@ impl CallMessages for MergedStream {
             if let Some(part) = self.due.pop_front() {
                 return Some(CallMessage::Event(part));
             }
-            let leaving = async {
+            let must_end = async {
                 tokio::select! {
-                    () = self.client.upstreams.leaving.cancelled() => (),
+                    () = self.client.upstreams.streams_end.cancelled() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };
             tokio::select! {
                 biased;
-                () = leaving => return None,
+                () = must_end => return None,
                 Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.receive(news),
                 opened = self.openings.changed() => match opened {
                     Ok(()) => self.read_all_open(),

@@ -150,11 +150,11 @@ impl<E: PipeEra> PipedCall<E> {
             }
             BodyKind::Events => {
                 let subscription =
-                    self.era.is_subscription().then(|| (self.era.id().clone(), self.era.served().leaving.clone()));
+                    self.era.is_subscription().then(|| (self.era.id().clone(), self.era.served().streams_end.clone()));
                 let source = edits.events(&self.era, response.body);
                 let body = PipeBody::new(source, BodyForm::Events, pace, Some(self)).with_signs(signs);
                 Ok(RequestAnswer::Events(match subscription {
-                    Some((id, leaving)) => until_leaving(body, &id, leaving),
+                    Some((id, streams_end)) => until_streams_end(body, &id, streams_end),
                     None => ResponseBody::new(body),
                 }))
             }
@@ -180,13 +180,13 @@ impl<E: PipeEra> PipedCall<E> {
 }
 
 /// Ends a subscription with its result when the gateway shuts down (MOD-25).
-fn until_leaving<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, leaving: CancellationToken) -> ResponseBody {
+fn until_streams_end<E: PipeEra>(body: PipeBody<PipedCall<E>>, id: &RequestId, end: CancellationToken) -> ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, &id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
     let message = BodyPart::message(envelope::result(id, &result));
-    let stopped = leaving.clone();
+    let stopped = end.clone();
     let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(message))) });
-    let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());
+    let frames = BodyStream::new(body).take_until(end.cancelled_owned());
     ResponseBody::new(StreamBody::new(frames.chain(last.filter_map(std::future::ready))))
 }
 

@@ -212,9 +212,9 @@ pub(super) async fn get(
     let session_ended = own.as_ref().map(SessionStream::session_ended);
     // An event is held twice for a moment: where the server's tasks are recognised, and where it is edited.
     let opening = as_one_request(open_stream(Arc::clone(shared), session, last_event));
-    let leaving = shared.served.leaving.clone();
+    let streams_end = shared.served.streams_end.clone();
     let opening = async move {
-        leaving
+        streams_end
             .run_until_cancelled_owned(Box::pin(opening))
             .await
             .unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
@@ -273,7 +273,7 @@ async fn open_stream(
 }
 
 fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState, body: PipeBody<C>) -> RequestAnswer {
-    let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
+    let frames = BodyStream::new(body).take_until(shared.served.streams_end.clone().cancelled_owned());
     RequestAnswer::Events(ResponseBody::new(StreamBody::new(frames)))
 }
 

@@ -97,7 +97,7 @@ impl StatelessFace {
             subscriber,
             watched,
             served: Arc::clone(&self.served),
-            ending: Some(self.served.ending.clone()),
+            listens_end: Some(self.served.listens_end.clone()),
             server_info: self.identity(),
             _permit: permit,
         })
@@ -147,7 +147,7 @@ struct ListenStream {
     /// Bounded by the granted subscription.
     due: VecDeque<Bytes>,
     /// Ends the stream properly; `None` once it has.
-    ending: Option<CancellationToken>,
+    listens_end: Option<CancellationToken>,
     server_info: Payload,
     /// `None` if the stream's reader holds a permit for it.
     _permit: Option<ListenPermit>,
@@ -170,17 +170,17 @@ impl ListenStream {
 impl CallMessages for ListenStream {
     async fn next(&mut self) -> Option<CallMessage> {
         loop {
-            let ending = self.ending.as_ref()?;
+            let listens_end = self.listens_end.as_ref()?;
             if let Some(message) = self.due.pop_front() {
                 return Some(CallMessage::event(message));
             }
             let event = tokio::select! {
-                () = ending.cancelled() => {
+                () = listens_end.cancelled() => {
                     if let Ok(Some(snapshot)) = timeout(LAST_READ_MAX, self.watched.next_stored()).await {
                         self.due.extend(self.subscription.task(&snapshot));
                         continue;
                     }
-                    self.ending = None;
+                    self.listens_end = None;
                     return Some(CallMessage::event(self.subscription.ended(&self.server_info)));
                 }
                 snapshot = self.watched.next() => {

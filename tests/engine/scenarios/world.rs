@@ -147,7 +147,7 @@ impl World {
         let ending = CancellationToken::new();
         let face = Arc::new(UpstreamEndpoint::new(Arc::new(Served {
             listeners: ListenPermits::new(ending.clone(), limits),
-            ending: ending.clone(),
+            listens_end: ending.clone(),
             clock: Arc::new(PausedClock(started)),
             ..served(rules, mortal, &permits, &engine)
         })));

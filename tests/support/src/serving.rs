@@ -104,8 +104,8 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         random: || 7,
         scope: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         remembered: Arc::default(),
-        leaving: CancellationToken::new(),
-        ending,
+        streams_end: CancellationToken::new(),
+        listens_end: ending,
     }
 }
 

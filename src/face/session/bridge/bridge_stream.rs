@@ -101,7 +101,7 @@ pub(in crate::face::session) async fn get(
         tells,
         own,
         due: VecDeque::new(),
-        leaving: shared.served.leaving.clone(),
+        streams_end: shared.served.streams_end.clone(),
         shared: Arc::clone(shared),
         session,
     };
@@ -120,7 +120,7 @@ struct BridgeListenStream {
     own: SessionStream,
     /// Messages to send; bounded by the wishes.
     due: VecDeque<Bytes>,
-    leaving: CancellationToken,
+    streams_end: CancellationToken,
 }
 
 impl BridgeListenStream {
@@ -153,7 +153,7 @@ impl CallMessages for BridgeListenStream {
             let event = tokio::select! {
                 // Wishes are updated first, so that unwanted notifications are dropped.
                 biased;
-                () = self.leaving.cancelled() => return None,
+                () = self.streams_end.cancelled() => return None,
                 news = self.own.news() => match news {
                     Some(message) => return Some(CallMessage::event(message)),
                     None if self.own.turn() == StreamTurn::Over => return None,

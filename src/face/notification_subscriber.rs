@@ -34,7 +34,7 @@ pub(in crate::face) struct AgreedResources {
 impl AgreedResources {
     pub(in crate::face) fn add(&mut self, uri: String, agreed: NotificationSubscription) {
         self.has_missed |= self.has_ended();
-        self.kept.retain(|(_, kept)| !kept.over.is_cancelled());
+        self.kept.retain(|(_, kept)| !kept.ended.is_cancelled());
         if self.kept.iter().all(|(known, _)| *known != uri) {
             self.kept.push((uri, agreed));
         }
@@ -45,7 +45,7 @@ impl AgreedResources {
     }
 
     fn has_ended(&self) -> bool {
-        self.kept.iter().any(|(_, kept)| kept.over.is_cancelled())
+        self.kept.iter().any(|(_, kept)| kept.ended.is_cancelled())
     }
 }
 
@@ -150,7 +150,7 @@ impl NotificationSubscriber {
         self.has_missed |= agreed.has_missed || agreed.has_ended();
         let agreed = agreed.kept.into_iter().map(|(_, agreed)| agreed);
         // Both receive the same: queued notifications of the earlier one are delivered once, and in order.
-        if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.over == listening.over) {
+        if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.ended == listening.ended) {
             listening.news = before.news;
         }
         self.listening = Some(listening);
@@ -187,7 +187,7 @@ async fn receive(listening: Option<&mut NotificationSubscription>) -> Result<Ser
     let event = tokio::select! {
         biased;
         event = listening.news.recv() => event,
-        () = listening.over.cancelled() => Err(RecvError::Closed),
+        () = listening.ended.cancelled() => Err(RecvError::Closed),
     };
     if matches!(event, Err(RecvError::Lagged(_))) {
         // Everything may have changed: queued notifications add nothing.
@@ -245,23 +245,23 @@ mod tests {
     }
 
     /// A subscription with a queued notification.
-    fn subscription(over: &CancellationToken) -> NotificationSubscription {
+    fn subscription(ended: &CancellationToken) -> NotificationSubscription {
         let (told, news) = broadcast::channel(1);
         told.send((Arc::from(NEWS), None)).expect("a client listens");
         let granted = SubscriptionFilter::default();
-        NotificationSubscription { news, granted, over: over.clone(), kept: Box::new(told) }
+        NotificationSubscription { news, granted, ended: ended.clone(), kept: Box::new(told) }
     }
 
     /// The first event of a subscriber that was handed these subscriptions, and then opens one that ends with `over`.
-    async fn first_event(agreed: &[(&str, CancellationToken)], over: &CancellationToken) -> SubscriberEvent {
+    async fn first_event(agreed: &[(&str, CancellationToken)], ended: &CancellationToken) -> SubscriberEvent {
         let (subscriptions, queue) = mpsc::channel(1);
-        subscriptions.send(subscription(over)).await.expect("there is room");
+        subscriptions.send(subscription(ended)).await.expect("there is room");
         let upstream: Arc<dyn Upstream> = Arc::new(ListenedUpstream(Arc::from("u"), tokio::sync::Mutex::new(queue)));
         let context = CallContext::new(Principal::local(), Payload::empty_object(), Timeouts::default(), 1);
         let mut subscriber = NotificationSubscriber::deaf(&upstream, context);
         let mut handed_over = AgreedResources::default();
-        for (uri, over) in agreed {
-            handed_over.add((*uri).to_owned(), subscription(over));
+        for (uri, ended) in agreed {
+            handed_over.add((*uri).to_owned(), subscription(ended));
         }
         let resources = Some(["a".to_owned(), "b".to_owned()].into());
         subscriber.change_to_agreed(SubscriptionFilter { resources, ..SubscriptionFilter::default() }, handed_over);

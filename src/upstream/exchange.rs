@@ -60,7 +60,7 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         let news = self.notifications(context).await?;
         let resources = wishes.resources.as_ref().map(|_| BTreeSet::new());
         let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
-        Ok(NotificationSubscription { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
+        Ok(NotificationSubscription { news, granted, ended: CancellationToken::new(), kept: Box::new(()) })
     }
 
     /// The era for stateless clients, probed with the credential of this request. Bounded in time; usually known.
@@ -100,7 +100,7 @@ pub struct NotificationSubscription {
     /// The granted part of the wishes. Notifications for other subscribers may come too.
     pub granted: SubscriptionFilter,
     /// Cancelled when the session or stream has ended: no more notifications arrive, so subscribe again.
-    pub over: CancellationToken,
+    pub ended: CancellationToken,
     pub kept: Box<dyn Any + Send + Sync>,
 }
 

@@ -314,11 +314,11 @@ impl Upstream for SessionUpstream {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         // Before the first subscription request, so that no notification is missed.
         let news = session.subscribe();
-        let over = session.over().clone();
+        let ended = session.ended().clone();
         let held = session.hold(wishes.resources.iter().flatten().cloned().collect()).await;
         let resources = wishes.resources.as_ref().map(|_| held.uris().into_iter().collect());
         let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
-        Ok(NotificationSubscription { news, granted, over, kept: Box::new(held) })
+        Ok(NotificationSubscription { news, granted, ended, kept: Box::new(held) })
     }
 
     fn end_idle(&self) {

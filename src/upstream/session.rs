@@ -133,7 +133,7 @@ pub(crate) struct UpstreamSession {
     /// A task that may be resumed later was released in it.
     has_orphan: AtomicBool,
     /// Ends the session's own stream, and notifies subscribers that nothing more comes.
-    over: CancellationToken,
+    ended: CancellationToken,
 }
 
 impl UpstreamSession {
@@ -162,7 +162,7 @@ impl UpstreamSession {
             refusals,
             listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
-            over: link.stop.child_token(),
+            ended: link.stop.child_token(),
         })
     }
 
@@ -188,8 +188,8 @@ impl UpstreamSession {
         self.listened.wait().await;
     }
 
-    pub(crate) const fn over(&self) -> &CancellationToken {
-        &self.over
+    pub(crate) const fn ended(&self) -> &CancellationToken {
+        &self.ended
     }
 
     /// Whether a 404 can mean that the upstream forgot the session.
@@ -245,7 +245,7 @@ impl UpstreamSession {
         let Some(owed) = self.refusals.count() else { return };
         if owed.settle(self.ping().await) {
             tracing::info!(upstream = %self.link.name, "the upstream refuses a session and a ping in it: the session is not used any more");
-            self.over.cancel();
+            self.ended.cancel();
         }
     }
 
@@ -306,7 +306,7 @@ impl UpstreamSession {
 
     /// Ends the session at the upstream, within two seconds. Best effort: an upstream may refuse it.
     pub(crate) async fn end(&self) {
-        self.over.cancel();
+        self.ended.cancel();
         if self.has_id() && !self.has_orphan.load(Ordering::Relaxed) {
             let end = self.credentials.delete();
             let handed_over = HandedOver::default();
@@ -317,7 +317,7 @@ impl UpstreamSession {
 
 impl Drop for UpstreamSession {
     fn drop(&mut self) {
-        self.over.cancel();
+        self.ended.cancel();
     }
 }
 

@@ -59,28 +59,28 @@ pub(super) fn start(session: &Arc<UpstreamSession>, owner: &Principal, purpose: 
         was_open: false,
         purpose,
     };
-    let over = session.over.clone();
-    session.link.tracker.spawn(listener.run(over));
+    let session_ended = session.ended.clone();
+    session.link.tracker.spawn(listener.run(session_ended));
 }
 
 impl GetStreamReader {
-    async fn run(mut self, over: CancellationToken) {
+    async fn run(mut self, session_ended: CancellationToken) {
         let mut useless = 0_u32;
         loop {
             let result = tokio::select! {
-                () = over.cancelled() => return,
+                () = session_ended.cancelled() => return,
                 result = self.listen() => result,
             };
             useless = match result {
                 GetStreamResult::Refused => return self.note_decided(),
                 // Subscribers must know, and the next call needs a session that the upstream knows.
-                GetStreamResult::Lost => return over.cancel(),
+                GetStreamResult::Lost => return session_ended.cancel(),
                 GetStreamResult::Useless => useless.saturating_add(1),
                 GetStreamResult::Useful => 0,
             };
             let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(useless.min(6))).min(PAUSE_MAX);
             tokio::select! {
-                () = over.cancelled() => return,
+                () = session_ended.cancelled() => return,
                 () = tokio::time::sleep(pause) => (),
             }
         }

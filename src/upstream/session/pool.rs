@@ -50,7 +50,7 @@ impl PooledSession {
     /// There is no usable session: the handshake failed, or the upstream has forgotten it.
     fn has_failed(&self) -> bool {
         match self.opening.peek() {
-            Some(Ok(session)) => session.over.is_cancelled(),
+            Some(Ok(session)) => session.ended.is_cancelled(),
             Some(Err(_)) => true,
             None => false,
         }
@@ -108,7 +108,7 @@ impl SessionPool {
         asking: &ForwardedHeaders,
     ) -> Result<Arc<UpstreamSession>, BeginError> {
         self.forget(key, |entry| entry.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
-        lost.over.cancel();
+        lost.ended.cancel();
         self.session(key, asking).await
     }
 
@@ -125,7 +125,8 @@ impl SessionPool {
         };
         // The server may send messages of its tasks on only one stream of a session.
         let own = self.pooled.lock().get(key).and_then(PooledSession::session).cloned();
-        if let Some(own) = own.filter(|own| own.credentials.session.as_ref() == Some(&id) && !own.over.is_cancelled()) {
+        if let Some(own) = own.filter(|own| own.credentials.session.as_ref() == Some(&id) && !own.ended.is_cancelled())
+        {
             return own;
         }
         let mut adopted = self.adopted.lock();
@@ -229,7 +230,7 @@ impl SessionPool {
 
     /// Ends a session in the background; one that the upstream has forgotten needs no end.
     fn end(&self, entry: &PooledSession) {
-        if let Some(session) = entry.session().filter(|session| !session.over.is_cancelled()).cloned() {
+        if let Some(session) = entry.session().filter(|session| !session.ended.is_cancelled()).cloned() {
             self.link.tracker.spawn(async move { session.end().await });
         }
     }

@@ -144,7 +144,7 @@ impl UpstreamSession {
                 false
             }
             Err(ResponseRefusal::SessionLost) => {
-                self.over.cancel();
+                self.ended.cancel();
                 false
             }
             Err(ResponseRefusal::Gateway(_) | ResponseRefusal::Rpc(_)) => false,
@@ -170,13 +170,13 @@ impl UpstreamSession {
 
 /// Releases one lease, and unsubscribes in the background if it was the last.
 fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
-    if !session.subscriptions.leave(&uri) || session.over.is_cancelled() {
+    if !session.subscriptions.leave(&uri) || session.ended.is_cancelled() {
         return;
     }
     let session = Arc::clone(session);
     session.link.tracker.clone().spawn(async move {
-        let over = session.over.clone();
-        let _ = over.run_until_cancelled(session.settle(&uri)).await;
+        let session_ended = session.ended.clone();
+        let _ = session_ended.run_until_cancelled(session.settle(&uri)).await;
         session.subscriptions.forget(&uri);
     });
 }

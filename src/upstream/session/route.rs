@@ -321,7 +321,7 @@ impl QuestionKeepAlive {
 
     /// Sends progress in the background until the question is closed, or its call or session is gone.
     fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
-        let (link, over) = (Arc::clone(&session.link), session.over().clone());
+        let (link, session_ended) = (Arc::clone(&session.link), session.ended().clone());
         let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
         let showing = async move {
             for count in 1_u32.. {
@@ -336,7 +336,7 @@ impl QuestionKeepAlive {
                 }
             }
         };
-        link.tracker.spawn(over.run_until_cancelled_owned(Box::pin(showing)));
+        link.tracker.spawn(session_ended.run_until_cancelled_owned(Box::pin(showing)));
     }
 
     fn sign(&self, count: u32) -> Bytes {

@@ -65,14 +65,14 @@ pub(crate) struct ConnectionEnds {
 pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
     /// Sends the message of a POST, whole or (if dropped early) not at all; `handed_over` is set before its first byte
     /// can reach the server. Returns once the server has accepted it, if the transport shows that; the response may
-    /// come earlier, or be returned in place of the acceptance. `over` is cancelled once a request has its response, or
-    /// is not awaited any more. A fault concerns this message, unless its status is 404: the server lost the session.
-    /// The receiver reports the connection's end.
+    /// come earlier, or be returned in place of the acceptance. `request_ended` is cancelled once a request has its
+    /// response, or is not awaited any more. A fault concerns this message, unless its status is 404: the server lost
+    /// the session. The receiver reports the connection's end.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-        over: Option<&CancellationToken>,
+        request_ended: Option<&CancellationToken>,
     ) -> Result<Option<Bytes>, GatewayFault>;
 
     /// Ends the connection, and the server if no other connection uses it. Bounded in time.
@@ -240,7 +240,7 @@ impl TransportAdapter {
     }
 
     fn session(&self, id: &HeaderValue) -> Option<Arc<AdapterConnection>> {
-        self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
+        self.shared.sessions.lock().get(id).filter(|session| !session.is_closed()).cloned()
     }
 
     /// Responds as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
@@ -271,7 +271,7 @@ impl TransportAdapter {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         all.iter().for_each(|session| session.end());
         self.shared.backoff.reset();
-        let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
+        let ended = futures_util::future::join_all(all.iter().map(|session| session.server_ended()));
         let _ = tokio::time::timeout(ENDING_MAX, ended).await;
     }
 
@@ -279,7 +279,7 @@ impl TransportAdapter {
     pub(crate) async fn close(&self) {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         all.iter().for_each(|session| session.end_with_gateway());
-        let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
+        let ended = futures_util::future::join_all(all.iter().map(|session| session.server_ended()));
         let _ = tokio::time::timeout(CLOSE_MAX, ended).await;
     }
 }

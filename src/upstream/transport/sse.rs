@@ -185,14 +185,14 @@ impl MessageSender for SsePosts {
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-        over: Option<&CancellationToken>,
+        request_ended: Option<&CancellationToken>,
     ) -> Result<Option<Bytes>, GatewayFault> {
         let (judge, judged) = oneshot::channel();
         let post = SsePost {
             client: Arc::clone(&self.client),
             outgoing: outgoing.clone().without_session(),
             handed_over: Arc::clone(handed_over),
-            over: over.cloned(),
+            request_ended: request_ended.cloned(),
         };
         // In its own task: the caller may be gone with the response, but closing may abort a POST's work.
         self.scope.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
@@ -213,7 +213,7 @@ struct SsePost {
     outgoing: OutgoingRequest,
     handed_over: HandedOver,
     /// Set for a request.
-    over: Option<CancellationToken>,
+    request_ended: Option<CancellationToken>,
 }
 
 impl SsePost {
@@ -261,8 +261,8 @@ impl SsePost {
         if !self.handed_over.initialized() {
             return;
         }
-        if let Some(over) = &self.over {
-            over.cancelled().await;
+        if let Some(request_ended) = &self.request_ended {
+            request_ended.cancelled().await;
         }
         tokio::time::sleep(LATE_MAX).await;
     }

@@ -59,7 +59,7 @@ struct ListenSource {
     grown: Notify,
     shrunk: Notify,
     state: watch::Sender<ListenState>,
-    over: CancellationToken,
+    ended: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ impl Drop for ListenLease {
         let mut wanted = self.source.wanted.lock();
         wanted.leave(&self.wishes);
         if wanted.holders == 0 {
-            self.source.over.cancel();
+            self.source.ended.cancel();
         }
         drop(wanted);
         self.source.shrunk.notify_one();
@@ -117,7 +117,7 @@ impl ListenSources {
         let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         let granted = timeout(SUBSCRIBE_MAX, held.source.granted(&held.wishes)).await.unwrap_or(late);
         let granted = granted.map_err(BeginError::Gateway)?;
-        Ok(NotificationSubscription { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
+        Ok(NotificationSubscription { news, granted, ended: held.source.ended.clone(), kept: Box::new(held) })
     }
 
     fn enter(
@@ -135,7 +135,7 @@ impl ListenSources {
                 return Err(fault);
             }
         }
-        sources.retain(|_, source| !source.over.is_cancelled());
+        sources.retain(|_, source| !source.ended.is_cancelled());
         if sources.len() >= SOURCES_MAX {
             self.link.dropped("too_many_listens");
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
@@ -192,7 +192,7 @@ type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<Upstrea
 impl ListenSource {
     fn new(
         sender: StatelessSender,
-        over: CancellationToken,
+        ended: CancellationToken,
         tool_changes: broadcast::Sender<ServerNotification>,
     ) -> Self {
         Self {
@@ -203,14 +203,14 @@ impl ListenSource {
             grown: Notify::new(),
             shrunk: Notify::new(),
             state: watch::Sender::default(),
-            over,
+            ended,
         }
     }
 
-    /// `None` if the source is over. Removes resources beyond the limit from the wishes.
+    /// `None` if the source has ended. Removes resources beyond the limit from the wishes.
     fn enter(self: &Arc<Self>, wishes: &mut SubscriptionFilter) -> Option<ListenLease> {
         let mut wanted = self.wanted.lock();
-        if self.over.is_cancelled() {
+        if self.ended.is_cancelled() {
             return None;
         }
         if let Some(uris) = &mut wishes.resources {
@@ -260,15 +260,15 @@ impl ListenSource {
             tokio::select! {
                 biased;
                 changed = state.changed() => changed.map_err(|_| CLOSED)?,
-                () = self.over.cancelled() => return Err(CLOSED),
+                () = self.ended.cancelled() => return Err(CLOSED),
             }
         }
     }
 
     async fn run(self: Arc<Self>) {
-        let over = self.over.clone();
-        let _ = over.run_until_cancelled(Box::pin(self.follow())).await;
-        over.cancel();
+        let ended = self.ended.clone();
+        let _ = ended.run_until_cancelled(Box::pin(self.follow())).await;
+        ended.cancel();
     }
 
     fn open(&self) -> ListenOpening {

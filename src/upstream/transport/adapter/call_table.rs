@@ -97,7 +97,7 @@ pub(super) struct EnteredRequest {
     /// Notified of the first message.
     pub(super) first_message: Arc<Notify>,
     /// Cancelled once the request is not in the table any more.
-    pub(super) over: CancellationToken,
+    pub(super) request_ended: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -114,7 +114,7 @@ struct CallEntry {
     task: Option<String>,
     questions: Vec<RequestId>,
     terms: RequestTerms,
-    _over: DropGuard,
+    _ended: DropGuard,
 }
 
 #[derive(Debug, Default)]
@@ -164,7 +164,7 @@ impl CallTable {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX + 1);
         let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
         let params = request.params.object();
-        let (first_message, over) = (Arc::new(Notify::new()), CancellationToken::new());
+        let (first_message, request_ended) = (Arc::new(Notify::new()), CancellationToken::new());
         let call = CallEntry {
             queue,
             first_message: Arc::clone(&first_message),
@@ -177,11 +177,11 @@ impl CallTable {
                 .and_then(|params| params.get_string("taskId")),
             questions: Vec::new(),
             terms,
-            _over: over.clone().drop_guard(),
+            _ended: request_ended.clone().drop_guard(),
         };
         self.calls.insert(request.id.clone(), call);
         self.touch();
-        Ok(EnteredRequest { messages, first_message, over })
+        Ok(EnteredRequest { messages, first_message, request_ended })
     }
 
     /// Whether the response has a request.

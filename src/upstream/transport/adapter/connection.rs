@@ -69,9 +69,9 @@ pub(super) struct AdapterConnection {
     has_served: AtomicBool,
     replies: Arc<Semaphore>,
     /// Cancelled when nothing more is sent or received.
-    over: CancellationToken,
+    closed: CancellationToken,
     /// Cancelled once the server has ended.
-    ended: CancellationToken,
+    server_ended: CancellationToken,
     /// The fault that ended it, unless the gateway did.
     why: OnceLock<GatewayFault>,
 }
@@ -83,7 +83,7 @@ impl AdapterConnection {
         kind: ConnectionPurpose,
         permit: CallPermit,
     ) -> Arc<Self> {
-        let over = shared.scope.stop.child_token();
+        let closed = shared.scope.stop.child_token();
         Arc::new(Self {
             shared,
             id,
@@ -100,8 +100,8 @@ impl AdapterConnection {
             is_proven: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
-            over,
-            ended: CancellationToken::new(),
+            closed,
+            server_ended: CancellationToken::new(),
             why: OnceLock::new(),
         })
     }
@@ -123,17 +123,17 @@ impl AdapterConnection {
         self.shared.scope.tracker.spawn(Arc::clone(self).run(opened.receiver));
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.over.is_cancelled()
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
     }
 
     /// Ends the session; the server stops in the background.
     pub(super) fn end(&self) {
-        self.over.cancel();
+        self.closed.cancel();
     }
 
-    pub(super) async fn ended(&self) {
-        self.ended.cancelled().await;
+    pub(super) async fn server_ended(&self) {
+        self.server_ended.cancelled().await;
     }
 
     /// `None` once the permit was passed on.
@@ -154,13 +154,13 @@ impl AdapterConnection {
 
     /// `None` while a request is in progress.
     pub(super) fn idle(&self) -> Option<ConnectionIdleness> {
-        if self.is_over() { None } else { self.idle_table()?.idle() }
+        if self.is_closed() { None } else { self.idle_table()?.idle() }
     }
 
     /// The table, unless a connection is being opened or runs beside this one.
     fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
         let is_opening = self.openers.load(Ordering::Relaxed) > 0;
-        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_over());
+        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_closed());
         (!is_opening && !has_calls).then(|| self.table.lock())
     }
 
@@ -171,7 +171,7 @@ impl AdapterConnection {
 
     /// The table, marked as used if a connection beside this one runs.
     fn looked_at(&self) -> MutexGuard<'_, CallTable> {
-        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_over());
+        let has_calls = self.dedicated.lock().iter().any(|other| !other.is_closed());
         let mut table = self.table.lock();
         if has_calls {
             table.touch();
@@ -208,7 +208,7 @@ impl AdapterConnection {
     }
 
     pub(super) fn end_guard(&self) -> DropGuard {
-        self.over.clone().drop_guard()
+        self.closed.clone().drop_guard()
     }
 
     pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> AnswerMessages {
@@ -223,7 +223,7 @@ impl AdapterConnection {
         handed_over: &HandedOver,
     ) -> Result<(Bytes, bool), GatewayFault> {
         let mut begun = self.begin(request)?;
-        self.send_request(outgoing, handed_over, &begun.over).await?;
+        self.send_request(outgoing, handed_over, &begun.request_ended).await?;
         while let Some(text) = begun.messages.recv().await {
             let text = text.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
             if let Some(Message::Response(response)) = text.read(ScanLimits::UPSTREAM).ok().as_deref() {
@@ -260,7 +260,7 @@ impl AdapterConnection {
         let unless_sent = UnsentRequestGuard { session: self, id: Some(&request.id) };
         tokio::select! {
             biased;
-            sent = self.send_request(outgoing, handed_over, &begun.over) => sent?,
+            sent = self.send_request(outgoing, handed_over, &begun.request_ended) => sent?,
             // Some servers confirm a request only once it is done. Messages before the hand-over are about another request, and a
             // `send` that is dropped then sends nothing.
             () = async {
@@ -297,7 +297,7 @@ impl AdapterConnection {
 
     pub(super) fn enter(&self, request: &Request, terms: RequestTerms) -> Result<EnteredRequest, RequestStartError> {
         let mut table = self.table.lock();
-        if self.is_over() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
+        if self.is_closed() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
     }
 
     pub(super) fn begin(&self, request: &Request) -> Result<EnteredRequest, GatewayFault> {
@@ -313,35 +313,35 @@ impl AdapterConnection {
         self.send_any(outgoing, handed_over, None).await
     }
 
-    /// Sends a request that is in the table; `over` is cancelled when it leaves the table.
+    /// Sends a request that is in the table; `request_ended` is cancelled when it leaves the table.
     pub(super) async fn send_request(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-        over: &CancellationToken,
+        request_ended: &CancellationToken,
     ) -> Result<(), GatewayFault> {
-        self.send_any(outgoing, handed_over, Some(over)).await
+        self.send_any(outgoing, handed_over, Some(request_ended)).await
     }
 
     async fn send_any(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-        over: Option<&CancellationToken>,
+        request_ended: Option<&CancellationToken>,
     ) -> Result<(), GatewayFault> {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
             // If the gateway ends the connection, the server is not to blame.
-            sent = sender.send(outgoing, handed_over, over) => match sent {
+            sent = sender.send(outgoing, handed_over, request_ended) => match sent {
                 Ok(response) => {
                     response.iter().for_each(|text| self.take_refusal(text));
                     Ok(())
                 }
-                Err(_) if self.is_over() => Err(self.unsent(handed_over)),
+                Err(_) if self.is_closed() => Err(self.unsent(handed_over)),
                 Err(fault) => Err(fault),
             },
-            () = self.over.cancelled() => Err(self.unsent(handed_over)),
+            () = self.closed.cancelled() => Err(self.unsent(handed_over)),
         }
     }
 
@@ -367,12 +367,12 @@ impl AdapterConnection {
         let began = Instant::now();
         let fault = self.receive_all(&mut *receiver).await;
         // The gateway may have ended the connection: then there is no failure to report.
-        if let Some(fault) = fault.filter(|_| !self.is_over()) {
+        if let Some(fault) = fault.filter(|_| !self.is_closed()) {
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
             self.shared.health.failed(UpstreamFailure::of(&fault));
         }
-        self.over.cancel();
+        self.closed.cancel();
         self.table.lock().end(self.fault());
         self.dedicated.lock().drain(..).for_each(|other| other.end());
         drop(receiver);
@@ -392,7 +392,7 @@ impl AdapterConnection {
             tokio::pin!(next);
             let received = loop {
                 tokio::select! {
-                    () = self.over.cancelled() => return None,
+                    () = self.closed.cancelled() => return None,
                     received = &mut next => break received,
                     _ = look.tick() => {
                         if self.left_for() >= IDLE_MAX {
@@ -418,7 +418,7 @@ impl AdapterConnection {
         }
         drop(sessions);
         drop(self.permit.lock().take());
-        self.ended.cancel();
+        self.server_ended.cancel();
     }
 }
 

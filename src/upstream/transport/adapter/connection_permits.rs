@@ -61,7 +61,7 @@ impl TransportAdapter {
             return Ok(permit);
         }
         // A program that was only probed may be ending.
-        let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_over());
+        let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_closed());
         let longest = match wait {
             PermitWait::Waits => LONGEST_WAIT,
             PermitWait::First if permits.held_by(owner) == 0 => FIRST_WAIT,

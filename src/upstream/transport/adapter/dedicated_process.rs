@@ -129,9 +129,9 @@ impl AdapterConnection {
 
     fn keep(&self, other: &Arc<Self>) -> Result<(), GatewayFault> {
         let mut dedicated = self.dedicated.lock();
-        dedicated.retain(|other| !other.is_over());
+        dedicated.retain(|other| !other.is_closed());
         // The session's end ends the connections listed by then.
-        if self.is_over() {
+        if self.is_closed() {
             return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
         }
         dedicated.push(Arc::clone(other));

@@ -31,10 +31,10 @@ impl StatelessConnections {
     /// The principal's connection, else the spare one; not the spare one if the principal `has_share`, its full share of
     /// permits.
     fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
-        if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
+        if let Some(session) = self.of.get(principal).filter(|session| !session.is_closed()) {
             return Some(Arc::clone(session));
         }
-        let spare = self.spare.clone().filter(|session| !session.is_over())?;
+        let spare = self.spare.clone().filter(|session| !session.is_closed())?;
         if is_probe {
             return Some(spare);
         }
@@ -59,10 +59,10 @@ impl StatelessConnections {
 
     /// `false` if there is another connection by now.
     fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
-        if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
+        if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_closed()) {
             return false;
         }
-        self.of.retain(|_, session| !session.is_over());
+        self.of.retain(|_, session| !session.is_closed());
         let session = Arc::clone(session);
         match is_probe {
             true => self.spare = Some(session),
@@ -96,7 +96,7 @@ impl TransportAdapter {
         let principal = owner_of(outgoing);
         let session = self.connection(&principal, request).await?;
         let first = session.request_named(request, terms(), handed_over).await;
-        if first.is_ok() || handed_over.initialized() || !session.is_over() {
+        if first.is_ok() || handed_over.initialized() || !session.is_closed() {
             return first;
         }
         // The connection has just ended, and nothing was sent.
@@ -155,7 +155,7 @@ impl AdapterConnection {
         };
         let waits =
             PendingAnswerGuard { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
-        self.send_request(&self.own(text), handed_over, &begun.over).await?;
+        self.send_request(&self.own(text), handed_over, &begun.request_ended).await?;
         Ok(events_with(begun.messages, Box::new(waits)))
     }
 
@@ -193,7 +193,7 @@ impl Drop for PendingAnswerGuard {
         if !was_waiting {
             return;
         }
-        if self.handed_over.initialized() && !self.session.is_over() {
+        if self.handed_over.initialized() && !self.session.is_closed() {
             self.session.take_back(&self.id);
         }
         if self.is_probe {

@@ -179,14 +179,14 @@ impl Gateway {
         Self::start_until(config, metrics, sockets, CancellationToken::new()).await
     }
 
-    /// As [`Gateway::start_on`]. Once `stop` is cancelled, it fails, and leaves no live incarnation in a shared store.
+    /// As [`Gateway::start_on`]. Fails once `start_cancelled` is cancelled, without a live incarnation in a shared store.
     pub async fn start_until(
         config: Config,
         metrics: PrometheusHandle,
         sockets: Sockets,
-        stop: CancellationToken,
+        start_cancelled: CancellationToken,
     ) -> anyhow::Result<Self> {
-        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config, stop)).await
+        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config, start_cancelled)).await
     }
 
     /// As [`Gateway::start_on`], as a replica on an open store: for tests, which run several gateways in one process.
@@ -211,7 +211,7 @@ impl Gateway {
         metrics: PrometheusHandle,
         sockets: Sockets,
         source: StoreSource,
-        stop: CancellationToken,
+        start_cancelled: CancellationToken,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
         files::check(&config, FileUse::Start)?;
@@ -225,7 +225,7 @@ impl Gateway {
         let mut parts = StartParts { config, callers, metrics, scope, readiness, sockets };
         // Boxed, because this future is large.
         let opening = Box::pin(open_store(&mut parts, prints, &source));
-        let (opened, waiting) = stop.run_until_cancelled(opening).await.unwrap_or_else(stopped)?;
+        let (opened, waiting) = start_cancelled.run_until_cancelled(opening).await.unwrap_or_else(stopped)?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
@@ -233,7 +233,7 @@ impl Gateway {
             let audit = open_audit(&parts.config).await?;
             Self::start_on_store(parts, opened, waiting, replica, sealer, audit).await
         };
-        let started = stop.run_until_cancelled(Box::pin(starting)).await.unwrap_or_else(stopped);
+        let started = start_cancelled.run_until_cancelled(Box::pin(starting)).await.unwrap_or_else(stopped);
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {

@@ -75,7 +75,7 @@ impl Gateway {
         let finished = finish(&calls, self.clients.last_requests_received(), &self.listens_end, notice, max);
         let finished = async {
             finished.await;
-            plan.over.cancel();
+            plan.polls_ended.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
         // Forwarded requests are awaited, too. Only a successor in this process takes over the replicas' socket.

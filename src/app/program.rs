@@ -110,15 +110,15 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     // New clients wait at the sockets for the next process; load balancers need no notice.
     let are_kept = sockets.clients.is_some();
     let has_file = announcement == Announcement::Addresses;
-    let stop = CancellationToken::new();
+    let start_cancelled = CancellationToken::new();
     let start = Box::pin(async {
         if has_file || are_kept {
-            Gateway::start_until(config, metrics.clone(), sockets, stop.clone()).await
+            Gateway::start_until(config, metrics.clone(), sockets, start_cancelled.clone()).await
         } else {
-            start_on_free_ports(config, metrics.clone(), port, stop.clone()).await
+            start_on_free_ports(config, metrics.clone(), port, start_cancelled.clone()).await
         }
     });
-    let Some(started) = started(start, &stop, &mut signals).await else { return Ok(ExitCode::SUCCESS) };
+    let Some(started) = started(start, &start_cancelled, &mut signals).await else { return Ok(ExitCode::SUCCESS) };
     let gateway = match started {
         Ok(gateway) => gateway,
         Err(error) => return refused(error, (!has_file).then_some("--store")),
@@ -152,21 +152,21 @@ fn names_and_paths(config: &Config) -> Vec<(String, String)> {
 /// `None` if a signal comes first.
 async fn started(
     mut start: Pin<Box<impl Future<Output = anyhow::Result<Gateway>>>>,
-    stop: &CancellationToken,
+    start_cancelled: &CancellationToken,
     signals: &mut Signals,
 ) -> Option<anyhow::Result<Gateway>> {
     tokio::select! {
         started = &mut start => Some(started),
         _ = signals.next() => {
-            end_start(start, stop).await;
+            end_start(start, start_cancelled).await;
             None
         }
     }
 }
 
 /// Stops a start, and closes its shared store: other replicas would wait for its lease.
-async fn end_start(start: impl Future<Output = anyhow::Result<Gateway>>, stop: &CancellationToken) {
-    stop.cancel();
+async fn end_start(start: impl Future<Output = anyhow::Result<Gateway>>, start_cancelled: &CancellationToken) {
+    start_cancelled.cancel();
     drop(timeout(STOP_MAX, start).await);
 }
 
@@ -222,13 +222,13 @@ async fn restart(
     reloads: &mut ReloadTrigger,
 ) -> anyhow::Result<Option<Gateway>> {
     loop {
-        let stop = CancellationToken::new();
-        let mut begun = Box::pin(successor.begin(metrics, &stop));
+        let start_cancelled = CancellationToken::new();
+        let mut begun = Box::pin(successor.begin(metrics, &start_cancelled));
         loop {
             tokio::select! {
                 begun = &mut begun => return begun.map(Some),
                 _ = signals.next() => {
-                    end_start(begun, &stop).await;
+                    end_start(begun, &start_cancelled).await;
                     return Ok(None);
                 }
                 why = reloads.next() => if reloads.carry_out(why, |config| successor.reload(config)) == Some(true) {
@@ -306,22 +306,22 @@ pub(super) fn missing_program(config: &Config) -> Option<anyhow::Result<ExitCode
 async fn prepared(
     served: ServedConfig,
     tracker: &TaskTracker,
-    stop: &CancellationToken,
+    demo_stop: &CancellationToken,
 ) -> anyhow::Result<Result<PreparedConfig, ConfigError>> {
     Ok(match served {
         ServedConfig::File(file) => configured(&file, FileUse::Start),
         ServedConfig::CommandLine(mut line) | ServedConfig::Development(mut line, _) => {
             if line.servers.is_empty() {
-                line.servers.push(demo_server(tracker, stop).await?);
+                line.servers.push(demo_server(tracker, demo_stop).await?);
             }
             line.resolve(&|name| env::var(name).ok()).map(PreparedConfig::new)
         }
     })
 }
 
-async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<CommandLineServer> {
+async fn demo_server(tracker: &TaskTracker, demo_stop: &CancellationToken) -> anyhow::Result<CommandLineServer> {
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
+    let demo = DemoServer::start(anywhere, tracker, demo_stop.clone()).await.context("cannot start the demo server")?;
     let url = Url::parse(&demo.url()).context("the demo server has no usable address")?;
     Ok(CommandLineServer::demo(url))
 }
@@ -332,14 +332,14 @@ async fn start_on_free_ports(
     mut config: Config,
     metrics: PrometheusHandle,
     asked: Option<u16>,
-    stop: CancellationToken,
+    start_cancelled: CancellationToken,
 ) -> anyhow::Result<Gateway> {
     let sockets = Sockets {
         clients: Some(free_socket(&mut config.listen.address, asked)?),
         admin: Some(free_socket(&mut config.admin.address, asked)?),
         ..Sockets::default()
     };
-    Gateway::start_until(config, metrics, sockets, stop).await
+    Gateway::start_until(config, metrics, sockets, start_cancelled).await
 }
 
 fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
@@ -551,17 +551,17 @@ impl Successor {
     fn begin(
         &self,
         metrics: &PrometheusHandle,
-        stop: &CancellationToken,
+        start_cancelled: &CancellationToken,
     ) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
         let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
         let (started, current, former) = (self.started.clone(), config.clone(), self.former);
-        let stop = stop.clone();
+        let start_cancelled = start_cancelled.clone();
         self.addresses.write_into(&mut config);
         async move {
             let (mut reasons, begun) = (RetryReasons::default(), Instant::now());
             loop {
-                let source = StoreSource::ConfigAgain(former);
-                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source, stop.clone());
+                let (source, cancelled) = (StoreSource::ConfigAgain(former), start_cancelled.clone());
+                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source, cancelled);
                 let error = match Box::pin(start).await {
                     // A reload compares addresses with those in the file of the first start.
                     Ok(mut gateway) => {
@@ -572,7 +572,7 @@ impl Successor {
                 };
                 let refusal = error.downcast_ref::<StoreRefusal>();
                 let is_final = refusal.is_some_and(|refusal| !refusal.is_tried_by_a_successor(begun.elapsed()));
-                if is_final || error.is::<SocketError>() || stop.is_cancelled() {
+                if is_final || error.is::<SocketError>() || start_cancelled.is_cancelled() {
                     return Err(error);
                 }
                 reasons.log(format!("{error:#}"));

@@ -65,11 +65,11 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     };
     // The host may pass a tool's result to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
-    let (streams_end, stop) = (CancellationToken::new(), CancellationToken::new());
+    let (streams_end, cut_off) = (CancellationToken::new(), CancellationToken::new());
     let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
     let ends = StdioEnds { input, output, is_reader_gone: system::is_stdout_closed };
     let served = {
-        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, streams_end.clone(), &stop);
+        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, streams_end.clone(), &cut_off);
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
@@ -79,7 +79,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
                     streams_end.cancel();
                     sleep(NOTIFY_MAX).await;
                     // Another request of the host's is still unanswered.
-                    stop.cancel();
+                    cut_off.cancel();
                     pending().await
                 };
                 tokio::select! {

@@ -38,7 +38,7 @@ pub struct StdioEnds<I, O> {
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone, or `streams_end` is cancelled and its requests are answered, or `stop` is
+/// Serves one client until it is gone, or `streams_end` is cancelled and its requests are answered, or `cut_off` is
 /// cancelled. A line above `line_bytes_max` is refused, and the next one read; the last may lack its end. The end of
 /// the input is no disconnect: requests are answered, within limits. Returns once the session has ended, within two
 /// seconds, and its messages are written. Dropping the future leaves a session open. Fails if the input is unreadable.
@@ -47,7 +47,7 @@ pub async fn serve(
     line_bytes_max: usize,
     ends: StdioEnds<impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send>,
     streams_end: CancellationToken,
-    stop: &CancellationToken,
+    cut_off: &CancellationToken,
 ) -> Result<(), StdioError> {
     let StdioEnds { input, output, is_reader_gone } = ends;
     let (lines, messages_in) = mpsc::channel(LINES_MAX);
@@ -55,24 +55,24 @@ pub async fn serve(
     let refusals = outgoing.clone();
     let streams_end = streams_end.child_token();
     let reading = async {
-        let read = stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await;
+        let read = cut_off.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await;
         read.unwrap_or_else(|| {
             streams_end.cancel();
             Ok(())
         })
     };
-    let (input_over, gone, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+    let [input_ended, output_closed, session_ended] = std::array::from_fn(|_| CancellationToken::new());
     let talking = async {
         let (answers, input_end) = (streams_end.clone(), InputEnd::ClientReads);
         let served = stream_client::serve_to_input_end(client, messages_in, outgoing, answers, input_end);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {
-                input_over.cancel();
+                input_ended.cancel();
                 tokio::select! {
                     () = &mut served => (),
-                    () = reader_gone(is_reader_gone, stop) => {
-                        gone.cancel();
+                    () = reader_gone(is_reader_gone, cut_off) => {
+                        output_closed.cancel();
                         served.await;
                     }
                 }
@@ -81,18 +81,18 @@ pub async fn serve(
             // A client that no longer reads is gone, even if it still writes.
             () = &mut served => Ok(()),
         };
-        over.cancel();
+        session_ended.cancel();
         read
     };
     let writing = async {
         let too_late = async {
-            over.cancelled().await;
+            session_ended.cancelled().await;
             streams_end.cancelled().await;
             tokio::time::sleep(LAST_READ_MAX).await;
         };
         tokio::select! {
-            () = write(output, messages, &input_over) => (),
-            () = gone.cancelled() => (),
+            () = write(output, messages, &input_ended) => (),
+            () = output_closed.cancelled() => (),
             () = too_late => (),
         }
     };
@@ -100,11 +100,11 @@ pub async fn serve(
     read
 }
 
-/// Waits until the output's reader is gone, or `stop` makes its responses useless.
-async fn reader_gone(is_reader_gone: fn() -> bool, stop: &CancellationToken) {
+/// Waits until the output's reader is gone, or `cut_off` makes its responses useless.
+async fn reader_gone(is_reader_gone: fn() -> bool, cut_off: &CancellationToken) {
     while !is_reader_gone() {
-        let _ = timeout(READER_CHECK, stop.cancelled()).await;
-        if stop.is_cancelled() {
+        let _ = timeout(READER_CHECK, cut_off.cancelled()).await;
+        if cut_off.is_cancelled() {
             return;
         }
     }
@@ -217,14 +217,14 @@ impl StdioClientLines {
 async fn write(
     mut output: impl AsyncWrite + Unpin,
     mut messages: mpsc::Receiver<Bytes>,
-    input_over: &CancellationToken,
+    input_ended: &CancellationToken,
 ) {
     while let Some(message) = messages.recv().await {
         // Frees the message's bytes once the line is written.
         let line = line_of(message.clone());
         let writing = async { output.write_all(&line).await.is_ok() && output.flush().await.is_ok() };
         let is_stuck = async {
-            input_over.cancelled().await;
+            input_ended.cancelled().await;
             tokio::time::sleep(MESSAGE_READ_MAX).await;
         };
         let is_written = tokio::select! {

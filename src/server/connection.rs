@@ -68,14 +68,14 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
             biased;
             detected = timeout_at(deadline, detection.as_mut()) => detected,
             // Its first request may be on its way, and no other listener would receive it.
-            () = shared.phases.stop.cancelled() => timeout(FIRST_BYTE_MAX, detection).await,
+            () = shared.phases.accept_ended.cancelled() => timeout(FIRST_BYTE_MAX, detection).await,
         }
     };
     // Silence, a slow preface and a broken socket end alike: no response is possible (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // One token per connection: a shared one would make all contend for its lock at each wake-up.
-    let (leave, in_flight) = (shared.phases.ending().child_token(), shared.meter.in_flight.clone());
-    let trail = Arc::new(ConnectionState::new(leave, in_flight));
+    let (close_begun, in_flight) = (shared.phases.close_begun().child_token(), shared.meter.in_flight.clone());
+    let trail = Arc::new(ConnectionState::new(close_begun, in_flight));
     let (io, returned) = WatchedSocket::new(socket, protocol, prefix, Arc::clone(&shared.limits), Arc::clone(&trail));
     let peer = ends.peer;
     let service = service(ServedConnection { shared: Arc::clone(&shared), trail: Arc::clone(&trail), ends });
@@ -188,7 +188,7 @@ fn http1(shared: &ListenerState) -> http1::Builder {
         .header_read_timeout(None)
         .max_buf_size(READ_BUFFER)
         // A connection that is accepted during the notice phase gets one response.
-        .keep_alive(!shared.phases.notice.is_cancelled());
+        .keep_alive(!shared.phases.notice_begun.is_cancelled());
     builder
 }
 
@@ -242,7 +242,7 @@ async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<Li
     }
 }
 
-/// Drives a connection to its end: shuts it down gracefully when it should leave, and drops it at `abort`.
+/// Drives a connection to its end: shuts it down gracefully once `close_begun` is cancelled, and drops it at `abort`.
 async fn drive<C>(
     mut connection: Pin<Box<C>>,
     mut poll: impl FnMut(Pin<&mut C>, &mut Context<'_>) -> Poll<Result<(), hyper::Error>>,
@@ -252,10 +252,10 @@ async fn drive<C>(
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
-    let (mut leaving, mut registered) = (pin!(trail.leave().cancelled()), None);
+    let (mut closing, mut registered) = (pin!(trail.close_begun().cancelled()), None);
     let ended = poll_fn(|context| match poll(connection.as_mut(), context) {
         Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-        Poll::Pending => poll_cancelled(trail.leave(), leaving.as_mut(), &mut registered, context).map(|()| None),
+        Poll::Pending => poll_cancelled(trail.close_begun(), closing.as_mut(), &mut registered, context).map(|()| None),
     })
     .await;
     match ended {
@@ -302,24 +302,24 @@ async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedS
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phases {
     /// Connections end after their responses in progress; new ones get one response.
-    pub(super) notice: CancellationToken,
+    pub(super) notice_begun: CancellationToken,
     /// The notice is over: connections accepted until then are served as usual.
-    pub(super) closing: CancellationToken,
+    pub(super) notice_ended: CancellationToken,
     /// No connection is accepted any more.
-    pub(super) stop: CancellationToken,
+    pub(super) accept_ended: CancellationToken,
     /// Connections still running are dropped.
     pub(super) abort: CancellationToken,
 }
 
 impl Phases {
-    pub(super) fn ending(&self) -> &CancellationToken {
-        if self.notice.is_cancelled() { &self.stop } else { &self.notice }
+    pub(super) fn close_begun(&self) -> &CancellationToken {
+        if self.notice_begun.is_cancelled() { &self.accept_ended } else { &self.notice_begun }
     }
 
     pub(super) fn end(&self) {
-        self.notice.cancel();
-        self.closing.cancel();
-        self.stop.cancel();
+        self.notice_begun.cancel();
+        self.notice_ended.cancel();
+        self.accept_ended.cancel();
         self.abort.cancel();
     }
 }

@@ -26,27 +26,27 @@ pub(super) struct ConnectionState {
     open: AtomicU32,
     glitches: AtomicU32,
     pub(super) close_announced: AtomicBool,
-    leave: CancellationToken,
+    close_begun: CancellationToken,
     in_flight: Gauge,
     unread: UnreadAnswers,
 }
 
 impl ConnectionState {
-    /// Cancelling `leave` ends the connection after the responses in progress.
-    pub(super) fn new(leave: CancellationToken, in_flight: Gauge) -> Self {
+    /// Cancelling `close_begun` ends the connection after the responses in progress.
+    pub(super) fn new(close_begun: CancellationToken, in_flight: Gauge) -> Self {
         Self {
             begun: 0.into(),
             open: 0.into(),
             glitches: 0.into(),
             close_announced: false.into(),
-            leave,
+            close_begun,
             in_flight,
             unread: UnreadAnswers::default(),
         }
     }
 
-    pub(super) const fn leave(&self) -> &CancellationToken {
-        &self.leave
+    pub(super) const fn close_begun(&self) -> &CancellationToken {
+        &self.close_begun
     }
 
     pub(super) const fn unread(&self) -> &UnreadAnswers {
@@ -58,7 +58,7 @@ impl ConnectionState {
         if self.glitches.fetch_add(1, Ordering::Relaxed) < max {
             return PeerState::Good;
         }
-        self.leave.cancel();
+        self.close_begun.cancel();
         PeerState::Leaving
     }
 

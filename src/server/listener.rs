@@ -121,9 +121,9 @@ impl RunningListener {
     pub fn last_requests_received(&self) -> impl Future<Output = ()> + use<> {
         let (shared, permits, all) = (Arc::clone(&self.shared), Arc::clone(&self.permits), self.connections_max);
         async move {
-            shared.phases.closing.cancelled().await;
+            shared.phases.notice_ended.cancelled().await;
             let gone = async {
-                if shared.phases.stop.is_cancelled() {
+                if shared.phases.accept_ended.is_cancelled() {
                     return shared.tracker.wait().await;
                 }
                 while permits.all.available_permits() < all {
@@ -140,16 +140,16 @@ impl RunningListener {
     /// Withdraw readiness first. Dropping the future ends everything at once.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
-        phases.notice.cancel();
+        phases.notice_begun.cancel();
         tokio::time::sleep(plan.notice).await;
         let tracker = &self.shared.tracker;
         if !plan.has_substitute {
-            phases.closing.cancel();
-            plan.late.run_until_cancelled(plan.over.cancelled()).await;
+            phases.notice_ended.cancel();
+            plan.late.run_until_cancelled(plan.polls_ended.cancelled()).await;
         }
-        phases.stop.cancel();
+        phases.accept_ended.cancel();
         tracker.close();
-        phases.closing.cancel();
+        phases.notice_ended.cancel();
         if plan.late.run_until_cancelled(tracker.wait()).await.is_some() {
             return Drained { aborted: 0 };
         }
@@ -257,10 +257,10 @@ impl Acceptor {
     }
 
     async fn run(mut self, shared: Arc<ListenerState>, permits: Arc<ConnectionPermits>, tls: Option<Tls>) {
-        let stop = shared.phases.stop.clone();
+        let accept_ended = shared.phases.accept_ended.clone();
         // Logged once, however often accepting fails in between.
         let mut is_short = false;
-        while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
+        while let Some(accepted) = accept_ended.run_until_cancelled(self.listener.accept()).await {
             match accepted {
                 Ok((socket, peer)) => {
                     if std::mem::take(&mut is_short) {
@@ -380,7 +380,7 @@ pub struct DrainPlan {
     /// How long new connections are still accepted, each for one response, until load balancers have noticed.
     pub notice: Duration,
     /// Cancelled once no call is awaited that a client might poll.
-    pub over: CancellationToken,
+    pub polls_ended: CancellationToken,
     /// Cancelled once the wait for requests in progress ends.
     pub late: CancellationToken,
     /// Whether connections after the notice are for others: a process that continues with the socket, or other replicas. A balancer
@@ -391,7 +391,7 @@ pub struct DrainPlan {
 impl DrainPlan {
     pub fn at_once() -> Self {
         let plan = Self::default();
-        plan.over.cancel();
+        plan.polls_ended.cancel();
         plan.late.cancel();
         plan
     }
@@ -440,7 +440,7 @@ impl Tls {
         let handshake = TlsAcceptor::from(Arc::clone(&settings.config)).accept(socket).into_fallible();
         let ended = tokio::select! {
             ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
-            () = shared.phases.stop.cancelled() => return None,
+            () = shared.phases.accept_ended.cancelled() => return None,
         };
         match ended {
             Ok(Ok(stream)) => {
@@ -479,7 +479,7 @@ impl Tls {
                     () = shared.reread.notified() => (),
                 }
             };
-            if shared.phases.stop.run_until_cancelled(pause).await.is_none() {
+            if shared.phases.accept_ended.run_until_cancelled(pause).await.is_none() {
                 return;
             }
             let files = self.files.clone();

@@ -62,7 +62,7 @@ struct StreamReaderState {
 
 #[derive(Debug)]
 struct GatewayReader {
-    stop: CancellationToken,
+    release: CancellationToken,
     /// Cancelled once it is open, or is known to be unavailable.
     settled: CancellationToken,
     running: Option<JoinHandle<()>>,
@@ -94,9 +94,9 @@ impl SessionStreamReaders {
         if readers.clients > 0 || readers.gateway.is_some() {
             return None;
         }
-        let (stop, settled) = (CancellationToken::new(), CancellationToken::new());
-        readers.gateway = Some(GatewayReader { stop: stop.clone(), settled: settled.clone(), running: None });
-        Some((stop, settled))
+        let (release, settled) = (CancellationToken::new(), CancellationToken::new());
+        readers.gateway = Some(GatewayReader { release: release.clone(), settled: settled.clone(), running: None });
+        Some((release, settled))
     }
 
     fn settled(&self, nonce: u128) -> Option<CancellationToken> {
@@ -113,7 +113,7 @@ impl SessionStreamReaders {
     fn stop(&self, nonce: u128) -> Option<Option<JoinHandle<()>>> {
         let mut all = self.states.lock();
         let own = all.get_mut(&nonce)?.gateway.as_mut()?;
-        own.stop.cancel();
+        own.release.cancel();
         Some(own.running.take())
     }
 }
@@ -224,11 +224,11 @@ impl OwnSessions {
         else {
             return;
         };
-        let Some((stop, settled)) = self.readers.take_turn(nonce) else { return };
+        let Some((release, settled)) = self.readers.take_turn(nonce) else { return };
         let (sessions, session) = (Arc::clone(self), session.clone());
         let running = self.scope.tracker.spawn(async move {
             let is_cut = tokio::select! {
-                () = stop.cancelled() => true,
+                () = release.cancelled() => true,
                 () = lease_ended.cancelled() => true,
                 () = sessions.scope.stop.cancelled() => true,
                 () = sessions.read(&session, &settled) => false,
@@ -239,7 +239,7 @@ impl OwnSessions {
             settled.cancel();
             sessions.readers.change(nonce, |readers| readers.gateway = None);
             // The client may have left the stream before this one ended.
-            if stop.is_cancelled() {
+            if release.is_cancelled() {
                 sessions.read_for_calls(&session);
             }
         });

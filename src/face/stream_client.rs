@@ -275,7 +275,7 @@ impl StreamClientLoop {
             (Face::Stateless, Message::Request(request)) => {
                 let id = request.id.clone();
                 let parsed = ParsedMessage { message: Some(message), received, arrived };
-                self.ask(id, Face::Stateless, self.link.outside(parsed));
+                self.serve_request(id, Face::Stateless, self.link.outside(parsed));
             }
             // Other messages of a stateless client have no effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
@@ -324,13 +324,13 @@ impl StreamClientLoop {
             }
             Some(Message::Request(request)) => {
                 let id = request.id.clone();
-                self.ask(id, Face::Session, self.link.inside(parsed));
+                self.serve_request(id, Face::Session, self.link.inside(parsed));
             }
             None if !self.link.is_open() => {
                 let what = "the session is not open; send initialize first, not in an array";
                 self.refuse(None, &RequestError::not_a_request(what));
             }
-            None => self.ask_all(parsed),
+            None => self.serve_batch(parsed),
             // Without a session these have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
@@ -364,13 +364,13 @@ impl StreamClientLoop {
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
-    fn ask(&mut self, id: RequestId, face: Face, inbound: Inbound) {
+    fn serve_request(&mut self, id: RequestId, face: Face, inbound: Inbound) {
         let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
         let link = Arc::clone(&self.link);
         let asking = async move {
             let asking = async {
                 // Boxed: each wrapper around the work would move all of it.
-                if caught(as_one_request(Box::pin(link.ask(inbound, &id, &withdrawn)))).await.is_none() {
+                if caught(as_one_request(Box::pin(link.serve_request(inbound, &id, &withdrawn)))).await.is_none() {
                     let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
                     // Fails if the client has disconnected: then no reader is left.
                     let _ = link.send_fault(Some(&id), &fault).await;
@@ -387,7 +387,7 @@ impl StreamClientLoop {
         self.work.push(asking.boxed());
     }
 
-    fn ask_all(&mut self, parsed: ParsedMessage) {
+    fn serve_batch(&mut self, parsed: ParsedMessage) {
         if self.is_full() {
             return self.refuse_with(None, full());
         }

@@ -137,7 +137,7 @@ impl EraCache {
                     *known = EraKnowledge::Asking(Arc::clone(&answered));
                     // In the background: the first client may leave while others still wait.
                     let (eras, discover) = (Arc::clone(self), Arc::clone(discover));
-                    tracker.spawn(eras.ask(discover, credential, Arc::clone(&answered)));
+                    tracker.spawn(eras.probe(discover, credential, Arc::clone(&answered)));
                     answered
                 }
             }
@@ -150,7 +150,7 @@ impl EraCache {
         }
     }
 
-    async fn ask(
+    async fn probe(
         self: Arc<Self>,
         discover: Arc<dyn EraDiscovery>,
         credential: ClientCredential,

@@ -127,7 +127,7 @@ impl<V: RecentValue> RecentMap<V> {
         let mut shard = self.shard(key).lock();
         shard.remove(key);
         shard.make_room(self.shard_entries_max);
-        shard.put(key, owner, value);
+        shard.insert(key, owner, value);
     }
 
     /// The value of `key`, inserted now if there is none.
@@ -145,7 +145,7 @@ impl<V: RecentValue> RecentMap<V> {
         }
         let OwnedValue { owner, value } = new();
         let evicted = shard.make_room(self.shard_entries_max);
-        shard.put(key, self.owners.hash_one(&owner), value.clone());
+        shard.insert(key, self.owners.hash_one(&owner), value.clone());
         EnteredValue { value, evicted }
     }
 
@@ -177,7 +177,7 @@ impl<V: RecentValue> RecentShard<V> {
         Some(&entry.value)
     }
 
-    fn put(&mut self, key: u128, owner: u64, value: V) {
+    fn insert(&mut self, key: u128, owner: u64, value: V) {
         self.uses += 1;
         self.usage.entry(owner).or_default().entries += 1;
         self.entries.insert(key, RecentEntry { value, owner, bytes: 0, last_use: self.uses });

@@ -26,7 +26,7 @@ impl VersionChoice {
         self.fixed
     }
 
-    pub(crate) fn ask(&self) -> ProtocolVersion {
+    pub(crate) fn version_to_request(&self) -> ProtocolVersion {
         self.fixed.or_else(|| *self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
     }
 
@@ -104,7 +104,7 @@ mod tests {
     #[track_caller]
     fn check(refusal: &BeginError, expected: Option<ProtocolVersion>) {
         let choice = VersionChoice::new(None);
-        let asked = choice.ask();
+        let asked = choice.version_to_request();
         assert_eq!(asked, ProtocolVersion::V2025_11_25);
         assert_eq!(choice.after_refusal(asked, refusal), expected, "{refusal:?}");
     }
@@ -127,7 +127,7 @@ mod tests {
         ));
         let choice = VersionChoice::new(None);
         for refusal in [&words, &status(400), &status(500)] {
-            let mut asked = choice.ask();
+            let mut asked = choice.version_to_request();
             let mut tried = Vec::new();
             while let Some(next) = choice.after_refusal(asked, refusal) {
                 tried.push(next.as_str());
@@ -148,7 +148,7 @@ mod tests {
     fn a_contradiction_asks_for_the_newest_version_again() {
         let choice = VersionChoice::new(None);
         choice.agreed(ProtocolVersion::V2025_06_18);
-        let asked = choice.ask();
+        let asked = choice.version_to_request();
         assert_eq!(asked, ProtocolVersion::V2025_06_18);
         let refused = refusal(INVALID_PARAMS, &[]);
         assert_eq!(choice.after_refusal(asked, &refused), Some(ProtocolVersion::V2025_11_25), "UPC-22");
@@ -158,8 +158,8 @@ mod tests {
     fn a_fixed_version_wins() {
         let choice = VersionChoice::new(Some(ProtocolVersion::V2025_03_26));
         choice.agreed(ProtocolVersion::V2025_11_25);
-        assert_eq!(choice.ask(), ProtocolVersion::V2025_03_26);
+        assert_eq!(choice.version_to_request(), ProtocolVersion::V2025_03_26);
         assert!(!choice.accepts(ProtocolVersion::V2025_11_25));
-        assert_eq!(choice.after_refusal(choice.ask(), &refusal(INVALID_PARAMS, &["2025-03-26"])), None);
+        assert_eq!(choice.after_refusal(choice.version_to_request(), &refusal(INVALID_PARAMS, &["2025-03-26"])), None);
     }
 }

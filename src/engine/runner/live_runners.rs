@@ -83,14 +83,14 @@ impl LiveRunners {
         self.by_task.lock().remove(key);
     }
 
-    /// Calls `put` to add a command; whether it had room. `None` for a runner that has ended.
-    fn put(&self, key: &TaskKey, put: impl FnOnce(&mut MailboxState) -> bool) -> Option<bool> {
+    /// Calls `add` to add a command; whether it had room. `None` for a runner that has ended.
+    fn send(&self, key: &TaskKey, add: impl FnOnce(&mut MailboxState) -> bool) -> Option<bool> {
         // Holds the lock throughout: a runner that leaves finds every command that was added before.
         let by_task = self.by_task.lock();
         let mailbox = by_task.get(key).and_then(Weak::upgrade)?;
-        let is_put = put(&mut mailbox.waiting.lock());
+        let is_added = add(&mut mailbox.waiting.lock());
         mailbox.bell.notify_one();
-        Some(is_put)
+        Some(is_added)
     }
 
     pub(in crate::engine) fn polled(&self, key: &TaskKey) {
@@ -124,7 +124,7 @@ impl LiveRunners {
     }
 
     pub(in crate::engine) fn fence(&self, key: &TaskKey) {
-        self.put(key, |waiting| {
+        self.send(key, |waiting| {
             waiting.is_fenced = true;
             true
         });
@@ -137,14 +137,14 @@ impl LiveRunners {
     }
 
     pub(in crate::engine) fn abandon(&self, key: &TaskKey) {
-        self.put(key, |waiting| {
+        self.send(key, |waiting| {
             waiting.is_abandoned = true;
             true
         });
     }
 
     pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Answer)>) {
-        self.put(key, |waiting| {
+        self.send(key, |waiting| {
             // The answers are in the row: without room here, they are read from there.
             waiting.has_more |= !push(&mut waiting.deliveries, answers, DELIVERIES_MAX);
             true
@@ -152,7 +152,7 @@ impl LiveRunners {
     }
 
     pub(in crate::engine) fn look_again(&self, key: &TaskKey) {
-        self.put(key, |waiting| {
+        self.send(key, |waiting| {
             waiting.has_more = true;
             true
         });
@@ -164,7 +164,7 @@ impl LiveRunners {
         sender: CallStreamSender,
         retry: RoundRetry,
     ) -> Result<(), RetryRefusal> {
-        match self.put(key, |waiting| push(&mut waiting.retries, (sender, retry), RETRIES_MAX)) {
+        match self.send(key, |waiting| push(&mut waiting.retries, (sender, retry), RETRIES_MAX)) {
             Some(true) => Ok(()),
             Some(false) => Err(RetryRefusal::TooMany),
             None => Err(RetryRefusal::NotHere),
@@ -324,7 +324,7 @@ mod tests {
     fn nobody_is_handed_to_a_runner_that_has_ended() {
         let live = LiveRunners::default();
         drop(live.insert(key()));
-        assert_eq!(live.put(&key(), |_| true), None);
+        assert_eq!(live.send(&key(), |_| true), None);
     }
 
     #[test]

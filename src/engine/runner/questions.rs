@@ -45,7 +45,7 @@ impl Runner {
             return RunnerFlow::Continue(());
         }
         match self.askable(&request) {
-            Askable::Declared => match self.put(&ask, &method, request).await {
+            Askable::Declared => match self.add_question(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {
                     self.refuse_question(&ask, plain::refuse(&method, why)).await;
@@ -82,7 +82,7 @@ impl Runner {
         RunnerFlow::Break(())
     }
 
-    pub(super) async fn put(
+    pub(super) async fn add_question(
         &mut self,
         ask: &Payload,
         method: &Arc<str>,
@@ -104,11 +104,11 @@ impl Runner {
 
     /// Adds a question to the task, once the store succeeds.
     async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
-        let Some(key) = self.recorder.key() else { return self.put_first(unasked).await };
+        let Some(key) = self.recorder.key() else { return self.add_first_question(unasked).await };
         let event = Event::QuestionReceived { attempt: self.recorder.attempt(), question: unasked.question.clone() };
         match self.apply(&key, event).await {
             Ok(applied) if applied.changed => {
-                self.is_put(unasked);
+                self.question_added(unasked);
                 Ok(RunnerFlow::Continue(()))
             }
             Ok(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
@@ -125,7 +125,7 @@ impl Runner {
         }
     }
 
-    fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
+    fn question_added(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
         let due = Instant::now() + self.spec.policy.input_deadline;
         // Detached, so that the row and this list share no buffer.
@@ -138,11 +138,11 @@ impl Runner {
     }
 
     /// Adds the questions that waited for the store, unless the task has them already.
-    pub(super) async fn put_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
+    pub(super) async fn add_unstored_questions(&mut self, certain: Option<&Task>) -> RunnerFlow {
         while let Some(unasked) = self.dialog.questions_mut().take_unasked() {
             let (ask, method) = (unasked.question.ask.clone(), Arc::clone(&unasked.method));
             if certain.is_some_and(|task| is_open(task, &ask)) {
-                self.is_put(unasked);
+                self.question_added(unasked);
                 continue;
             }
             if certain.is_some_and(|task| is_answered(task, &ask)) {
@@ -159,18 +159,18 @@ impl Runner {
     }
 
     /// Inserts the row for the first question: visible if the call may have a handle, else hidden.
-    async fn put_first(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
+    async fn add_first_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let question = unasked.question.clone();
         if let Some(grace_end) = self.dialog.grace_end().filter(|_| !self.asks_first()) {
             self.dialog.set_grace_end(None);
             return match self.promote(Some(question)).await {
                 Ok(next) => {
-                    self.is_put(unasked);
+                    self.question_added(unasked);
                     Ok(next)
                 }
                 Err(fault) if is_passing(&fault) => {
                     self.dialog.set_grace_end(Some(grace_end));
-                    Ok(self.put_later(unasked))
+                    Ok(self.postpone_question(unasked))
                 }
                 Err(fault) => {
                     let _ = self.stay_plain(fault.reason).await;
@@ -190,15 +190,15 @@ impl Runner {
         }
         match self.insert(TaskVisibility::Hidden, Some(question)).await {
             Ok(_) => {
-                self.is_put(unasked);
+                self.question_added(unasked);
                 Ok(RunnerFlow::Continue(()))
             }
-            Err(fault) if is_passing(&fault) => Ok(self.put_later(unasked)),
+            Err(fault) if is_passing(&fault) => Ok(self.postpone_question(unasked)),
             Err(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
         }
     }
 
-    fn put_later(&mut self, unasked: UnaskedQuestion) -> RunnerFlow {
+    fn postpone_question(&mut self, unasked: UnaskedQuestion) -> RunnerFlow {
         self.dialog.questions_mut().put_back_unasked(unasked);
         self.recorder.postpone(UnstoredStep::Questions);
         RunnerFlow::Continue(())
@@ -314,7 +314,7 @@ impl Runner {
         for (number, request) in requests.into_iter().enumerate() {
             let askable = if self.is_unattended() { Askable::Undeclared } else { self.askable(&request) };
             match askable {
-                Askable::Declared => self.put_elicitation(repeats, number, request).await,
+                Askable::Declared => self.add_elicitation(repeats, number, request).await,
                 Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
                 Askable::Undeclared | Askable::Required(_) => self.elicitation_declined().await,
             }?;
@@ -322,11 +322,11 @@ impl Runner {
         RunnerFlow::Continue(())
     }
 
-    async fn put_elicitation(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
+    async fn add_elicitation(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
         // No exchange uses this name for a question: the call has none while it waits.
         let ask = Payload::of(&format!("demand-{repeats}-{number}"));
         self.call.elicit(ask.clone());
-        match self.put(&ask, &Arc::from(method::ELICIT), request).await {
+        match self.add_question(&ask, &Arc::from(method::ELICIT), request).await {
             Ok(next) => next,
             Err(QuestionError(_)) => self.elicitation_declined().await,
         }

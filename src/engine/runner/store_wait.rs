@@ -51,7 +51,7 @@ impl Runner {
             match step {
                 UnstoredStep::Mark => self.dispatched(certain).await,
                 UnstoredStep::Answers => self.deliver_again(certain).await,
-                UnstoredStep::Questions => self.put_again(certain).await,
+                UnstoredStep::Questions => self.add_unstored_questions(certain).await,
                 UnstoredStep::Withdrawals => self.withdraw_again(certain).await,
                 UnstoredStep::Round => self.ask_client().await,
                 UnstoredStep::Repeat => self.repeat_call().await,
@@ -94,7 +94,7 @@ impl Engine {
                     }
                 }
                 // A write that was reported as failed was committed after all.
-                Ok(applied) if has_failed && says(&applied.task, &event) => {
+                Ok(applied) if has_failed && has_outcome_of(&applied.task, &event) => {
                     return Ok(AppliedEvent { changed: true, ..applied });
                 }
                 done => return done,
@@ -108,7 +108,7 @@ impl Engine {
     }
 }
 
-fn says(task: &Task, event: &Event) -> bool {
+fn has_outcome_of(task: &Task, event: &Event) -> bool {
     let Phase::Settled(outcome) = &task.phase else { return false };
     match (outcome, event) {
         (

@@ -247,7 +247,7 @@ impl CombinedUpstreams {
         let mut pages = ListPages::new(list, PAGES_MAX);
         while pages.end().is_none() && items.len() < TOOLS_MAX && bytes < BYTES_MAX {
             let params = client.params(pages.cursor().map(|cursor| ("cursor", cursor.clone())));
-            let page = client.ask(at, list.method(), params).await?;
+            let page = client.request(at, list.method(), params).await?;
             bytes += page.payload().len();
             if pages.read(&page)
                 && let Some(array) = page.get(list.items())

@@ -115,7 +115,7 @@ impl EndpointClient {
     }
 
     /// Sends a request, and reads the whole result.
-    pub(super) async fn ask(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
+    pub(super) async fn request(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
         let upstreams = &self.upstreams;
         let token = Object::of(&params).as_ref().and_then(progress::token);
         let noted = self.session.as_ref().zip(token);

@@ -245,7 +245,7 @@ impl CombinedUpstreams {
         }
         let mut refusals = SearchRefusals::default();
         for at in some {
-            match client.ask(*at, &request.method, params_of(request)).await {
+            match client.request(*at, &request.method, params_of(request)).await {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
                 Err(refusal) => refusals.note(self, client, *at, refusal),
             }
@@ -262,7 +262,7 @@ impl CombinedUpstreams {
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
         let asking = all.iter().map(|at| async move {
-            let asked = client.ask(*at, &request.method, params_of(request));
+            let asked = client.request(*at, &request.method, params_of(request));
             (*at, self.in_time(*at, ANSWER_MAX, asked).await.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
         let (mut accepted, mut refusals) = (None, SearchRefusals::default());
@@ -293,7 +293,7 @@ impl CombinedUpstreams {
         session.set_level(level);
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.caller()));
-        let sent = open.map(|at| client.ask(at, method::SET_LEVEL, params.payload().clone()));
+        let sent = open.map(|at| client.request(at, method::SET_LEVEL, params.payload().clone()));
         let sent = join_all(sent).await;
         let refusal = sent.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
@@ -309,7 +309,7 @@ impl CombinedUpstreams {
             None if notification.method == method::PROGRESS => return accepted(),
             None => (None, body.clone()),
         };
-        self.tell(client, only.as_deref(), &text).await
+        self.forward_to_sessions(client, only.as_deref(), &text).await
     }
 
     /// Forwards a response to the upstream that asked, and to no other (B248). A task's question needs no session
@@ -323,18 +323,18 @@ impl CombinedUpstreams {
             return self.members[at].endpoint.take_answer(client.caller(), response).await;
         }
         let Some((upstream, text)) = messages::answer(response) else { return accepted() };
-        self.tell(client, Some(&upstream), &text).await
+        self.forward_to_sessions(client, Some(&upstream), &text).await
     }
 
     /// Sends a message to the session at one upstream, or at all.
-    async fn tell(&self, client: &EndpointClient, only: Option<&str>, text: &Bytes) -> FaceResponse {
+    async fn forward_to_sessions(&self, client: &EndpointClient, only: Option<&str>, text: &Bytes) -> FaceResponse {
         let open = client.session.iter().flat_map(|session| session.open_members());
         let open = open.filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
-        let telling = open.filter_map(|(upstream, _)| self.position(&upstream, client.caller())).map(|at| async move {
+        let sending = open.filter_map(|(upstream, _)| self.position(&upstream, client.caller())).map(|at| async move {
             let inbound = client.inbound(at, text.clone()).await.ok()?;
             Some(served(client.session.as_ref(), self, at, inbound).await)
         });
-        let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
+        let mut answers: Vec<_> = join_all(sending).await.into_iter().flatten().collect();
         match answers.len() {
             // A 404 concerns the server's session, not the endpoint's.
             1 if answers[0].status() != StatusCode::NOT_FOUND => answers.remove(0),
@@ -402,7 +402,7 @@ impl CombinedUpstreams {
         if client.session.is_some() {
             return Ok(client.opened(at).await?.description.unwrap_or_default());
         }
-        let said = client.ask(at, method::DISCOVER, client.params(None)).await?;
+        let said = client.request(at, method::DISCOVER, client.params(None)).await?;
         let description = Arc::new(ServerDescription::of(&said));
         self.cache_description(at, &description);
         Ok(description)

@@ -232,7 +232,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
 
 impl ClientLink {
     /// Resumes a stream that ends early, else sends an error, unless the client has `withdrawn` the request.
-    pub(super) async fn ask(
+    pub(super) async fn serve_request(
         &self,
         inbound: Inbound,
         id: &RequestId,

@@ -235,7 +235,7 @@ impl HttpCall {
             *current = Arc::clone(&session);
         }
         for ask in self.call.forget_questions() {
-            self.call.tell(ExchangeEvent::Withdrawn { ask }).await;
+            self.call.queue(ExchangeEvent::Withdrawn { ask }).await;
         }
         Ok(session)
     }
@@ -246,7 +246,7 @@ impl HttpCall {
         let mut malformed = 0;
         let mut patience = RESUME_WINDOW;
         loop {
-            match self.hear(&mut events, &awaited, &mut malformed).await? {
+            match self.read_stream(&mut events, &awaited, &mut malformed).await? {
                 StreamEnd::Answered(answer) => {
                     drain(&self.session().link, events);
                     return Ok(answer);
@@ -345,10 +345,10 @@ impl HttpCall {
         patience: AnswerWait,
     ) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
-        let asked = match self.ask_in(&session, method, params, patience).await {
+        let asked = match self.request_in(&session, method, params, patience).await {
             Err(SideRequestError::SessionLost) => {
                 let session = Box::pin(self.renew(&session)).await?;
-                self.ask_in(&session, method, params, patience).await
+                self.request_in(&session, method, params, patience).await
             }
             asked => asked,
         };
@@ -358,7 +358,7 @@ impl HttpCall {
         })
     }
 
-    async fn ask_in(
+    async fn request_in(
         &self,
         session: &UpstreamSession,
         method: &str,
@@ -382,7 +382,7 @@ impl HttpCall {
         match session.open(response, &id, &limits).await {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
-                match self.hear(&mut events, &awaited, &mut 0).await? {
+                match self.read_stream(&mut events, &awaited, &mut 0).await? {
                     StreamEnd::Answered(answer) => {
                         drain(&session.link, events);
                         return Ok(answer);

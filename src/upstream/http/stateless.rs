@@ -233,7 +233,7 @@ impl StatelessExchange {
                 }
             })
         });
-        exchange.task.put(&id);
+        exchange.task.set(&id);
         Self { open, ..exchange }
     }
 
@@ -307,7 +307,7 @@ impl Exchange for StatelessExchange {
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         match self.task.get().filter(|_| self.driven.is_running()) {
-            Some(id) => stateless_call::ask_to_cancel(&self.sender, &id).await,
+            Some(id) => stateless_call::request_cancel(&self.sender, &id).await,
             None => Ok(()),
         }
     }

@@ -77,7 +77,7 @@ impl HttpCall {
                     && let Some(handle) =
                         answer.ok().as_ref().and_then(Object::of).and_then(|result| result.get("task"))
                 {
-                    self.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle))).await;
+                    self.call.queue(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle))).await;
                 }
                 self.relay(Some(task)).await
             }
@@ -235,7 +235,7 @@ impl TaskFollower<'_> {
         if task.message != self.message {
             self.message.clone_from(&task.message);
             if let Some(message) = &task.message {
-                self.http_call.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
+                self.http_call.call.queue(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
         let is_cut = self.learn_children(task).await;
@@ -244,7 +244,7 @@ impl TaskFollower<'_> {
             if self.shown.as_ref() != Some(&shown) {
                 let (text, message) = shown.clone();
                 self.shown = Some(shown);
-                self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
+                self.http_call.call.queue(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
             }
         }
         if task.status == UpstreamTaskStatus::Unknown {
@@ -272,7 +272,7 @@ impl TaskFollower<'_> {
             tracing::warn!(upstream = %session.link.name, "a task of the server names itself or a parent as its subtask; the entry is ignored");
         }
         if !fresh.is_empty() {
-            http_call.call.tell(ExchangeEvent::Subtasks(fresh)).await;
+            http_call.call.queue(ExchangeEvent::Subtasks(fresh)).await;
         }
         named == SUBTASKS_AT_ONCE
     }
@@ -281,7 +281,7 @@ impl TaskFollower<'_> {
         self.pace.failed(Instant::now());
         if self.http_call.is_watched {
             self.shown = None;
-            self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+            self.http_call.call.queue(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
     }
 

@@ -83,19 +83,19 @@ impl SessionCall {
     }
 
     /// Queues an event, waiting for room. Without a receiver it is dropped.
-    pub(crate) async fn tell(&self, event: ExchangeEvent) {
+    pub(crate) async fn queue(&self, event: ExchangeEvent) {
         self.queued.fetch_add(1, Ordering::Relaxed);
         let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Queues an event if there is room; returns whether it did.
-    pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
+    pub(crate) fn try_queue(&self, event: ExchangeEvent) -> bool {
         self.queued.fetch_add(1, Ordering::Relaxed);
-        let is_put = self.events.try_send(Box::new(event)).is_ok();
-        if !is_put {
+        let is_queued = self.events.try_send(Box::new(event)).is_ok();
+        if !is_queued {
             self.queued.fetch_sub(1, Ordering::Relaxed);
         }
-        is_put
+        is_queued
     }
 
     /// The number of events queued so far. Never too low: another may be on its way into the queue just now.
@@ -103,7 +103,7 @@ impl SessionCall {
         self.queued.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
+    pub(crate) fn open_question(&self, id: &RequestId) -> Result<(), AskRefusal> {
         let mut questions = self.questions.lock();
         if questions.asked.contains_key(&id.payload()) {
             return Err(AskRefusal::Again);
@@ -246,12 +246,12 @@ mod tests {
         let call = call("tg:1");
         for n in 0..1_000 {
             let id = RequestId::number(n);
-            assert_eq!(call.ask(&id), Ok(()), "question {n}");
+            assert_eq!(call.open_question(&id), Ok(()), "question {n}");
             if n >= 31 {
                 assert!(call.withdraw(&RequestId::number(n - 31).payload()), "question {} was open", n - 31);
             }
         }
-        assert_eq!(call.ask(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
+        assert_eq!(call.open_question(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
     }
 
     /// U29, UPC-24: a replay does not count.
@@ -259,14 +259,22 @@ mod tests {
     fn the_33rd_open_question_is_refused_until_one_is_answered() {
         let call = call("tg:1");
         for n in 0..32 {
-            assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
+            assert_eq!(call.open_question(&RequestId::number(n)), Ok(()));
         }
-        assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
-        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told from a new question");
+        assert_eq!(call.open_question(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
+        assert_eq!(
+            call.open_question(&RequestId::number(0)),
+            Err(AskRefusal::Again),
+            "a replay is told from a new question"
+        );
         assert!(call.withdraw(&RequestId::number(0).payload()));
         assert!(!call.withdraw(&RequestId::number(0).payload()), "closed once");
-        assert_eq!(call.ask(&RequestId::number(32)), Ok(()));
-        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "an answered question is not asked again");
+        assert_eq!(call.open_question(&RequestId::number(32)), Ok(()));
+        assert_eq!(
+            call.open_question(&RequestId::number(0)),
+            Err(AskRefusal::Again),
+            "an answered question is not asked again"
+        );
     }
 
     #[test]
@@ -311,11 +319,11 @@ mod tests {
     fn a_new_session_counts_its_questions_anew() {
         let call = call("tg:1");
         for n in 0..2 {
-            assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
+            assert_eq!(call.open_question(&RequestId::number(n)), Ok(()));
         }
         call.close(&RequestId::number(0).payload());
         assert_eq!(call.forget_questions(), [RequestId::number(1).payload().clone()], "those that were open");
-        assert_eq!(call.ask(&RequestId::number(0)), Ok(()), "the same id is another question now");
+        assert_eq!(call.open_question(&RequestId::number(0)), Ok(()), "the same id is another question now");
         assert!(!call.is_open(&RequestId::number(1).payload()));
     }
 }

@@ -149,7 +149,7 @@ impl GetStreamReader {
             match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
-                    Ok(Message::Request(request)) => session.ask(request),
+                    Ok(Message::Request(request)) => session.receive_request(request),
                     // Responses come only on the stream of their own request (LEG-08).
                     Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
                     Err(_) => self.link.dropped("malformed_event"),

@@ -85,7 +85,7 @@ async fn open_session(
     };
     // Every refusal leads to an older version except the first, which may lead back to the newest.
     let next = |asked, refusal: &BeginError| link.versions.after_refusal(asked, refusal);
-    let agreed = agree(link, opener, link.versions.ask(), next, message).await?;
+    let agreed = agree(link, opener, link.versions.version_to_request(), next, message).await?;
     let handshake = handshake_in(&agreed).ok_or_else(malformed)?;
     if !link.versions.accepts(handshake.version) {
         return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));

@@ -223,7 +223,7 @@ impl OwnSessions {
 
     /// Ends a session with the last call in it; false if no call runs in it.
     pub(crate) fn end_after_calls(&self, session: &OwnSession) -> bool {
-        self.leases.put_off(session.opened.nonce, &self.binding(session))
+        self.leases.postpone_end(session.opened.nonce, &self.binding(session))
     }
 
     /// Ends a session at the server, within five seconds; a session without an id needs no end.
@@ -407,7 +407,7 @@ struct LeasedSession {
 
 impl SessionLeases {
     /// Postpones the end of a session until its calls have ended; false if there are none.
-    fn put_off(&self, nonce: u128, binding: &SessionBinding) -> bool {
+    fn postpone_end(&self, nonce: u128, binding: &SessionBinding) -> bool {
         self.0.lock().get_mut(&nonce).map(|leased| leased.ended = Some(binding.clone())).is_some()
     }
 
@@ -504,7 +504,7 @@ impl SessionLease {
         let renewed = self.sessions.renew(&self.session, &lost_binding).await?;
         let (leases, nonce) = (&self.sessions.leases, self.session.opened.nonce);
         if leases.ended(nonce).is_some() {
-            leases.put_off(nonce, &renewed);
+            leases.postpone_end(nonce, &renewed);
         }
         Ok(self.listened_to(self.adopt(&lost.link, renewed)).await)
     }

@@ -110,13 +110,13 @@ impl UpstreamSession {
         }
         *state = SubscriptionState::Unknown;
         let name = if is_wanted { method::RESOURCES_SUBSCRIBE } else { method::RESOURCES_UNSUBSCRIBE };
-        let agreed = self.ask_about(name, uri).await;
+        let agreed = self.request_subscription(name, uri).await;
         *state = if is_wanted && agreed { SubscriptionState::Yes } else { SubscriptionState::No };
         *state
     }
 
     /// Sends a subscribe or unsubscribe request; returns whether the upstream agreed.
-    async fn ask_about(&self, name: &str, uri: &str) -> bool {
+    async fn request_subscription(&self, name: &str, uri: &str) -> bool {
         let id = own_ids::mint();
         let params = ObjectWriter::new().text("uri", uri).finish();
         let asking = self.agrees(&id, envelope::request(&id, name, Some(&params)));

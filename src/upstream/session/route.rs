@@ -48,11 +48,11 @@ impl UpstreamSession {
     pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
             NotificationSubject::Progress(token, progress) if call.id.is_payload(&token) => {
-                call.tell(ExchangeEvent::Progress(progress)).await;
+                call.queue(ExchangeEvent::Progress(progress)).await;
             }
-            NotificationSubject::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
+            NotificationSubject::Log(params) => call.queue(ExchangeEvent::Log(params)).await,
             NotificationSubject::Withdrawn(ask) if call.withdraw(&ask) => {
-                call.tell(ExchangeEvent::Withdrawn { ask }).await
+                call.queue(ExchangeEvent::Withdrawn { ask }).await
             }
             NotificationSubject::TaskChanged(task) => self.hint(&task),
             NotificationSubject::News => self.publish(notification),
@@ -62,18 +62,18 @@ impl UpstreamSession {
         }
     }
 
-    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
+    pub(crate) async fn receive_request_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         if let Some(event) = self.admit(call, request) {
-            call.tell(event).await;
+            call.queue(event).await;
         }
     }
 
     /// Routes a message on the session's own stream to its call, or returns it. Drops messages for a slow reader.
     pub(crate) fn route(self: &Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
         match message {
-            Message::Request(request) => match self.asked_of(&request, matching) {
+            Message::Request(request) => match self.call_of_request(&request, matching) {
                 Some(call) => {
-                    self.ask_of(&call, request);
+                    self.try_receive_request_of(&call, request);
                     None
                 }
                 None => Some(Message::Request(request)),
@@ -99,7 +99,7 @@ impl UpstreamSession {
     }
 
     /// Handles a request on the stream of a session of the gateway.
-    pub(super) fn ask(self: &Arc<Self>, request: Request) {
+    pub(super) fn receive_request(self: &Arc<Self>, request: Request) {
         if let Some(Message::Request(request)) = self.route(Message::Request(request), CallMatch::Pooled) {
             if request.method != method::PING {
                 self.link.dropped("stray_request");
@@ -114,7 +114,7 @@ impl UpstreamSession {
         (matching != CallMatch::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
     }
 
-    fn asked_of(&self, request: &Request, matching: CallMatch) -> Option<Arc<SessionCall>> {
+    fn call_of_request(&self, request: &Request, matching: CallMatch) -> Option<Arc<SessionCall>> {
         match request.params.object().and_then(relay::related_task) {
             Some(task) => self.of_task(&task, matching),
             None => self.calls.only().filter(|_| matches!(matching, CallMatch::OnlyOne | CallMatch::Pooled)),
@@ -147,16 +147,16 @@ impl UpstreamSession {
             }
             NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
-        if !call.try_tell(event) {
+        if !call.try_queue(event) {
             self.link.dropped("slow_reader");
         }
         Some(())
     }
 
-    pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
+    pub(super) fn try_receive_request_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
-            && !call.try_tell(event)
+            && !call.try_queue(event)
         {
             call.close(&id.payload());
             self.link.dropped("slow_reader");
@@ -183,7 +183,7 @@ impl UpstreamSession {
             self.refuse(&request.id, METHOD_NOT_FOUND, "method not found");
             return None;
         }
-        match call.ask(&request.id) {
+        match call.open_question(&request.id) {
             Ok(()) => {
                 if let Some(task) = request.params.object().and_then(relay::related_task) {
                     call.relate(&request.id.payload(), Arc::from(task));

@@ -58,7 +58,7 @@ impl BridgedCall {
                 Phase::Settled(outcome) => return BridgedRoundOutcome::Over(self.ending(outcome.clone())),
             };
             self.withdraw(&mut round, open).await;
-            if !self.put(&mut round, open).await {
+            if !self.send_new_questions(&mut round, open).await {
                 if let Err(error) = self.engine.cancel_held(key).await {
                     tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
                 }
@@ -120,7 +120,7 @@ impl BridgedCall {
     }
 
     /// Asks new questions; false if the client cannot be asked one. Without a client they are declined (T-81).
-    async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
+    async fn send_new_questions(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         let is_new = |key: &InputKey| !round.questions.contains_key(key) && !round.answers.contains_key(key);
         let new: Vec<_> = open.iter().filter(|(key, _)| is_new(key)).collect();
         if new.iter().any(|(_, one)| session_question(&one.request, self.version, "").is_none()) {
@@ -133,10 +133,10 @@ impl BridgedCall {
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
             let question =
                 BridgedQuestion { nonce: self.nonce, key: *key, tool: self.tool.clone(), to: round.to.clone() };
-            let put = self.shared.open.questions.put(named, question);
-            let (Some((name, params)), Some(put)) = (asks, put) else { return false };
+            let guard = self.shared.open.questions.insert(named, question);
+            let (Some((name, params)), Some(guard)) = (asks, guard) else { return false };
             if self.send_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
-                round.questions.insert(*key, put);
+                round.questions.insert(*key, guard);
             } else {
                 let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");
                 round.answers.insert(*key, Answer::Error(nobody));
@@ -171,7 +171,7 @@ impl BridgedQuestion {
 
 impl BridgedQuestions {
     /// `None` if there are too many questions.
-    fn put(self: &Arc<Self>, id: String, question: BridgedQuestion) -> Option<BridgedQuestionGuard> {
+    fn insert(self: &Arc<Self>, id: String, question: BridgedQuestion) -> Option<BridgedQuestionGuard> {
         let mut questions = self.0.lock();
         if questions.len() >= QUESTIONS_MAX {
             return None;
@@ -221,13 +221,13 @@ mod tests {
         let questions = Arc::new(BridgedQuestions::default());
         let (to, mut answered) = mpsc::channel(4);
         let question = BridgedQuestion { nonce: 1, key: InputKey(7), tool: None, to };
-        let put = questions.put("tg:a".to_owned(), question).unwrap();
+        let guard = questions.insert("tg:a".to_owned(), question).unwrap();
         assert!(questions.take(2, "tg:a").is_none() && questions.take(1, "tg:b").is_none());
         questions.take(1, "tg:a").unwrap().answer(answer());
         assert!(questions.take(1, "tg:a").is_none(), "it is answered once");
         assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));
         assert!(answered.try_recv().is_err());
-        drop(put);
+        drop(guard);
         assert!(questions.0.lock().is_empty());
     }
 }

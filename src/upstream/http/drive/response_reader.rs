@@ -65,7 +65,7 @@ impl HttpCall {
     }
 
     /// Reads a stream until the response or a break. `malformed` counts across streams.
-    pub(in crate::upstream::http) async fn hear(
+    pub(in crate::upstream::http) async fn read_stream(
         &self,
         events: &mut EventStream,
         awaited: &AwaitedRequest<'_>,
@@ -133,7 +133,7 @@ impl HttpCall {
         let session = self.session();
         match message {
             Message::Notification(notification) => session.note_to(&self.call, notification).await,
-            Message::Request(request) => session.ask_on(&self.call, request).await,
+            Message::Request(request) => session.receive_request_of(&self.call, request).await,
             Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.into_outcome()),
             // Of another call, or of none (U09, U23).
             Message::Response(_) => session.link.dropped("foreign_response"),

@@ -297,11 +297,11 @@ impl ListenSource {
                     Some(Err(())) | None => (),
                 },
                 news = next_of(current.as_mut()) => match news {
-                    Some(news) => self.tell(news),
+                    Some(news) => self.publish(news),
                     None => return,
                 },
                 news = next_of(before.as_mut().map(|(spoken, _)| spoken)) => match news {
-                    Some(news) => self.tell(news),
+                    Some(news) => self.publish(news),
                     None => before = None,
                 },
                 () = until(overlap_end) => before = None,
@@ -358,7 +358,7 @@ impl ListenSource {
         }
     }
 
-    fn tell(&self, news: ServerNotification) {
+    fn publish(&self, news: ServerNotification) {
         if *news.0 == *method::TOOLS_CHANGED {
             self.tools_changed();
         }

@@ -87,7 +87,7 @@ impl StatelessCall {
             };
             let responses = match &round.requests {
                 Some(asked) => {
-                    let responses = self.put(asked).await?;
+                    let responses = self.run_round(asked).await?;
                     match self.has_client_answer {
                         true => unseen = UnseenRounds(0),
                         // Most servers go on without an answer, so the first one is sent at once.
@@ -107,25 +107,25 @@ impl StatelessCall {
     }
 
     /// Sends a round's questions and waits for all answers: after a partial retry the upstream asks again (UPC-14).
-    async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
+    async fn run_round(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
         self.has_client_answer = false;
-        self.tell_all(asked).await?;
+        self.queue_questions(asked).await?;
         while !self.questions.is_complete() {
             self.receive_answer().await?;
         }
         Ok(self.questions.responses())
     }
 
-    async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
+    async fn queue_questions(&mut self, asked: &Object) -> Result<(), RequestFailure> {
         for event in self.questions.take(asked)? {
-            self.tell(event).await;
+            self.queue(event).await;
         }
         Ok(())
     }
 
     /// Queues an event; drops it if its owner is gone.
-    async fn tell(&self, event: ExchangeEvent) {
+    async fn queue(&self, event: ExchangeEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
 
@@ -173,7 +173,7 @@ impl UpstreamTaskCell {
         self.0.wait().await;
     }
 
-    pub(super) fn put(&self, id: &Arc<str>) {
+    pub(super) fn set(&self, id: &Arc<str>) {
         let _ = self.0.set(Arc::clone(id));
     }
 }
@@ -194,21 +194,21 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
 
 /// Best effort, within five seconds (UPC-06).
 pub(super) async fn cancel(sender: &StatelessSender, id: &str) {
-    let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(sender, id)).await;
+    let cancelled = tokio::time::timeout(CANCEL_MAX, request_cancel(sender, id)).await;
     if !matches!(cancelled, Ok(Ok(()))) {
         sender.link.dropped("cancel_failed");
     }
 }
 
 /// As [`cancel`], with the outcome.
-pub(super) async fn ask_to_cancel(sender: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
+pub(super) async fn request_cancel(sender: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
     let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
-    asked(sender, &draft).await.map(drop)
+    send_request(sender, &draft).await.map(drop)
 }
 
 /// Sends a request in a separate tokio task: it ends and frees its permit even if a slow client's call is not polled.
 /// Dropping the future drops the request.
-async fn asked(sender: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
+async fn send_request(sender: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let (owned_sender, draft) = (sender.clone(), draft.clone());
     let asking = async move {
         // Only polls take permits. The semaphore is never closed.
@@ -247,9 +247,9 @@ impl StatelessCall {
         self.questions.of_task();
         self.note_untaken();
         let mut watch = TaskPoller::new(&made.id, TaskEnds::new(Instant::now(), self.sender.deadline));
-        self.task.put(&made.id);
+        self.task.set(&made.id);
         if self.sender.is_watched {
-            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
+            self.queue(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
         }
         watch.note(&made.task, self).await;
         self.watch(watch, made.has_news).await
@@ -271,7 +271,7 @@ impl StatelessCall {
             if let Some(responses) =
                 self.questions.responses().filter(|_| watch.update_due.is_none_or(|due| due <= Instant::now()))
             {
-                match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
+                match watch.request(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
                     // A refused answer is useless, or the task is gone: the poll shows which.
                     Ok(Some(_)) | Err(_) => {
                         self.questions.taken();
@@ -281,7 +281,7 @@ impl StatelessCall {
                     Ok(None) => (),
                 }
             }
-            if let Some(result) = watch.ask(self, method::TASKS_GET, peer::params_of(&watch.id)).await?
+            if let Some(result) = watch.request(self, method::TASKS_GET, peer::params_of(&watch.id)).await?
                 && let Some(settled) = self.look(&mut watch, &result).await?
             {
                 return Ok(settled);
@@ -316,14 +316,14 @@ impl StatelessCall {
             ExtensionTaskState::Cancelled => return Err(ExchangeEvent::Cancelled),
             ExtensionTaskState::Malformed(executed) => return Err(malformed(executed).into()),
             ExtensionTaskState::Asking(asked) => {
-                self.tell_all(&asked).await?;
+                self.queue_questions(&asked).await?;
                 return Ok(None);
             }
             ExtensionTaskState::Working => (),
             ExtensionTaskState::Unknown => self.sender.link.dropped("unknown_status"),
         }
         for event in self.questions.withdraw_all_but(None) {
-            self.tell(event).await;
+            self.queue(event).await;
         }
         Ok(None)
     }
@@ -347,13 +347,13 @@ impl TaskPoller {
             if self.shown.as_ref() != Some(&shown) {
                 let (text, message) = (Cow::Owned(task.status_text.clone()), shown_message());
                 self.shown = Some(shown);
-                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
+                course.queue(ExchangeEvent::Task(UpstreamTaskEvent::Status { text, message })).await;
             }
         }
         if task.message.is_some() && task.message != self.message {
             self.message.clone_from(&task.message);
             if let Some(text) = shown_message() {
-                course.tell(ExchangeEvent::Status(text)).await;
+                course.queue(ExchangeEvent::Status(text)).await;
             }
         }
     }
@@ -381,13 +381,13 @@ impl TaskPoller {
     }
 
     /// `None` if it may pass. An error if the task is unknown or the credential rejected: the outcome is lost.
-    async fn ask(
+    async fn request(
         &mut self,
         course: &StatelessCall,
         name: &str,
         params: Payload,
     ) -> Result<Option<Payload>, RequestFailure> {
-        let why = match asked(&course.sender, &DraftRequest::new(name, Some(params))).await {
+        let why = match send_request(&course.sender, &DraftRequest::new(name, Some(params))).await {
             Ok(result) => {
                 self.count(name, false);
                 return Ok(Some(result));
@@ -403,7 +403,7 @@ impl TaskPoller {
         self.count(name, true);
         if course.sender.is_watched {
             self.shown = None;
-            course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+            course.queue(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
         let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         match refused.or_else(|| is_unknown.then_some(lost)) {

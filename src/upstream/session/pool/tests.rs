@@ -51,7 +51,7 @@ fn key(n: usize) -> SessionKey {
 
 impl SessionPool {
     /// Inserts a session after its handshake.
-    fn put(&self, key: SessionKey, used: Instant) -> Arc<UpstreamSession> {
+    fn insert(&self, key: SessionKey, used: Instant) -> Arc<UpstreamSession> {
         let session = UpstreamSession::adopted(&self.link, SessionHeaders::default(), UpstreamTaskSupport::default());
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
@@ -69,9 +69,9 @@ impl SessionPool {
 async fn a_session_is_kept_for_five_minutes_after_its_last_use() {
     let pool = pool();
     let start = Instant::now();
-    let held = pool.put(key(0), start);
-    let news = pool.put(key(1), start).subscribe();
-    drop(pool.put(key(2), start));
+    let held = pool.insert(key(0), start);
+    let news = pool.insert(key(1), start).subscribe();
+    drop(pool.insert(key(2), start));
     pool.sweep(start + IDLE_MAX - Duration::from_secs(1));
     assert_eq!(pool.count(), 3);
     pool.sweep(start + IDLE_MAX);
@@ -87,7 +87,7 @@ async fn a_session_is_kept_for_five_minutes_after_its_last_use() {
 async fn a_session_whose_requests_are_refused_is_not_kept_by_them() {
     let pool = pool();
     let start = Instant::now() - IDLE_MAX;
-    let session = pool.put(key(0), start);
+    let session = pool.insert(key(0), start);
     assert!(session.refusals.count().is_none(), "one refusal asks nothing");
     assert!(pool.opening(&key(0)).is_ok());
     pool.sweep(start + IDLE_MAX);
@@ -101,8 +101,9 @@ async fn a_session_whose_requests_are_refused_is_not_kept_by_them() {
 async fn a_full_pool_lets_go_of_the_idle_session_that_was_used_longest_ago() {
     let pool = pool();
     let start = Instant::now();
-    let held: Vec<_> =
-        (0..SESSIONS_MAX).map(|n| pool.put(key(n), start + Duration::from_millis(u64::try_from(n).unwrap()))).collect();
+    let held: Vec<_> = (0..SESSIONS_MAX)
+        .map(|n| pool.insert(key(n), start + Duration::from_millis(u64::try_from(n).unwrap())))
+        .collect();
     let refused = pool.opening(&key(SESSIONS_MAX)).err();
     let full = GatewayFault::new(Reason::QueueFull, Executed::No);
     assert!(matches!(refused, Some(BeginError::Gateway(fault)) if fault == full), "none is idle");
@@ -134,7 +135,7 @@ async fn a_pool_that_is_closed_or_gone_has_no_open_sessions_and_takes_none_from_
     let open = || shown(&recorder, "taskgate_upstream_sessions{upstream=\"reports\"}");
     let now = Instant::now();
     let pools = [pool(), pool(), pool()];
-    let held: Vec<_> = pools.iter().flat_map(|pool| (0..2).map(|n| pool.put(key(n), now))).collect();
+    let held: Vec<_> = pools.iter().flat_map(|pool| (0..2).map(|n| pool.insert(key(n), now))).collect();
     pools.iter().for_each(|pool| pool.sweep(now));
     assert_eq!(open(), 6.0);
     let [closed, gone, other] = pools;

@@ -46,7 +46,7 @@ impl MessageQueue {
     }
 
     /// Called under the table's lock, so the check and the send are atomic.
-    fn put(&self, text: &MessageText) -> Result<(), DeliveryError> {
+    fn push(&self, text: &MessageText) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
             return Err(if self.is_closed() { DeliveryError::NoReceiver } else { DeliveryError::Slow });
@@ -266,14 +266,14 @@ impl CallTable {
         match call {
             Some(call) => {
                 call.first_message.notify_one();
-                call.queue.put(text)
+                call.queue.push(text)
             }
             None => self.note_to_all(text),
         }
     }
 
     /// Delivers to the call that the question names, else to the only one, else to the unsolicited stream.
-    pub(super) fn ask(&mut self, request: &Request, text: &MessageText) -> Result<(), DeliveryError> {
+    pub(super) fn deliver_question(&mut self, request: &Request, text: &MessageText) -> Result<(), DeliveryError> {
         let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
             None if names_a_task => None,
@@ -283,10 +283,10 @@ impl CallTable {
         let Some(queue) = id else {
             return match &self.own {
                 UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
-                UnsolicitedStream::Listening(queue, _) => queue.put(text),
+                UnsolicitedStream::Listening(queue, _) => queue.push(text),
             };
         };
-        queue.put(text)?;
+        queue.push(text)?;
         let call = self.calls.values_mut().find(|call| call.queue.sender.same_channel(&queue.sender));
         if let Some(call) = &call {
             call.first_message.notify_one();
@@ -304,7 +304,7 @@ impl CallTable {
             std::mem::replace(&mut self.own, UnsolicitedStream::Listening(queue.clone(), purpose))
         {
             for text in early {
-                let _ = queue.put(&text);
+                let _ = queue.push(&text);
             }
         }
         messages
@@ -363,7 +363,7 @@ impl CallTable {
                 Ok(())
             }
             UnsolicitedStream::Early(_) => Err(DeliveryError::NoReceiver),
-            UnsolicitedStream::Listening(queue, _) => queue.put(text),
+            UnsolicitedStream::Listening(queue, _) => queue.push(text),
         }
     }
 
@@ -402,7 +402,7 @@ impl CallTable {
         counted: impl FnOnce(Bytes) -> MessageText,
     ) -> Result<(), DeliveryError> {
         let (call, text) = self.named(notification).ok_or(DeliveryError::NoReceiver)?;
-        call.queue.put(&counted(text))
+        call.queue.push(&counted(text))
     }
 
     /// Ends a subscription that the server cancels, so that listeners open another (U83). Other requests go on.

@@ -58,7 +58,7 @@ impl StatelessConnections {
     }
 
     /// `false` if there is another connection by now.
-    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
+    fn insert(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
         if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_closed()) {
             return false;
         }
@@ -126,7 +126,7 @@ impl TransportAdapter {
         }
         let (session, unless_kept) =
             self.open(ConnectionPurpose::Stateless, principal, PermitWait::First, &ForwardedHeaders::default()).await?;
-        if self.connections.lock().put(principal, is_probe, &session) {
+        if self.connections.lock().insert(principal, is_probe, &session) {
             unless_kept.disarm();
             return Ok(session);
         }

@@ -37,7 +37,7 @@ fn note_text(table: &mut CallTable, text: &MessageText) -> Result<(), DeliveryEr
 
 fn ask(table: &mut CallTable, id: u32, params: Value) -> Result<(), DeliveryError> {
     let asked = request(id, "elicitation/create", params);
-    table.ask(&asked, &Bytes::from_static(b"{}").into())
+    table.deliver_question(&asked, &Bytes::from_static(b"{}").into())
 }
 
 fn progress(table: &mut CallTable, token: u32) -> Result<(), DeliveryError> {
@@ -100,7 +100,7 @@ async fn t_20_a_call_is_found_by_any_spelling_of_its_token_and_of_its_questions_
     let said = |text: &'static str| MessageText::from(Bytes::from_static(text.as_bytes()));
     let question = said(r#"{"jsonrpc":"2.0","id":"\u00fc","method":"elicitation/create","params":{}}"#);
     match envelope::read(&question, ScanLimits::UPSTREAM) {
-        Ok(Message::Request(asked)) => assert_eq!(table.ask(&asked, &question), Ok(())),
+        Ok(Message::Request(asked)) => assert_eq!(table.deliver_question(&asked, &question), Ok(())),
         other => panic!("{other:?}"),
     }
     let params = r#"{"progressToken":"\u00e9","progress":1}"#;
@@ -235,15 +235,15 @@ async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
     let mut begun = table.begin(&call(1)).unwrap();
     let large = MessageText::from(Bytes::from(vec![b'x'; 5 << 20]));
     let asked = request(9, "sampling/createMessage", json!({}));
-    assert_eq!(table.ask(&asked, &large), Ok(()), "alone it may be as large as it is");
-    assert_eq!(table.ask(&asked, &large), Err(DeliveryError::Slow));
+    assert_eq!(table.deliver_question(&asked, &large), Ok(()), "alone it may be as large as it is");
+    assert_eq!(table.deliver_question(&asked, &large), Err(DeliveryError::Slow));
     let small = MessageText::from(Bytes::from_static(b"{}"));
-    assert_eq!(table.ask(&asked, &small), Err(DeliveryError::Slow), "there is too much as it is");
+    assert_eq!(table.deliver_question(&asked, &small), Err(DeliveryError::Slow), "there is too much as it is");
     assert_eq!(begun.messages.recv().await.unwrap().unwrap().len(), large.len());
     for _ in 0..4 {
-        assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Ok(()));
+        assert_eq!(table.deliver_question(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Ok(()));
     }
-    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Err(DeliveryError::Slow));
+    assert_eq!(table.deliver_question(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Err(DeliveryError::Slow));
     assert!(table.answer(Some(&call(1).id), &large), "room for the answer is its own");
     assert_eq!(drained(&mut begun.messages), (5, true));
 }

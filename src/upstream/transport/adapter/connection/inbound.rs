@@ -63,7 +63,7 @@ impl AdapterConnection {
         let taken = match &*message {
             Message::Response(response) => return self.answer(response, &text),
             Message::Notification(notification) => self.note(notification, &text),
-            Message::Request(request) => return self.ask(request, &text),
+            Message::Request(request) => return self.receive_request(request, &text),
         };
         match taken {
             Ok(()) => (),
@@ -160,14 +160,14 @@ impl AdapterConnection {
         }
     }
 
-    fn ask(self: &Arc<Self>, request: &Request, text: &MessageText) {
+    fn receive_request(self: &Arc<Self>, request: &Request, text: &MessageText) {
         let asked = match &self.kind {
-            ConnectionPurpose::Session => self.table.lock().ask(request, text),
+            ConnectionPurpose::Session => self.table.lock().deliver_question(request, text),
             // Such servers ask in results only.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Dedicated { process } => {
                 let (request, text) = request_ids::question(request, process);
-                self.table.lock().ask(&request, &self.counted(text))
+                self.table.lock().deliver_question(&request, &self.counted(text))
             }
         };
         let why = match asked {

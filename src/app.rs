@@ -509,7 +509,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts, known: Arc<SessionMemories
         clock: Arc::clone(&parts.clock),
         random: random_bits,
         scope: parts.scope.clone(),
-        remembered: known,
+        memories: known,
         streams_end: parts.streams_end.clone(),
         listens_end: parts.listeners.listens_end().child_token(),
     };

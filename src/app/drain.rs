@@ -27,7 +27,7 @@ impl Gateway {
     /// Ends at once: no result in progress can be stored any more. Other replicas continue the upstream sessions.
     pub(super) async fn end_incarnation(mut self, ended: IncarnationEnd) {
         if let Some(shared) = self.shared.as_ref().filter(|_| ended == IncarnationEnd::StoreLost) {
-            shared.remember_loss();
+            shared.write_loss();
         }
         let why = match ended {
             IncarnationEnd::Replaced(_) => Reason::ReplicaLost,
@@ -98,7 +98,7 @@ impl Gateway {
             audit.close().await;
         }
         if let Some(shared) = self.shared.filter(|_| kind == GatewayEnd::Drained) {
-            shared.remember();
+            shared.write_prior();
         }
         // The operators' listeners end last: until here they report the drain.
         let operators = self.metrics.into_iter().chain([self.admin]);

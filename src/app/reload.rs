@@ -197,8 +197,8 @@ impl Gateway {
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let known = self.upstreams.iter().find(|opened| opened.config.name == one.name);
-            let remembered = known.map(|opened| Arc::clone(&opened.served.remembered)).unwrap_or_default();
-            let opening = || ServedUpstream::new(one.clone(), &self.parts, remembered);
+            let memories = known.map(|opened| Arc::clone(&opened.served.memories)).unwrap_or_default();
+            let opening = || ServedUpstream::new(one.clone(), &self.parts, memories);
             fresh.push(if known.is_some_and(|opened| opened.is(one)) { None } else { Some(opening()?) });
         }
         // Nothing below can fail.
@@ -280,8 +280,8 @@ impl Gateway {
             self.gone.push(ClosingUpstream { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
-        let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
-        for opened in replaced.into_iter().chain(forgotten) {
+        let dropped = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
+        for opened in replaced.into_iter().chain(dropped) {
             // Else clients would get no message of the new upstream (F115).
             opened.served.streams_end.cancel();
             let over = opened.close_after_last_call(2, "it was replaced", &self.retired, &scope.stop);

@@ -162,8 +162,8 @@ impl SharedStoreOpening {
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match self.open().await {
             Ok(store) => {
-                let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.as_prior()));
-                if let Err(error) = remembered {
+                let written = self.file.as_mut().map_or(Ok(()), |file| file.write(store.as_prior()));
+                if let Err(error) = written {
                     tracing::warn!(error = %CauseChain(&error), "after a crash the others wait for the lease");
                 }
                 self.readiness.show_one_of(&REASONS, None);
@@ -174,7 +174,7 @@ impl SharedStoreOpening {
         if matches!(error, SharedStoreError::Database(PostgresOpenError::Lost { .. }))
             && let (Some(file), Some(former)) = (&mut self.file, self.former)
         {
-            file.remember_loss(former);
+            file.write_loss(former);
         }
         let is_taken = matches!(error, SharedStoreError::Database(PostgresOpenError::NameTaken { .. }));
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
@@ -398,7 +398,7 @@ impl ReplicaFile {
     }
 
     /// Writes the incarnation and its last heartbeat. If the write is lost, the lease decides, or an earlier heartbeat.
-    pub(super) fn remember(&mut self, prior: PriorIncarnation) -> Result<(), ReplicaFileError> {
+    pub(super) fn write(&mut self, prior: PriorIncarnation) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());
         }
@@ -408,9 +408,9 @@ impl ReplicaFile {
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
     }
 
-    /// As [`Self::remember`]; logs the first of consecutive failures.
-    pub(super) fn remember_or_warn(&mut self, prior: PriorIncarnation) {
-        let written = self.remember(prior);
+    /// As [`Self::write`]; logs the first of consecutive failures.
+    pub(super) fn write_or_warn(&mut self, prior: PriorIncarnation) {
+        let written = self.write(prior);
         if let (Err(error), false) = (&written, self.is_behind) {
             tracing::warn!(error = %CauseChain(error), "the next start may not notice that its database is older");
         }
@@ -418,8 +418,8 @@ impl ReplicaFile {
     }
 
     /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one.
-    pub(super) fn remember_loss(&mut self, prior: PriorIncarnation) {
-        if let Err(error) = self.remember(PriorIncarnation { holder: UNKNOWN, ..prior }) {
+    pub(super) fn write_loss(&mut self, prior: PriorIncarnation) {
+        if let Err(error) = self.write(PriorIncarnation { holder: UNKNOWN, ..prior }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may use a store that lost acknowledged writes");
         }
         self.is_loss = true;
@@ -471,7 +471,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
-        file.remember_loss(former);
+        file.write_loss(former);
         drop(file);
         let (_file, lost) = ReplicaFile::unlocked(folder.path(), "a");
         assert_eq!(Some(newest_incarnation(lost, former)), lost, "a loss stays to be seen");
@@ -485,14 +485,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
         assert_eq!(prior, None);
-        file.remember(PriorIncarnation { holder: Incarnation(123_456), ..PRIOR }).unwrap();
-        file.remember(PRIOR).unwrap();
+        file.write(PriorIncarnation { holder: Incarnation(123_456), ..PRIOR }).unwrap();
+        file.write(PRIOR).unwrap();
         assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
         drop(file);
         let (mut file, prior) = ReplicaFile::unlocked(folder.path(), "a");
         assert_eq!(prior, Some(PRIOR));
-        file.remember_loss(PRIOR);
+        file.write_loss(PRIOR);
         drop(file);
         let prior = ReplicaFile::unlocked(folder.path(), "a").1.unwrap();
         assert!(prior.holder > PRIOR.holder && prior.generation == PRIOR.generation, "{prior:?}");
@@ -502,8 +502,8 @@ mod tests {
     fn a_loss_that_was_written_down_is_not_written_over_by_the_same_process() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
-        file.remember_loss(PRIOR);
-        file.remember(PRIOR).unwrap();
+        file.write_loss(PRIOR);
+        file.write(PRIOR).unwrap();
         drop(file);
         let prior = ReplicaFile::unlocked(folder.path(), "a").1.unwrap();
         assert!(prior.holder > PRIOR.holder, "{prior:?}");

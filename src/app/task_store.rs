@@ -54,16 +54,16 @@ pub(super) struct SharedIncarnation {
 }
 
 /// The interval at which the heartbeat is written: the next start detects a database that is older by more than that.
-const REMEMBER_EVERY: Duration = Duration::from_secs(60);
+const WRITE_EVERY: Duration = Duration::from_secs(60);
 
 /// Writes the heartbeat at intervals, until stopped: so the file of a killed process is at most one interval old.
-async fn keep_remembering(
+async fn write_at_intervals(
     file: &Mutex<ReplicaFile>,
     as_prior: impl Fn() -> PriorIncarnation,
     stop: &CancellationToken,
 ) {
-    while stop.run_until_cancelled(tokio::time::sleep(REMEMBER_EVERY)).await.is_some() {
-        file.lock().remember_or_warn(as_prior());
+    while stop.run_until_cancelled(tokio::time::sleep(WRITE_EVERY)).await.is_some() {
+        file.lock().write_or_warn(as_prior());
     }
 }
 
@@ -95,16 +95,16 @@ impl SharedIncarnation {
     }
 
     /// Makes the next start refuse this store.
-    pub(super) fn remember_loss(&self) {
+    pub(super) fn write_loss(&self) {
         if let Some(file) = &self.file {
-            file.lock().remember_loss(self.store.as_prior());
+            file.lock().write_loss(self.store.as_prior());
         }
     }
 
     /// Makes the next start refuse an older state of this store.
-    pub(super) fn remember(&self) {
+    pub(super) fn write_prior(&self) {
         if let Some(file) = &self.file {
-            file.lock().remember_or_warn(self.store.as_prior());
+            file.lock().write_or_warn(self.store.as_prior());
         }
     }
 }
@@ -182,7 +182,7 @@ fn join(
     let file = opening.file.map(|file| Arc::new(Mutex::new(file)));
     if let Some(file) = file.clone() {
         let (store, stop) = (Arc::clone(&store), scope.stop.clone());
-        scope.tracker.spawn(async move { keep_remembering(&file, || store.as_prior(), &stop).await });
+        scope.tracker.spawn(async move { write_at_intervals(&file, || store.as_prior(), &stop).await });
     }
     let shared = SharedIncarnation { store: Arc::clone(&store), replaced, file };
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
@@ -307,7 +307,7 @@ mod tests {
             holder: Incarnation(41),
             heartbeat: heartbeat.load(Ordering::Relaxed),
         };
-        file.remember(prior()).unwrap();
+        file.write(prior()).unwrap();
         let (file, stop) = (Mutex::new(file), CancellationToken::new());
         let life = async {
             for seconds in 0..150 {
@@ -316,7 +316,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = keep_remembering(&file, prior, &stop) => panic!("nobody stopped it"),
+            () = write_at_intervals(&file, prior, &stop) => panic!("nobody stopped it"),
             () = life => (),
         }
         drop(file);

@@ -68,12 +68,12 @@ impl ArgumentSchema {
             items: None,
             default: property.get("default").cloned(),
         };
-        argument.learn(&property, whole, 0);
+        argument.add_types(&property, whole, 0);
         argument
     }
 
     /// Adds the types that a schema and its parts allow.
-    fn learn(&mut self, schema: &Value, whole: &Value, depth: usize) {
+    fn add_types(&mut self, schema: &Value, whole: &Value, depth: usize) {
         /// Schemas may be recursive.
         const DEPTH_MAX: usize = 4;
         if depth > DEPTH_MAX {
@@ -92,7 +92,7 @@ impl ArgumentSchema {
         let referred = schema["$ref"].as_str().and_then(|place| whole.pointer(place.strip_prefix('#')?));
         let parts = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
         for part in referred.into_iter().chain(parts) {
-            self.learn(part, whole, depth + 1);
+            self.add_types(part, whole, depth + 1);
         }
     }
 

@@ -93,7 +93,7 @@ impl UnknownCommits {
         is_over
     }
 
-    fn forget(&self, key: &TaskKey) {
+    fn remove(&self, key: &TaskKey) {
         self.0.lock().remove(key);
     }
 }
@@ -175,7 +175,7 @@ impl Engine {
         let drain_begun = self.drain_begun.clone();
         self.changes.tracker.spawn(async move {
             if drain_begun.run_until_cancelled(engine.poll_store(&key)).await.is_none() {
-                engine.unknown_commits.forget(&key);
+                engine.unknown_commits.remove(&key);
             }
         });
     }
@@ -189,7 +189,7 @@ impl Engine {
                 Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {
                     self.watchers.wake(key);
-                    self.unknown_commits.forget(key);
+                    self.unknown_commits.remove(key);
                     return;
                 }
                 Err(error) => tracing::debug!(error = %CauseChain(&error), "a commit is still unknown"),

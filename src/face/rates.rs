@@ -177,7 +177,7 @@ impl WatchedPrincipals {
         self.all.len() < PRINCIPALS_MAX && (!principal.is_unchecked() || self.unchecked < UNCHECKED_MAX)
     }
 
-    fn forget_idle(&mut self, now: Duration) {
+    fn remove_idle(&mut self, now: Duration) {
         if self.looked.is_some_and(|at| now.saturating_sub(at) < LOOK_EVERY) {
             return;
         }
@@ -277,7 +277,7 @@ impl Rates {
             return Some(Arc::clone(&watched.counts));
         }
         if !principals.has_room_for(principal) {
-            principals.forget_idle(now);
+            principals.remove_idle(now);
         }
         if !principals.has_room_for(principal) {
             return principal.is_unchecked().then(|| {

@@ -47,7 +47,7 @@ pub struct Served {
     pub random: fn() -> u128,
     pub scope: TaskScope,
     /// Outlives a reload that changes the upstream (F117).
-    pub remembered: Arc<SessionMemories>,
+    pub memories: Arc<SessionMemories>,
     /// Ends sessions' streams and subscriptions, which would delay a shutdown.
     pub streams_end: CancellationToken,
     /// Ends subscriptions that may name tasks: a drain cancels it after the last call.

@@ -92,7 +92,7 @@ impl SessionRegistry {
     /// Plain calls end with their session: no client could get their responses (T-81).
     fn end(&self, nonce: u128) {
         self.streams.end(nonce);
-        self.replays.forget(nonce);
+        self.replays.remove(nonce);
         self.in_flight.end_session(nonce);
     }
 }
@@ -119,7 +119,7 @@ impl SessionFace {
             served.engine.access().clone(),
             served.engine.limits().clone(),
             served.settings.result_bytes_max,
-            Arc::clone(&served.remembered),
+            Arc::clone(&served.memories),
         );
         let tools = known_tools::KnownTools::default();
         let called = called_items::CalledItems::new();

@@ -274,7 +274,7 @@ impl TaskStore for DiskStore {
         let written = self.put(RowWrite::Replace { expected, role, task: Arc::new(task.clone()) }).await;
         if matches!(written, Err(StoreError::Conflict)) {
             // The cached copy of a settled row may be outdated, so the next read must use the disk.
-            self.resident.forget_settled(&task.key);
+            self.resident.remove_settled(&task.key);
         }
         written
     }

@@ -52,7 +52,7 @@ impl MemoryStore {
                 return;
             }
             if let Some(row) = shard.remove(key) {
-                self.rows.forget(&row.task);
+                self.rows.unindex(&row.task);
             }
         }
         self.rows.incarnations.wrote(self.holder, key);
@@ -170,7 +170,7 @@ impl TaskStore for MemoryStore {
                     break;
                 };
                 if let Some(row) = shard.remove(&key) {
-                    self.rows.forget(&row.task);
+                    self.rows.unindex(&row.task);
                     freed += 1;
                 }
             }

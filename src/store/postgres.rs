@@ -314,7 +314,7 @@ impl TaskStore for PostgresStore {
             let Some(found) = reader.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
                 continue;
             };
-            self.state.settled.forget(key);
+            self.state.settled.remove(key);
             return match found.into_iter().find_map(|(_, row)| row) {
                 Some(read) => self.present(read, now).await,
                 None => Ok(None),

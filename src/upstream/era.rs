@@ -186,7 +186,7 @@ impl EraCache {
         self.questions.lock().asked();
     }
 
-    fn learn(&self, era: Era) {
+    fn record(&self, era: Era) {
         *self.known.lock() = EraKnowledge::Verdict(era);
     }
 }
@@ -298,7 +298,7 @@ impl EraUpstream {
         };
         match era_of_refusal(error) {
             Era::Stateless => {
-                self.eras.learn(Era::Stateless);
+                self.eras.record(Era::Stateless);
                 Some(&self.stateless)
             }
             Era::Session => {
@@ -515,10 +515,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_verdict_that_is_learned_during_a_probe_stays() {
+    async fn a_verdict_that_is_recorded_during_a_probe_stays() {
         let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::NoVerdict);
-        let learned = async { probe.eras.learn(Era::Stateless) };
-        assert_eq!(tokio::join!(probe.era(), learned).0, Era::Stateless);
+        let recorded = async { probe.eras.record(Era::Stateless) };
+        assert_eq!(tokio::join!(probe.era(), recorded).0, Era::Stateless);
         assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
     }
 

@@ -328,7 +328,7 @@ impl Upstream for SessionUpstream {
     async fn restart(&self) {
         self.link.transport.restart().await;
         // A handshake with the program that has just ended fails.
-        self.pool.forget_handshakes();
+        self.pool.remove_handshakes();
     }
 
     async fn close(&self) {

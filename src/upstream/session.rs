@@ -237,7 +237,7 @@ impl UpstreamSession {
     }
 
     pub(crate) fn took(&self) {
-        self.refusals.forget();
+        self.refusals.reset();
     }
 
     /// Counts a request that the upstream refused without a response.

@@ -61,7 +61,7 @@ impl Runner {
     }
 
     /// Removes the position before a new exchange: no process may resume the old one. If it fails, send nothing.
-    pub(super) async fn forget_position(&mut self) -> Result<(), TaskError> {
+    pub(super) async fn clear_position(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.recorder.key() else { return Ok(()) };
         self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }]).await?;
         self.recorder.position_written(None);

@@ -53,7 +53,7 @@ impl Dialog {
     }
 
     /// Drops all questions, because the call is sent again.
-    pub(super) fn forget_questions(&mut self) {
+    pub(super) fn clear_questions(&mut self) {
         self.questions = CallQuestions::default();
     }
 

@@ -342,7 +342,7 @@ impl Runner {
     /// Repeats the call, once the row says so.
     pub(super) async fn repeat_call(&mut self) -> RunnerFlow {
         // A process that resumed the old exchange would ask again, and repeat the call once more.
-        match self.forget_position().await {
+        match self.clear_position().await {
             Ok(()) => {
                 self.call.repeat(&self.spec);
                 RunnerFlow::Continue(())

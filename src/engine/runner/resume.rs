@@ -187,7 +187,7 @@ impl Runner {
 
     pub(super) fn record_resend(&mut self) {
         if let Some(attempt) = self.recorder.record_sending() {
-            self.dialog.forget_questions();
+            self.dialog.clear_questions();
             tracing::warn!(attempt = attempt.0, "a call is sent again");
         }
     }

@@ -398,7 +398,7 @@ impl ReplayBuffers {
         Some(ResumableStream { request: request.clone(), item: item.clone(), buffer: Arc::clone(buffer) })
     }
 
-    pub(in crate::face) fn forget(&self, nonce: u128) {
+    pub(in crate::face) fn remove(&self, nonce: u128) {
         self.kept.lock().by_session.remove(&nonce);
     }
 
@@ -519,7 +519,7 @@ mod tests {
         logs.answered(1, 3);
         tokio::time::advance(ANSWERED_FOR).await;
         assert!(take_up(&logs, 1, 3, 0).is_none());
-        logs.forget(1);
+        logs.remove(1);
         drop(writers);
         assert_eq!(logs.bytes.load(Ordering::Relaxed), 0);
     }

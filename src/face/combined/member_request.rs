@@ -181,7 +181,7 @@ pub(super) async fn served(
     let id = inbound.headers.get(headers::SESSION_ID).cloned();
     let answer = upstreams.members[at].endpoint.serve(Box::new(inbound)).await;
     if let (Some(session), Some(id), StatusCode::NOT_FOUND) = (session, id, answer.status()) {
-        session.forget_member(&upstreams.settings.upstreams[at], &id);
+        session.remove_member(&upstreams.settings.upstreams[at], &id);
     }
     answer
 }

@@ -41,10 +41,10 @@ pub struct CombinedSessions {
 
 impl CombinedSessions {
     pub fn new() -> Arc<Self> {
-        Self::remembering(REMEMBERED_MAX)
+        Self::with_capacity(SESSIONS_MAX)
     }
 
-    pub fn remembering(sessions_max: usize) -> Arc<Self> {
+    pub fn with_capacity(sessions_max: usize) -> Arc<Self> {
         let (tokens, known) = (ClientSessionCache::new(), KnownSessions::new(sessions_max));
         Arc::new(Self { tokens, known, in_flight: Arc::default() })
     }
@@ -158,7 +158,7 @@ impl CombinedSession {
     }
 
     /// Removes the session that has `ended`: the next request opens a new one.
-    pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
+    pub(super) fn remove_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
         let mut state = self.state.lock();
         if matches!(state.members.get(upstream), Some(MemberSession::Open(id)) if id == ended) {
             state.members.remove(upstream);
@@ -311,9 +311,9 @@ impl CombinedUpstreams {
 }
 
 /// The limit for all principals.
-const REMEMBERED_MAX: usize = 20_000;
+const SESSIONS_MAX: usize = 20_000;
 
-/// Clients' sessions at endpoints, by nonce, with a share for each principal; `S` is a session's state. A forgotten
+/// Clients' sessions at endpoints, by nonce, with a share for each principal; `S` is a session's state. An evicted
 /// session loses its upstream sessions. The principal with most sessions makes room; used ones stay ([`RecentMap`]).
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
@@ -383,19 +383,19 @@ mod tests {
     #[test]
     fn a_flood_of_one_principals_sessions_takes_none_of_another_ones_and_none_in_use() {
         let known = with_room(10);
-        let remember = |nonce, name| known.get_or_default(nonce, || owner(name));
-        let (ada, _) = remember(1, "key:ada");
+        let get = |nonce, name| known.get_or_default(nonce, || owner(name));
+        let (ada, _) = get(1, "key:ada");
         drop(ada);
-        let (busy, _) = remember(2, "key:mallory");
-        let mut forgotten = Vec::new();
+        let (busy, _) = get(2, "key:mallory");
+        let mut evicted = Vec::new();
         for nonce in 100..200 {
-            forgotten.extend(remember(nonce, "key:mallory").1);
+            evicted.extend(get(nonce, "key:mallory").1);
         }
-        assert_eq!(forgotten.len(), 92);
-        assert!(forgotten.iter().all(|session| session.caller.principal == Principal::new("key:mallory")));
-        assert!(!forgotten.iter().any(|session| Arc::ptr_eq(&session.session, &busy)));
-        assert!(remember(1, "key:ada").1.is_empty(), "hers is still there");
-        assert!(Arc::ptr_eq(&remember(2, "key:mallory").0, &busy));
+        assert_eq!(evicted.len(), 92);
+        assert!(evicted.iter().all(|session| session.caller.principal == Principal::new("key:mallory")));
+        assert!(!evicted.iter().any(|session| Arc::ptr_eq(&session.session, &busy)));
+        assert!(get(1, "key:ada").1.is_empty(), "hers is still there");
+        assert!(Arc::ptr_eq(&get(2, "key:mallory").0, &busy));
         assert_eq!(known.by_nonce.len(), 10);
         for nonce in [1, 2].into_iter().chain(100..200) {
             known.remove(nonce);
@@ -420,7 +420,7 @@ mod tests {
         let held: Vec<_> = (0..4).map(|nonce| known.get_or_default(nonce, || owner("key:ada")).0).collect();
         assert_eq!(known.by_nonce.len(), 4);
         drop(held);
-        let (_, forgotten) = known.get_or_default(9, || owner("key:ada"));
-        assert_eq!((forgotten.len(), known.by_nonce.len()), (3, 2), "the map has its size again");
+        let (_, evicted) = known.get_or_default(9, || owner("key:ada"));
+        assert_eq!((evicted.len(), known.by_nonce.len()), (3, 2), "the map has its size again");
     }
 }

@@ -108,8 +108,8 @@ impl CombinedUpstreams {
     /// Closes the upstream sessions of a session that made room.
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
-        let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
-        for session in forgotten {
+        let (session, evicted) = self.sessions.known.get_or_default(nonce, owner);
+        for session in evicted {
             self.close_members(session);
         }
         session

@@ -112,7 +112,7 @@ const LABEL: &[u8] = b"taskgate key of one token";
 const TOKENS_MAX: u32 = 1 << 20;
 const USED_FOR: Duration = Duration::from_secs(60);
 /// The most cached salts of other replicas: some for each that forwards requests to this one.
-const REMEMBERED_MAX: u64 = 64;
+const CACHED_MAX: u64 = 64;
 
 /// Keys of frequent tokens: one salt, and so one key, for many. Nonces are 96 random bits, and a key seals at most 2²⁰
 /// tokens: two have the same nonce with a probability below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 allows 2⁻³². All
@@ -135,7 +135,7 @@ struct SealingSalt {
 impl SaltedKeys {
     pub(super) fn new(ring: &[[u8; KEY_LEN]]) -> Self {
         let derives = ring.iter().map(|key| hmac::Key::new(hmac::HMAC_SHA256, key)).collect();
-        let opens = Cache::builder().max_capacity(REMEMBERED_MAX).eviction_policy(EvictionPolicy::lru());
+        let opens = Cache::builder().max_capacity(CACHED_MAX).eviction_policy(EvictionPolicy::lru());
         Self { derives, seals: Mutex::default(), opens: opens.time_to_idle(USED_FOR).build() }
     }
 
@@ -256,11 +256,11 @@ mod tests {
         assert_eq!(tries(1, u32::MAX), (None, 2));
         assert_eq!(remembered(), 1, "what did not open is not remembered");
         assert_eq!(tries(0, u32::MAX), (None, 3), "a remembered key takes nothing away");
-        for number in 1..=REMEMBERED_MAX {
+        for number in 1..=CACHED_MAX {
             tries(number, 1);
         }
-        assert_eq!(remembered(), REMEMBERED_MAX);
+        assert_eq!(remembered(), CACHED_MAX);
         assert!(!keys.opens.contains_key(&salt(0)), "the one that was used longest ago went");
-        assert!(keys.opens.contains_key(&salt(1)) && keys.opens.contains_key(&salt(REMEMBERED_MAX)));
+        assert!(keys.opens.contains_key(&salt(1)) && keys.opens.contains_key(&salt(CACHED_MAX)));
     }
 }

@@ -89,7 +89,7 @@ fn own_answer(
             let level = params.and_then(|params| params.get_string("level"));
             Some(match (params, level.as_deref().and_then(LogLevel::parse)) {
                 (Some(params), Some(_)) => {
-                    shared.own.remember(&session.own, PreferenceChange::Level(params.payload().clone()));
+                    shared.own.record_preference(&session.own, PreferenceChange::Level(params.payload().clone()));
                     Ok(Payload::empty_object())
                 }
                 _ => Err(RequestError::params("level must be a log level")),

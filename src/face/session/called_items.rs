@@ -73,7 +73,7 @@ impl CalledItems {
         })
     }
 
-    pub(super) fn forget(&self, nonce: u128) {
+    pub(super) fn remove(&self, nonce: u128) {
         self.0.remove(nonce);
     }
 }
@@ -132,7 +132,7 @@ mod tests {
         assert!(all_but(3, "a"), "64 items fit");
         (64..SESSION_BYTES_MAX / ITEM_BYTES).for_each(|at| note(3, tool(&format!("b{at}"))));
         assert_eq!([2, 3, 4].map(|nonce| all_but(nonce, "a")), [false, false, true]);
-        items.forget(4);
+        items.remove(4);
         assert!(!all_but(4, "a"));
     }
 

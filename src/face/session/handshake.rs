@@ -67,7 +67,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     };
     let counted_as = SessionAsker::of(inbound).counted_as();
     if inbound.endpoint_session.is_some() {
-        shared.own.forget(token.nonce);
+        shared.own.remove_memory(token.nonce);
         shared.sessions.begins_again(&token, &counted_as);
     }
     shared.keep_called(token.nonce, &inbound.caller, &counted_as);
@@ -182,8 +182,8 @@ impl SessionFaceState {
         // First, so that a stream which opens meanwhile either is ended here or sees the end.
         self.sessions.ended(session.token.nonce, session.counted_as());
         self.open.end(session.token.nonce);
-        self.own.forget(session.token.nonce);
-        self.called.forget(session.token.nonce);
+        self.own.remove_memory(session.token.nonce);
+        self.called.remove(session.token.nonce);
         // Last, so that a call which is paused meanwhile sees the end.
         self.paused.release(session.token.nonce);
     }

@@ -370,7 +370,7 @@ impl SessionPipeEra {
     /// Records a changed setting: the server has accepted it.
     fn keep_preference(&mut self) {
         if let Some(preference) = self.request.preference.take() {
-            self.shared.own.remember(&self.session.own, preference);
+            self.shared.own.record_preference(&self.session.own, preference);
         }
     }
 

@@ -94,7 +94,7 @@ impl NetworkTable {
             return Arc::clone(&known.counts);
         }
         if self.by_network.len() >= NETWORKS_MAX {
-            self.forget_idle(now);
+            self.remove_idle(now);
         }
         if self.by_network.len() >= NETWORKS_MAX {
             return Arc::clone(self.beyond.get_or_insert_with(|| NetworkCounts::new(clock)));
@@ -104,7 +104,7 @@ impl NetworkTable {
         counts
     }
 
-    fn forget_idle(&mut self, now: Duration) {
+    fn remove_idle(&mut self, now: Duration) {
         if self.looked.is_some_and(|at| now.saturating_sub(at) < LOOK_EVERY) {
             return;
         }

@@ -218,7 +218,7 @@ impl ResidentRows {
         &self.stuck
     }
 
-    pub(super) fn forget_settled(&self, key: &TaskKey) {
+    pub(super) fn remove_settled(&self, key: &TaskKey) {
         self.settled.invalidate(key);
     }
 

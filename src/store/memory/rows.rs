@@ -247,7 +247,7 @@ impl MemoryRows {
         }
     }
 
-    pub(super) fn forget(&self, task: &Task) {
+    pub(super) fn unindex(&self, task: &Task) {
         let bytes = task.stored_bytes();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.tasks.fetch_sub(1, Ordering::Relaxed);

@@ -208,7 +208,7 @@ impl ReplicaControl {
                 "notifications of the database do not arrive, as through some poolers: no settled task is kept in memory"
             );
         }
-        self.state.settled.forget_all();
+        self.state.settled.clear();
     }
 
     /// Publishes a received hint, or a missed one if the channel was full.

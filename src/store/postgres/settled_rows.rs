@@ -120,12 +120,12 @@ impl SettledRows {
         }
     }
 
-    pub(super) fn forget(&self, key: &TaskKey) {
+    pub(super) fn remove(&self, key: &TaskKey) {
         self.shard(key).fetch_add(1, Ordering::SeqCst);
         self.rows.invalidate(key);
     }
 
-    pub(super) fn forget_all(&self) {
+    pub(super) fn clear(&self) {
         for shard in &self.changes {
             shard.fetch_add(1, Ordering::SeqCst);
         }

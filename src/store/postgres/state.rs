@@ -126,8 +126,8 @@ impl StoreState {
 
     pub(super) fn publish(&self, hint: StoreHint) {
         match &hint {
-            StoreHint::Changed(key) => self.settled.forget(key),
-            StoreHint::Missed => self.settled.forget_all(),
+            StoreHint::Changed(key) => self.settled.remove(key),
+            StoreHint::Missed => self.settled.clear(),
         }
         let _ = self.hints.send(hint);
     }

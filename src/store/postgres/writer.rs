@@ -141,7 +141,7 @@ impl PostgresWriter {
         metrics::histogram!(metric::STORE_COMMIT_TIME).record(begun.elapsed().as_secs_f64());
         // Regardless of the outcome: cached rows may have expired or been replaced by now.
         for key in writes.iter().filter_map(TaskWrite::key) {
-            self.state.settled.forget(key);
+            self.state.settled.remove(key);
         }
         match made {
             Ok(made) => {
@@ -198,7 +198,7 @@ impl PostgresWriter {
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
         if writes.iter().all(|write| write.key().is_none()) {
-            changed.iter().for_each(|key| self.state.settled.forget(key));
+            changed.iter().for_each(|key| self.state.settled.remove(key));
         }
         // Writes without new rows succeed on a full disk too.
         let has_room = writes.iter().any(|write| write.new_row().is_some());
@@ -318,7 +318,7 @@ impl WriterLink {
         Self::resolve_writes(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
         let rows = session.client.query(OWN_SUMS, &[&me]).await.map_err(unavailable)?;
         state.sums.reset_own(SumChange::all(&rows).map_err(unavailable)?);
-        state.settled.forget_all();
+        state.settled.clear();
         Ok((statements, epoch))
     }
 

@@ -234,7 +234,7 @@ impl HttpCall {
             session.calls.enter(&self.call);
             *current = Arc::clone(&session);
         }
-        for ask in self.call.forget_questions() {
+        for ask in self.call.take_open_questions() {
             self.call.queue(ExchangeEvent::Withdrawn { ask }).await;
         }
         Ok(session)

@@ -129,7 +129,7 @@ impl TaskFollower<'_> {
         let listen = || http_call.request_beside_call(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
         let mut held: HeldResult<'_> = None;
         let mut status = match made {
-            Some(made) => self.learn(&made).await,
+            Some(made) => self.record(&made).await,
             None => self.look().await?,
         };
         loop {
@@ -210,7 +210,7 @@ impl TaskFollower<'_> {
     /// The polled status; `None` if unknown for now. An error if polling is pointless, as when the upstream has no such task.
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
-            Ok(Ok(task)) => Ok(self.learn(&task).await),
+            Ok(Ok(task)) => Ok(self.record(&task).await),
             Ok(Err(error)) if peer::is_about_the_task(&error) => {
                 self.failed(TaskRequestError::Refused(error)).await;
                 Err(lost(self.executed))
@@ -226,19 +226,19 @@ impl TaskFollower<'_> {
         }
     }
 
-    async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
+    async fn record(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
         self.odd_polls = 0;
         if task.status == UpstreamTaskStatus::Done {
             self.executed = Executed::Yes;
         }
-        self.pace.learn(Instant::now(), task.poll_interval, task.ttl);
+        self.pace.note_poll(Instant::now(), task.poll_interval, task.ttl);
         if task.message != self.message {
             self.message.clone_from(&task.message);
             if let Some(message) = &task.message {
                 self.http_call.call.queue(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
-        let is_cut = self.learn_children(task).await;
+        let is_cut = self.report_children(task).await;
         if self.http_call.is_watched {
             let shown = (task.status_text.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
@@ -258,7 +258,7 @@ impl TaskFollower<'_> {
     }
 
     /// Reports new subtasks, not missing ones (SUB-03); whether the next poll reports more of thousands (SUB-19).
-    async fn learn_children(&mut self, task: &UpstreamTask) -> bool {
+    async fn report_children(&mut self, task: &UpstreamTask) -> bool {
         let http_call = self.http_call;
         let hashing = self.children.hasher().clone();
         let children = &mut self.children;
@@ -352,7 +352,7 @@ impl TaskEnds {
     }
 
     /// `ttl` counts from the task's creation.
-    pub(super) fn learn(&mut self, ttl: Option<Duration>) {
+    pub(super) fn note_ttl(&mut self, ttl: Option<Duration>) {
         let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
         self.expires = expires.filter(|expires| self.deadline.is_none_or(|deadline| *expires < deadline));
     }
@@ -386,9 +386,9 @@ impl PollSchedule {
         Self { ends: TaskEnds::new(began, deadline), interval: INTERVAL_DEFAULT, failures: 0, last: began }
     }
 
-    fn learn(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
+    fn note_poll(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
         self.interval = interval.unwrap_or(INTERVAL_DEFAULT).clamp(INTERVAL_MIN, INTERVAL_MAX);
-        self.ends.learn(ttl);
+        self.ends.note_ttl(ttl);
         self.failures = 0;
         self.last = now;
     }
@@ -451,7 +451,7 @@ mod tests {
             (Some(s(3_600)), s(300)),
         ] {
             let (start, mut pace) = pace(None);
-            pace.learn(start, asked, None);
+            pace.note_poll(start, asked, None);
             check(&pace, 0, start, kept);
             assert_eq!(pace.next(u8::MAX).duration_since(start), kept + kept / 10, "at most a tenth later");
         }
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn polls_that_fail_back_off_to_half_a_minute() {
         let (start, mut pace) = pace(None);
-        pace.learn(start, Some(Duration::from_millis(200)), None);
+        pace.note_poll(start, Some(Duration::from_millis(200)), None);
         let mut waits = Vec::new();
         for _ in 0..40 {
             pace.failed(start);
@@ -468,7 +468,7 @@ mod tests {
         }
         assert_eq!(waits[..9], [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
         assert_eq!(waits.last(), Some(&30_000));
-        pace.learn(start, Some(s(60)), None);
+        pace.note_poll(start, Some(s(60)), None);
         pace.failed(start);
         check(&pace, 0, start, s(60));
     }
@@ -476,29 +476,29 @@ mod tests {
     #[test]
     fn a_task_that_the_upstream_will_forget_before_the_deadline_is_polled_faster_near_its_end() {
         let (start, mut pace) = pace(Some(1_800));
-        pace.learn(start, Some(s(5)), Some(s(60)));
+        pace.note_poll(start, Some(s(5)), Some(s(60)));
         check(&pace, 0, start, s(5));
-        pace.learn(start + s(55), Some(s(5)), Some(s(60)));
+        pace.note_poll(start + s(55), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(55), Duration::from_millis(2_500));
-        pace.learn(start + s(59), Some(s(5)), Some(s(60)));
+        pace.note_poll(start + s(59), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(59), Duration::from_millis(500));
-        pace.learn(start + Duration::from_millis(59_999), Some(s(5)), Some(s(60)));
+        pace.note_poll(start + Duration::from_millis(59_999), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + Duration::from_millis(59_999), Duration::from_millis(100));
         // Some count the time to live from the end (T-68): then the task is still there, and there is no hurry.
-        pace.learn(start + s(61), Some(s(5)), Some(s(60)));
+        pace.note_poll(start + s(61), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(61), s(5));
-        pace.learn(start + s(1_000), Some(s(5)), Some(s(1_800)));
+        pace.note_poll(start + s(1_000), Some(s(5)), Some(s(1_800)));
         check(&pace, 0, start + s(1_000), s(5));
     }
 
     #[test]
     fn the_last_poll_is_a_second_before_the_deadline() {
         let (start, mut pace) = pace(Some(10));
-        pace.learn(start + s(4), Some(s(60)), None);
+        pace.note_poll(start + s(4), Some(s(60)), None);
         check(&pace, u8::MAX, start, s(9));
         pace.failed(start + s(4));
         check(&pace, 0, start, s(9));
-        pace.learn(start + s(9), Some(s(60)), None);
+        pace.note_poll(start + s(9), Some(s(60)), None);
         check(&pace, 0, start, s(69));
     }
 }

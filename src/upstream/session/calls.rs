@@ -173,7 +173,7 @@ impl SessionCall {
     }
 
     /// Drops all questions, for a session in which the upstream counts anew; returns the open ones.
-    pub(crate) fn forget_questions(&self) -> Vec<Payload> {
+    pub(crate) fn take_open_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
         asked.into_iter().filter(|(_, question)| question.is_open).map(|(ask, _)| ask).collect()
     }
@@ -322,7 +322,7 @@ mod tests {
             assert_eq!(call.open_question(&RequestId::number(n)), Ok(()));
         }
         call.close(&RequestId::number(0).payload());
-        assert_eq!(call.forget_questions(), [RequestId::number(1).payload().clone()], "those that were open");
+        assert_eq!(call.take_open_questions(), [RequestId::number(1).payload().clone()], "those that were open");
         assert_eq!(call.open_question(&RequestId::number(0)), Ok(()), "the same id is another question now");
         assert!(!call.is_open(&RequestId::number(1).payload()));
     }

@@ -69,7 +69,7 @@ pub(crate) struct OwnSession {
 /// A session after its handshake: all that is needed to renew it.
 #[derive(Debug)]
 pub(crate) struct OpenedSession {
-    /// The session's unique key, also of its remembered state.
+    /// The session's unique key, also of its state in memory.
     pub(crate) nonce: u128,
     pub(crate) owner: Principal,
     /// The principal that the session counts for in bounded maps: anonymous clients are distinguished by address.
@@ -89,7 +89,7 @@ pub(crate) struct OwnSessions {
     limits: SharedLimits,
     /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
-    remembered: Arc<SessionMemories>,
+    memories: Arc<SessionMemories>,
     leases: SessionLeases,
     readers: SessionStreamReaders,
     replies: Arc<Semaphore>,
@@ -102,7 +102,7 @@ impl OwnSessions {
         access: SharedAccess,
         limits: SharedLimits,
         event_bytes_max: usize,
-        remembered: Arc<SessionMemories>,
+        memories: Arc<SessionMemories>,
     ) -> Arc<Self> {
         Arc::new(Self {
             channel,
@@ -110,7 +110,7 @@ impl OwnSessions {
             access,
             limits,
             event_bytes_max,
-            remembered,
+            memories,
             leases: SessionLeases::default(),
             readers: SessionStreamReaders::default(),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
@@ -158,7 +158,7 @@ impl OwnSessions {
             }
             judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => {
                 if let Some(memory) = self.memory(session) {
-                    memory.refusals.forget();
+                    memory.refusals.reset();
                 }
                 Ok(judged)
             }
@@ -170,7 +170,7 @@ impl OwnSessions {
         if !may_be_about_session(fault) {
             return;
         }
-        let memory = self.remembered(session);
+        let memory = self.memory_or_new(session);
         let Some(owed) = memory.refusals.count() else { return };
         if owed.settle(self.ping(session).await) {
             tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is notified that its session has ended");
@@ -290,7 +290,7 @@ impl OwnSessions {
             };
             opened.boxed()
         };
-        self.remembered(session).replace(lost, &self.scope.tracker, open).await
+        self.memory_or_new(session).replace(lost, &self.scope.tracker, open).await
     }
 
     async fn open_anew(
@@ -319,7 +319,7 @@ impl OwnSessions {
         // A caller with fewer rights may be the one that renews it.
         let access = self.access.tools_of(&session.caller, self.channel.name());
         let (allowed, postponed) = subscriptions.into_iter().partition(|uri| access.has_resource(uri));
-        self.remembered(session).postpone(postponed);
+        self.memory_or_new(session).postpone(postponed);
         let sending = self.send_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
         // The request that found the session lost waits for this.
         match tokio::time::timeout(END_MAX, sending).await {
@@ -469,7 +469,7 @@ pub struct SessionLease {
 impl SessionLease {
     fn new(sessions: &Arc<OwnSessions>, session: &OwnSession) -> Self {
         sessions.leases.enter(session.opened.nonce);
-        Self { sessions: Arc::clone(sessions), session: session.clone(), memory: sessions.remembered(session) }
+        Self { sessions: Arc::clone(sessions), session: session.clone(), memory: sessions.memory_or_new(session) }
     }
 
     pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {

@@ -95,7 +95,7 @@ impl SessionPool {
         let opened = opening.clone().await;
         if opened.is_err() {
             asking.note_as(&forwarded);
-            self.forget(key, |entry| entry.opening.ptr_eq(&opening));
+            self.remove(key, |entry| entry.opening.ptr_eq(&opening));
         }
         opened
     }
@@ -107,7 +107,7 @@ impl SessionPool {
         lost: &Arc<UpstreamSession>,
         asking: &ForwardedHeaders,
     ) -> Result<Arc<UpstreamSession>, BeginError> {
-        self.forget(key, |entry| entry.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
+        self.remove(key, |entry| entry.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
         lost.ended.cancel();
         self.session(key, asking).await
     }
@@ -216,7 +216,7 @@ impl SessionPool {
         }
     }
 
-    fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&PooledSession) -> bool) {
+    fn remove(&self, key: &SessionKey, is_meant: impl FnOnce(&PooledSession) -> bool) {
         let mut pooled = self.pooled.lock();
         if pooled.get(key).is_some_and(is_meant) {
             pooled.remove(key);
@@ -224,7 +224,7 @@ impl SessionPool {
     }
 
     /// Drops handshakes that have not succeeded: the next request begins another, and does not get their errors.
-    pub(crate) fn forget_handshakes(&self) {
+    pub(crate) fn remove_handshakes(&self) {
         self.pooled.lock().retain(|_, entry| entry.session().is_some());
     }
 

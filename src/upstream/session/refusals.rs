@@ -42,7 +42,7 @@ impl SessionRefusals {
         (counted == Ok(REFUSALS_MAX - 1)).then_some(OwedPing(self))
     }
 
-    pub(super) fn forget(&self) {
+    pub(super) fn reset(&self) {
         // Read first: a working session writes nothing.
         if self.is_any() {
             self.set(0);
@@ -112,10 +112,10 @@ mod tests {
         assert!(!refusals.is_any() && refusals.count().is_none());
         assert!(!refusals.count().unwrap().settle(PingVerdict::Unknown));
         let owed = refusals.count().expect("a ping that met no server is repeated with the next refusal");
-        refusals.forget();
+        refusals.reset();
         assert!(refusals.count().is_none());
         assert!(owed.settle(PingVerdict::Refused));
-        refusals.forget();
+        refusals.reset();
         assert!(refusals.is_over() && refusals.count().is_none(), "a session that is over stays so");
     }
 

@@ -177,7 +177,7 @@ fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
     session.link.tracker.clone().spawn(async move {
         let session_ended = session.ended.clone();
         let _ = session_ended.run_until_cancelled(session.settle(&uri)).await;
-        session.subscriptions.forget(&uri);
+        session.subscriptions.remove(&uri);
     });
 }
 
@@ -211,7 +211,7 @@ impl ResourceSubscriptions {
     }
 
     /// Removes a subscription without holders and without a request in progress.
-    fn forget(&self, uri: &Arc<str>) {
+    fn remove(&self, uri: &Arc<str>) {
         let mut all = self.0.lock();
         let is_done = |subscription: &ResourceSubscription| {
             subscription.holders == 0 && Arc::strong_count(&subscription.state) == 1

@@ -259,7 +259,7 @@ impl HttpClient {
         let headers = response.headers();
         if let Some(session) = outgoing.session().or_else(|| headers.get(SESSION_ID)) {
             match outgoing.method() {
-                Method::DELETE => self.cookies.forget(session),
+                Method::DELETE => self.cookies.remove(session),
                 _ => self.cookies.note(session, &self.uri, headers),
             }
         }

@@ -103,7 +103,7 @@ async fn sessions_at_the_servers_of_a_forgotten_session_are_ended() {
     let endpoint = CombinedEndpoint::new(
         settings,
         vec![one, two],
-        CombinedSessions::remembering(1),
+        CombinedSessions::with_capacity(1),
         CancellationToken::new(),
         CancellationToken::new(),
     );

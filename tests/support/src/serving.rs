@@ -103,7 +103,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         clock,
         random: || 7,
         scope: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
-        remembered: Arc::default(),
+        memories: Arc::default(),
         streams_end: CancellationToken::new(),
         listens_end: ending,
     }

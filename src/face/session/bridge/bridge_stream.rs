@@ -207,7 +207,7 @@ pub(super) fn subscription(
         if is_new {
             subscribe(&shared, &session, &bridged, uri).await?;
         } else {
-            shared.own.remember(&session.own, PreferenceChange::Unsubscribe(uri.clone()));
+            shared.own.record_preference(&session.own, PreferenceChange::Unsubscribe(uri.clone()));
             shared.open.streams.unwanted(session.token.nonce, &uri);
             shared.open.streams.changed(session.token.nonce);
         }
@@ -232,7 +232,7 @@ async fn subscribe(
     if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
         return Err(complain("the server does not notify of updates of this resource"));
     }
-    shared.own.remember(&session.own, PreferenceChange::Subscribe(uri.clone()));
+    shared.own.record_preference(&session.own, PreferenceChange::Subscribe(uri.clone()));
     if let Some(agreed) = agreed {
         shared.open.streams.agreed(session.token.nonce, uri.clone(), agreed);
     }

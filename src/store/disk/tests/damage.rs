@@ -309,7 +309,7 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     store.resident.keep_settled(&before, START);
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
     // Without a cached row to compare, the ticket reveals that it is old.
-    store.resident.forget_settled(&one.key);
+    store.resident.remove_settled(&one.key);
     store.resident.keep(ticket, &before, START);
     assert!(store.resident.settled(&one.key).is_none());
     // An old row that is cached nevertheless is evicted when a write finds it out.

@@ -20,7 +20,7 @@ fn percentile(times: &mut [Duration], per_mille: usize) -> Duration {
 async fn poll(store: &DiskStore, key: &TaskKey, count: usize) -> Vec<Duration> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
-        store.resident.forget_settled(key);
+        store.resident.remove_settled(key);
         let began = Instant::now();
         assert!(store.load(key, START).await.unwrap().is_some());
         times.push(began.elapsed());

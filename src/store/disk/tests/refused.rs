@@ -79,7 +79,7 @@ async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
         let page = store.survey(PageRange::new(after, 1_000, START)).await.unwrap();
         for task in &page.tasks {
             // A cached settled row may be older than a write that failed and was made.
-            store.resident.forget_settled(&task.key);
+            store.resident.remove_settled(&task.key);
             let row = store.load(&task.key, START).await.unwrap().unwrap();
             found.insert(task.key.clone(), (*row.task).clone());
         }

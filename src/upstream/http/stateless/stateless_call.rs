@@ -340,7 +340,7 @@ impl TaskPoller {
         if let Some(interval) = task.poll_interval {
             self.interval = kept_interval(interval);
         }
-        self.ends.learn(task.ttl);
+        self.ends.note_ttl(task.ttl);
         let shown_message = || task.message.as_deref().and_then(status_text);
         if course.sender.is_watched {
             let shown = (task.status_text.clone(), task.message.clone());

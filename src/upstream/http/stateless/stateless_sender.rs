@@ -60,7 +60,7 @@ impl Default for AnnotatedTools {
 }
 
 impl AnnotatedTools {
-    fn learn(&self, page: &Object) {
+    fn insert(&self, page: &Object) {
         for tool in page.get("tools").iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool)) {
             let Some(name) = tool.get_string("name") else { continue };
             match tool.get("inputSchema").as_ref().map(header_annotations::read) {
@@ -306,7 +306,7 @@ impl StatelessSender {
                 if *draft.method == *method::TOOLS_LIST
                     && let Some(page) = Object::of(&result)
                 {
-                    self.annotated.learn(&page);
+                    self.annotated.insert(&page);
                 }
                 Ok(result)
             }
@@ -432,18 +432,18 @@ mod tests {
     #[test]
     fn u51_the_annotations_of_new_tools_are_known_however_many_there_were() {
         let tools = AnnotatedTools::default();
-        tools.learn(&page((0..20_000).map(|n| format!("tool-{n}"))));
+        tools.insert(&page((0..20_000).map(|n| format!("tool-{n}"))));
         assert!(tools.of("tool-19999").is_some());
         for n in 0..40 {
             let large = format!("{n}-{}", "x".repeat(1 << 20));
-            tools.learn(&page([large.clone()].into_iter()));
+            tools.insert(&page([large.clone()].into_iter()));
             tools.known.run_pending_tasks();
             assert!(tools.of(&large).is_some(), "{n}");
             assert!(tools.known.weighted_size() <= ANNOTATION_BYTES_MAX);
         }
         let plain = json!({ "tools": [{ "name": "tool-0", "inputSchema": {} }] });
-        tools.learn(&page(["tool-0".to_owned()].into_iter()));
-        tools.learn(&Object::of(&Payload::of(&plain)).unwrap());
+        tools.insert(&page(["tool-0".to_owned()].into_iter()));
+        tools.insert(&Object::of(&Payload::of(&plain)).unwrap());
         assert!(tools.of("tool-0").is_none(), "it has none any more");
     }
 }

@@ -17,8 +17,8 @@ use crate::upstream::recent_map::RecentMap;
 use crate::upstream::session::refusals::SessionRefusals;
 use crate::wire::{Object, Payload};
 
-/// Sessions with remembered state, and the bytes of their preferences (B238).
-const REMEMBERED_MAX: usize = 20_000;
+/// Sessions with state in memory, and the bytes of their preferences (B238).
+const SESSIONS_MAX: usize = 20_000;
 const BYTES_MAX: usize = 64 << 20;
 /// Limits on one session's preferences.
 const SUBSCRIPTIONS_MAX: usize = 256;
@@ -35,7 +35,7 @@ pub struct SessionMemories(RecentMap<Arc<SessionMemory>>);
 
 impl Default for SessionMemories {
     fn default() -> Self {
-        Self(RecentMap::with_bytes(REMEMBERED_MAX, BYTES_MAX))
+        Self(RecentMap::with_bytes(SESSIONS_MAX, BYTES_MAX))
     }
 }
 
@@ -169,7 +169,7 @@ impl SessionMemory {
 
 impl OwnSessions {
     fn recall<T>(&self, session: &OwnSession, read: impl FnOnce(&SessionFacts) -> T) -> Option<T> {
-        let memory = self.remembered.0.get(session.opened.nonce)?;
+        let memory = self.memories.0.get(session.opened.nonce)?;
         let facts = memory.facts.lock();
         Some(read(&facts))
     }
@@ -180,12 +180,12 @@ impl OwnSessions {
     }
 
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
-        self.remembered.0.get(session.opened.nonce)
+        self.memories.0.get(session.opened.nonce)
     }
 
     /// The memory of a session, made now if there is none.
-    pub(super) fn remembered(&self, session: &OwnSession) -> Arc<SessionMemory> {
-        self.remembered.0.get_or_default(session.opened.nonce, &session.opened.counted_as)
+    pub(super) fn memory_or_new(&self, session: &OwnSession) -> Arc<SessionMemory> {
+        self.memories.0.get_or_default(session.opened.nonce, &session.opened.counted_as)
     }
 
     /// Whether the server refuses the session in an unknown form: its client must open another one.
@@ -197,12 +197,12 @@ impl OwnSessions {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
     }
 
-    pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
-        self.remembered.change(session.opened.nonce, &session.opened.counted_as, change);
+    pub(crate) fn record_preference(&self, session: &OwnSession, change: PreferenceChange) {
+        self.memories.change(session.opened.nonce, &session.opened.counted_as, change);
     }
 
-    pub(crate) fn forget(&self, nonce: u128) {
-        self.remembered.0.remove(nonce);
+    pub(crate) fn remove_memory(&self, nonce: u128) {
+        self.memories.0.remove(nonce);
     }
 
     /// The lowest severity of log messages that a session requested, if it is cached.
@@ -211,7 +211,7 @@ impl OwnSessions {
         Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
     }
 
-    /// The resources that a session subscribed to, as far as they are remembered.
+    /// The resources that a session subscribed to, as far as its state is in memory.
     pub(crate) fn subscriptions(&self, session: &OwnSession) -> BTreeSet<String> {
         self.recall(session, |facts| facts.preferences.subscriptions.clone()).unwrap_or_default()
     }

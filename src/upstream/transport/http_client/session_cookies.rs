@@ -135,7 +135,7 @@ impl SessionCookies {
         self.are_given.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn forget(&self, session: &HeaderValue) {
+    pub(super) fn remove(&self, session: &HeaderValue) {
         self.by_session.invalidate(session);
     }
 }
@@ -181,7 +181,7 @@ mod tests {
             let field = cookies.field(&a, &to.parse().unwrap());
             assert_eq!(field.as_ref().map_or("", |field| field.to_str().unwrap()), expected, "{lines:?}");
             assert_eq!(cookies.field(&b, &from), None);
-            cookies.forget(&a);
+            cookies.remove(&a);
             assert_eq!(cookies.field(&a, &from), None);
         }
     }

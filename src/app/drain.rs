@@ -34,7 +34,7 @@ impl Gateway {
             IncarnationEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);
-        tracing::warn!(calls_lost = calls.held(), %calls, "this gateway has lost its calls");
+        tracing::warn!(calls_lost = calls.held(), %calls, "this replica has lost its calls");
         self.drain_max = NOTIFY_MAX;
         Box::pin(self.end(None, GatewayEnd::IncarnationOver)).await;
     }

@@ -210,7 +210,7 @@ async fn until_signal(
             Some(begun) => begun,
             None => return Ok(ServingEnd::Nothing),
         };
-        tracing::info!("restarted beside the other gateways");
+        tracing::info!("restarted beside the other replicas");
     }
 }
 

@@ -96,7 +96,7 @@ impl ReplicaFollower {
         if let Some((limits, permits)) = &self.divided
             && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
         {
-            tracing::info!(gateways = beside + 1, "rates and concurrent calls are divided among replicas");
+            tracing::info!(replicas = beside + 1, "rates and concurrent calls are divided among replicas");
             permits.call_waiting();
         }
     }

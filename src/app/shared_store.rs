@@ -329,9 +329,9 @@ fn warn_of_other_configs(own: Incarnation, rows: &[StoredReplica], was_unlike: &
         match unlike {
             Some(unlike) => tracing::warn!(
                 replica = unlike.row.name,
-                "another gateway has different upstreams: neither can continue all tasks of the other"
+                "another replica has different upstreams: neither can continue all tasks of the other"
             ),
-            None => tracing::info!("all gateways have the same upstreams"),
+            None => tracing::info!("all replicas have the same upstreams"),
         }
     }
 }
@@ -347,7 +347,7 @@ pub enum ReplicaFileError {
     Locked { path: PathBuf },
     #[error("{}: {source}", .path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: was not written by a gateway; remove it once no gateway of this name runs", .path.display())]
+    #[error("{}: was not written by a replica; remove it once no replica of this name runs", .path.display())]
     Content { path: PathBuf },
 }
 

@@ -43,7 +43,7 @@ async fn follow(engine: &Engine) {
                     }
                     continue;
                 }
-                StoreHint::Missed => tracing::debug!("hints of other gateways were missed"),
+                StoreHint::Missed => tracing::debug!("hints of other replicas were missed"),
             },
             _ = ticks.tick() => (),
         }

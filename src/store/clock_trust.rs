@@ -26,7 +26,7 @@ pub(super) struct ClockTrust {
 impl ClockTrust {
     /// For a replica that joins others with a distrusted time.
     pub(super) fn distrusted(distrust: Duration) -> Self {
-        tracing::warn!(?distrust, "the clock of the other gateways jumped ahead: nothing is freed for now");
+        tracing::warn!(?distrust, "the clock of the other replicas jumped ahead: nothing is freed for now");
         Self { distrusted_until: Some(Instant::now() + distrust), ..Self::trusted() }
     }
 

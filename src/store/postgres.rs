@@ -216,7 +216,7 @@ impl PostgresStore {
         let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
         let _ = tokio::time::timeout(self.state.settings.access.write_max, ended).await;
         if let Err(error) = self.declare_dead(self.state.holder).await {
-            tracing::warn!(error = %CauseChain(&error), "the other gateways were not notified that this one ends");
+            tracing::warn!(error = %CauseChain(&error), "the other replicas were not notified that this one ends");
         }
     }
 

@@ -121,7 +121,7 @@ pub enum StoreError {
     #[error("another writer changed the task first")]
     Conflict,
     /// Only for a holder's write: its knowledge of the call is obsolete and must never be written again.
-    #[error("another gateway has taken the task over")]
+    #[error("another replica has taken the task over")]
     Fenced,
     #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,

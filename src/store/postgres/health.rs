@@ -58,7 +58,7 @@ impl std::fmt::Display for PostgresHealth {
             Self::Unavailable(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) => why,
             Self::NoStandby => "the database's server names no synchronous standby",
             Self::Full => "the disk of the database's server is full",
-            Self::Fenced => "others declared this gateway dead, or it was without the database for too long",
+            Self::Fenced => "others declared this replica dead, or it was without the database for too long",
             Self::Lost => "the database lost acknowledged writes",
         })
     }
@@ -72,7 +72,7 @@ const REASONS: [(&str, &str); 8] = [
     ("28P01", "the database's server refuses the password"),
     ("53100", "the disk of the database's server is full"),
     ("53300", "the database's server has no connection left"),
-    ("55P03", "another gateway changes the database's tables, or another program uses them"),
+    ("55P03", "another replica changes the database's tables, or another program uses them"),
     ("57P01", "the database's server ended the connection"),
     ("57P02", "the database's server ended the connection, after a crash"),
     ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),

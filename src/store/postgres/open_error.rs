@@ -56,9 +56,9 @@ pub enum PostgresOpenError {
     #[error("the schema {schema:?} has tables of another program; name another one as `store.schema`")]
     Foreign { schema: String },
     /// The other gateway may still end.
-    #[error("another gateway named {name:?} uses the database; give each gateway a different `replica.name`")]
+    #[error("another replica named {name:?} uses the database; give each replica a different `replica.name`")]
     NameTaken { name: String },
-    #[error("the gateway {name:?} that uses the database seals with another key; copy one seal.key to each gateway")]
+    #[error("the replica {name:?} that uses the database seals with another key; copy one seal.key to each replica")]
     SealKeys { name: String },
     #[error(
         "the database is another one than before, or was restored from a backup: writes that it acknowledged since are lost. \

@@ -173,7 +173,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_logged, true)) {
             tracing::warn!(
                 replica = one.row.name,
-                "a gateway with a different seal.key is silent; it is declared dead once its lease ends"
+                "a replica with a different seal.key is silent; it is declared dead once its lease ends"
             );
         }
         for one in unlike {
@@ -212,7 +212,7 @@ async fn reset_clock(
     };
     if !living.is_empty() {
         tracing::warn!(
-            "`{RESET}` changes nothing while other gateways live: stop all of them, and start this one first"
+            "`{RESET}` changes nothing while other replicas live: stop all of them, and start this one first"
         );
         return Ok(());
     }

@@ -90,7 +90,7 @@ impl ReplicaView {
         if now.since(self.heartbeat_sent) < terms.begin_max() {
             return Ok(());
         }
-        Err(StoreError::Io(io::Error::other("no heartbeat of this gateway was acknowledged for too long")))
+        Err(StoreError::Io(io::Error::other("no heartbeat of this replica was acknowledged for too long")))
     }
 
     /// The number of other replicas that accept new requests, and therefore share the limits with this one.
@@ -162,7 +162,7 @@ pub(super) async fn declare_dead(
 pub(super) fn log_declared_dead(row: &ReplicaRow) {
     tracing::warn!(
         replica = row.name, incarnation = %row.incarnation,
-        "a gateway is silent, and was declared dead; its tasks are taken over"
+        "a replica is silent, and was declared dead; its tasks are taken over"
     );
 }
 

@@ -138,7 +138,7 @@ impl PostgresStore {
             return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
         }
         self.view.change(|view| view.rows.retain(|one| !dead.contains(&one.row.incarnation)));
-        tracing::warn!(replica = name, incarnations = dead.len(), "a dead gateway was removed from the list");
+        tracing::warn!(replica = name, incarnations = dead.len(), "a dead replica was removed from the list");
         Ok(ReplicaForgetting::Forgotten(dead.len()))
     }
 

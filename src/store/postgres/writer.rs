@@ -308,7 +308,7 @@ impl WriterLink {
         let me = holder_column(state.holder);
         let made = transact(session, &[(&take, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
-            return Err(PostgresOpenError::unavailable("the database has no row of this gateway"));
+            return Err(PostgresOpenError::unavailable("the database has no row of this replica"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
         session.trust.lock().lane_write_passed(session.server, made.sent);
@@ -347,7 +347,7 @@ impl WriterLink {
                 held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(unavailable)?;
             tracing::warn!(
                 held = held.len(),
-                "it is not known whether tasks were taken over: all tasks of this gateway are checked"
+                "it is not known whether tasks were taken over: all tasks of this replica are checked"
             );
             state.unresolved.holds(held);
         }

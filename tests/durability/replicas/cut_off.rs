@@ -81,7 +81,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     shows_nothing(cut_off, &tasks).await;
     let revisions = tables.sql("SELECT sum(rev) FROM tg_task");
     cut_off.heal();
-    let begins_anew = cut_off.says("restarted beside the other gateways", 1);
+    let begins_anew = cut_off.says("restarted beside the other replicas", 1);
     assert_eq!(cut_off.refusals_during(begins_anew).await, 0);
     until("it is ready again", async || cut_off.is_ready().await).await;
     until("it counts no task of the life before", async || tasks_in_flight(cut_off).await == 0.0).await;
@@ -132,13 +132,13 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew
     site.show_only(&[1]);
     site.records_outage(true);
     cut_off.cut_off();
-    cut_off.says("this gateway has lost its calls", 1).await;
+    cut_off.says("this replica has lost its calls", 1).await;
     until("it listens again", async || cut_off.poll(PLAIN, &tasks[1]).await.status.is_some()).await;
     cut_off.is_unready("store unavailable").await;
     begins_nothing(cut_off, &tasks).await;
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
     cut_off.heal();
-    cut_off.says("restarted beside the other gateways", 1).await;
+    cut_off.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || cut_off.is_ready().await).await;
     site.records_outage(false);
     assert_eq!(tables.lives_of("a").len(), 2);
@@ -200,7 +200,7 @@ async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_a
     until("all are settled", async || tables.are_all_settled()).await;
     home.heal();
     link.set(None);
-    home.says("restarted beside the other gateways", 1).await;
+    home.says("restarted beside the other replicas", 1).await;
     site.records_outage(false);
     until("it is ready again", async || home.is_ready().await).await;
     let again = async { session.ask(home.keeper.address(), "tools/list", json!({})).await.result().is_some() };

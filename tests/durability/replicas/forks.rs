@@ -103,7 +103,7 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     until("all are settled", async || tables.are_all_settled()).await;
     shows_nothing(left, &tasks).await;
     database.heal(&site);
-    left.says("restarted beside the other gateways", 1).await;
+    left.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || left.is_ready().await).await;
     site.records_outage(false);
     nothing_more_was_sent(&site, [4, 4]);

@@ -82,7 +82,7 @@ async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_se
     };
     tokio::join!(work, kill);
     let said = replicas[1].keeper.said();
-    let line = said.lines().find(|line| line.contains("a gateway is silent, and was declared dead"));
+    let line = said.lines().find(|line| line.contains("a replica is silent, and was declared dead"));
     assert!(line.is_some_and(|line| line.contains("\"replica\":")), "{said}");
     let (lost, resumed) = (seen_of(&site, "replica_lost"), site.resumable.fallback.count("resumed"));
     let completed = seen_of(&site, "completed");

@@ -116,10 +116,10 @@ async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
     }
     site.release_calls();
     sleep(QUIET).await;
-    let anew = cut_off.keeper.said().matches("restarted beside the other gateways").count();
+    let anew = cut_off.keeper.said().matches("restarted beside the other replicas").count();
     cables.iter().for_each(|cable| set(namespace, *cable, "up"));
     if is_without_database {
-        cut_off.says("restarted beside the other gateways", anew + 1).await;
+        cut_off.says("restarted beside the other replicas", anew + 1).await;
         assert_eq!(tables.lives_of("a").len(), lives + 1);
     }
     until("it is ready again", async || cut_off.is_ready().await).await;

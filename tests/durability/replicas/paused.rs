@@ -35,7 +35,7 @@ async fn f79_a_gateway_that_stood_still_for_longer_than_the_lease_begins_anew_an
     };
     tokio::join!(asked, goes_on);
     let replica = &site.replicas[0];
-    replica.says("restarted beside the other gateways", 1).await;
+    replica.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     let lives = tables.lives_of("a");
     assert_eq!((lives.len(), lives[1]), (2, former), "another life, of the same process");

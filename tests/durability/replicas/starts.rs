@@ -76,12 +76,12 @@ async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
     fs::write(other.keeper.folder().join("data/seal.key"), "08".repeat(32)).unwrap();
     let said = refused(&mut other, 64).await;
     assert!(
-        said.starts_with("key `store.path`: the gateway \"a\" that uses the database seals with another key"),
+        said.starts_with("key `store.path`: the replica \"a\" that uses the database seals with another key"),
         "{said}"
     );
     let mut same = site.replica("a").await;
     let said = refused(&mut same, 75).await;
-    assert!(said.starts_with("key `replica.name`: another gateway named \"a\" uses the database"), "{said}");
+    assert!(said.starts_with("key `replica.name`: another replica named \"a\" uses the database"), "{said}");
     assert_eq!(site.tables.lives_of("a").len(), 1, "whoever was first goes on");
     assert!(site.replicas[0].is_ready().await);
     site.tables.sql("UPDATE tg_meta SET schema_version = 1000");
@@ -183,7 +183,7 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     replica.is_unready("store unavailable").await;
     replica.says("cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1).await;
     fs::rename(password.with_extension("old"), &password).unwrap();
-    replica.says("restarted beside the other gateways", 1).await;
+    replica.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
     site.replicas.push(replica);
@@ -229,7 +229,7 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
     replica.is_unready("store unavailable").await;
     sleep(Duration::from_secs(3)).await;
     fs::rename(key.with_extension("old"), &key).unwrap();
-    replica.says("restarted beside the other gateways", 1).await;
+    replica.says("restarted beside the other replicas", 1).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "one of each beginning");
     site.replicas.push(replica);
     site.judge().await;
@@ -254,7 +254,7 @@ async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() 
     replica.says("old.key: cannot be read: No such file or directory (os error 2); this is retried until", 1).await;
     change(&replica, &table(&old), &table(&new));
     replica.says("the configuration was read again", 1).await;
-    replica.says("restarted beside the other gateways", 1).await;
+    replica.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     site.replicas.push(replica);
     site.judge().await;
@@ -282,7 +282,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     change(replica, "schema = \"read_anew\"", "schema = \"read_anew_other\"");
     replica.says("changed; takes effect at the next start", 1).await;
     replica.cut_off();
-    replica.says("this gateway has lost its calls", 1).await;
+    replica.says("this replica has lost its calls", 1).await;
     replica.is_unready("store unavailable").await;
     let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
     change(replica, plain, "");
@@ -310,7 +310,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     .await;
     assert_eq!(said.trim(), "taskgate: the store is not open yet: starting, store unavailable");
     replica.heal();
-    replica.says("restarted beside the other gateways", 1).await;
+    replica.says("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "in the schema that it was started with");
     let at = async |path| replica.ask(path, "tools/list", json!({})).await.status;
@@ -331,7 +331,7 @@ async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
         let replica = &mut site.replicas[0];
         replica.cut_off();
-        replica.says("this gateway has lost its calls", 1).await;
+        replica.says("this replica has lost its calls", 1).await;
         replica.is_unready("store unavailable").await;
         tables.sql(loss);
         // As where there is no place for it: the process knows.
@@ -355,14 +355,14 @@ async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     other.keeper.configure(&fewer);
     other.start().await;
     for replica in [&site.replicas[0], &other] {
-        replica.says("another gateway has different upstreams", 1).await;
+        replica.says("another replica has different upstreams", 1).await;
     }
     // What is said is what is in force, not what the start had.
     for (nth, upstreams) in [(1, fewer.as_str()), (2, site.upstreams())] {
         site.replicas[0].keeper.configure(upstreams);
         site.replicas[0].keeper.signal(Signal::HUP);
         let said =
-            if nth == 1 { "all gateways have the same upstreams" } else { "another gateway has different upstreams" };
+            if nth == 1 { "all replicas have the same upstreams" } else { "another replica has different upstreams" };
         for replica in [&site.replicas[0], &other] {
             replica.says(said, nth).await;
         }
@@ -370,7 +370,7 @@ async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     other.kill().await;
     other.keeper.configure(site.upstreams());
     other.start().await;
-    site.replicas[0].says("all gateways have the same upstreams", 2).await;
+    site.replicas[0].says("all replicas have the same upstreams", 2).await;
     site.replicas.push(other);
     site.judge().await;
 }

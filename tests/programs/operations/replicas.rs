@@ -242,7 +242,7 @@ async fn b217_a_gateway_that_restarted_in_its_process_finds_no_address_changed_b
     let program = Program::serve(&folder).await;
     until_ready_says(&program, "ready").await;
     database.psql("UPDATE readdressed.tg_replica SET dead = true, died = now()");
-    program.says("restarted beside the other gateways", 1).await;
+    program.says("restarted beside the other replicas", 1).await;
     let file = folder.path().join("taskgate.toml");
     let text = fs::read_to_string(&file).unwrap();
     folder.write_whole(&format!("{text}tasks.grace = \"7s\"\n"));

@@ -251,7 +251,7 @@ async fn a_start_beside_one_that_creates_the_tables_is_refused_and_tried_again()
     let is_locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')";
     until("the tables are created", || server.psql(is_locked) == "t").await;
     let refused = open_with(other.clone()).await.unwrap_err();
-    assert!(refused.retry() == Retry::Always && refused.to_string().contains("another gateway changes"), "{refused}");
+    assert!(refused.retry() == Retry::Always && refused.to_string().contains("another replica changes"), "{refused}");
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
     until("no connection waits", || server.psql(waiting) == "0").await;
     for store in [opening.await.unwrap().unwrap(), opened(other).await] {

@@ -219,11 +219,11 @@ enum CliCommand {
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },
-    /// Lists the gateways that share a running gateway's store, and removes a dead one from the list.
+    /// Lists the replicas that share a running gateway's store, and removes a dead one from the list.
     ///
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///
-    /// Exit codes: 0, or 1 if no such gateway is there, it is not dead, it still has tasks, or the store is not shared; 64 for a mistake
+    /// Exit codes: 0, or 1 if no such replica is there, it is not dead, it still has tasks, or the store is not shared; 64 for a mistake
     /// in the command line, 69 if the gateway cannot be reached.
     Replicas {
         #[command(subcommand)]

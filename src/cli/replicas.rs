@@ -12,15 +12,15 @@ use crate::face::operators::OperatorReplica;
 /// The request to the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(super) enum ReplicasCommand {
-    /// Lists the gateways that share the store, as the asked gateway sees them; for a day also those that ended.
+    /// Lists the replicas that share the store, as the asked one sees them; for a day also those that ended.
     List {
         /// Print a JSON list.
         #[arg(long)]
         json: bool,
     },
-    /// Removes the row of a dead gateway, which is otherwise kept for a day.
+    /// Removes the row of a dead replica, which is otherwise kept for a day.
     ///
-    /// The gateway must have been declared dead, and hold no task: others take its tasks over within seconds. A gateway that
+    /// The replica must have been declared dead, and hold no task: others take its tasks over within seconds. A replica that
     /// was only paused finds no row when it continues, concludes that the database lost acknowledged writes, and exits with
     /// 74.
     Forget {

@@ -415,17 +415,11 @@ impl StatelessFace {
 
     async fn run_call(&self, request: Box<StatelessRequestContext<'_>>, decision: &CallDecision) -> FaceResponse {
         let end = request.arrived + decision.policy.deadline;
-        let identified = {
-            let identifying = pin!(self.ensure_identity(&request));
-            within(end, identifying).await
-        };
-        match identified {
-            Some(Ok(())) => self.run(request, decision).await,
-            Some(Err(error)) => match error.into_fault() {
-                fault if fault == HANDSHAKE_LATE => request.handshake_late(),
-                fault => request.addressee.fault(&fault),
-            },
-            None => request.handshake_late(),
+        let identified = within(end, pin!(self.ensure_identity(&request))).await;
+        match identified.unwrap_or(Err(BeginError::Gateway(HANDSHAKE_LATE))).map_err(BeginError::into_fault) {
+            Ok(()) => self.run(request, decision).await,
+            Err(fault) if fault == HANDSHAKE_LATE => request.handshake_late(),
+            Err(fault) => request.addressee.fault(&fault),
         }
     }
 

@@ -402,7 +402,7 @@ struct LeasedSession {
     /// The sessions of its calls that may be the server's own tasks.
     listening: Vec<Weak<UpstreamSession>>,
     /// Cancelled with the last lease.
-    lease_ended: CancellationToken,
+    idle: CancellationToken,
 }
 
 impl SessionLeases {
@@ -424,7 +424,7 @@ impl SessionLeases {
             return None;
         }
         let leased = leased.remove();
-        leased.lease_ended.cancel();
+        leased.idle.cancel();
         leased.ended.filter(|_| !leased.has_orphan)
     }
 
@@ -448,8 +448,8 @@ impl SessionLeases {
     }
 
     /// Cancelled once no call runs in the session; `None` if none runs now.
-    fn lease_ended(&self, nonce: u128) -> Option<CancellationToken> {
-        self.0.lock().get(&nonce).map(|leased| leased.lease_ended.clone())
+    fn idle(&self, nonce: u128) -> Option<CancellationToken> {
+        self.0.lock().get(&nonce).map(|leased| leased.idle.clone())
     }
 
     fn ended(&self, nonce: u128) -> Option<SessionBinding> {

@@ -275,9 +275,8 @@ impl ListenSource {
         let (sender, wishes) = (self.sender.clone(), self.wanted.lock().wishes());
         let opening = async move {
             let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-            let opened =
-                timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&sender, &wishes)).await.unwrap_or(Err(late));
-            (wishes, opened)
+            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&sender, &wishes)).await;
+            (wishes, opened.unwrap_or(Err(late)))
         };
         opening.boxed().fuse()
     }

@@ -216,9 +216,8 @@ async fn send_request(sender: &StatelessSender, draft: &DraftRequest) -> Result<
         owned_sender.answer(&draft, None).await
     };
     let asking = async move {
-        let answer = tokio::time::timeout(REQUEST_MAX, asking).await;
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
-        answer.unwrap_or(Err(RequestFailure::Lost(late)))
+        tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or(Err(RequestFailure::Lost(late)))
     };
     let answer = sender.link.in_own_task(asking).await.unwrap_or_else(|fault| Err(RequestFailure::Lost(fault)));
     answer.map_err(|ending| match ending {

@@ -150,7 +150,7 @@ impl ProgramCalls {
     }
 
     fn take(&mut self, process: u64, id: &RequestId) -> Option<ProgramCall> {
-        let at = self.0.iter().position(|call| call.process == process && call.id.says(id))?;
+        let at = self.0.iter().position(|call| call.process == process && call.id == *id)?;
         self.0.remove(at)
     }
 }

@@ -138,7 +138,7 @@ impl StatelessRequest {
                 let params = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
                 let named = params.and_then(|params| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?));
                 let own = self.progress_token.as_ref().and_then(RequestId::from_payload);
-                own.zip(named).is_some_and(|(own, named)| own.says(&named))
+                own.zip(named).is_some_and(|(own, named)| own == named)
             }
             method::LOG_MESSAGE => self.log_level.is_some_and(|wanted| LogLevel::of(params) >= Some(wanted)),
             _ => !subscriptions::is_reserved(name),

@@ -141,7 +141,7 @@ impl FallbackListing {
     /// For the response to the request `id`; `None` for any other message.
     pub(super) fn listed_in(&self, message: &Bytes, id: &RequestId) -> Option<Bytes> {
         let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
-        let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+        let result = response.result.filter(|_| response.id.as_ref() == Some(id))?;
         self.listed(&result).map(|listed| envelope::result(id, &listed))
     }
 }

@@ -66,7 +66,7 @@ impl ReplicaArray {
             }
         };
         for id in answered {
-            if let Some(at) = self.open.iter().position(|open| id.says(open)) {
+            if let Some(at) = self.open.iter().position(|open| *open == id) {
                 self.open.swap_remove(at);
             }
         }

@@ -92,7 +92,7 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
         memchr::memmem::find(message, b"execution")?;
     }
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
-    let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+    let result = response.result.filter(|_| response.id.as_ref() == Some(id))?;
     tools(&result, support).map(|edited| envelope::result(id, &edited))
 }
 
@@ -125,7 +125,7 @@ fn with_support(tool: &Object, support: &str) -> Payload {
 /// A stateless server's description with the gateway's extension and versions alone (GW-12). Cache settings are kept.
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
-    let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+    let result = response.result.filter(|_| response.id.as_ref() == Some(id))?;
     let capabilities = result.get_object("capabilities")?;
     let declared = capabilities.get_object("extensions");
     let extensions = match &declared {

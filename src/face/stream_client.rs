@@ -286,13 +286,12 @@ impl StreamClientLoop {
     /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
     fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = notification.cancelled() else { return false };
-        let says = |own: &RequestId| own.says(&id);
-        let Some(request) = self.unanswered.iter_mut().find(|request| request.ids.iter().any(says)) else {
+        let Some(request) = self.unanswered.iter_mut().find(|request| request.ids.contains(&id)) else {
             return false;
         };
         if request.kind == RequestKind::Array {
             // The other requests of the array continue.
-            request.ids.retain(|own| !own.says(&id));
+            request.ids.retain(|own| *own != id);
             return false;
         }
         request.withdrawn.cancel();

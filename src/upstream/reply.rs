@@ -201,11 +201,11 @@ impl<'a> ErrorAddressee<'a> {
     fn is_named_by(self, response: &envelope::Response) -> bool {
         let Some(named) = &response.id else { return false };
         match self {
-            Self::Request(id) | Self::RequestInSession(id) | Self::Alone(id) => named.says(id),
+            Self::Request(id) | Self::RequestInSession(id) | Self::Alone(id) => named == id,
             Self::Handshake | Self::Forwarded(None) | Self::ForwardedInSession(None) => false,
             Self::Forwarded(Some(text)) | Self::ForwardedInSession(Some(text)) => match text.read(ScanLimits::UPSTREAM)
             {
-                Ok(message) => matches!(&*message, Message::Request(request) if named.says(&request.id)),
+                Ok(message) => matches!(&*message, Message::Request(request) if *named == request.id),
                 Err(_) => false,
             },
         }
@@ -282,10 +282,7 @@ pub(crate) async fn answer_after<B: Body<Data = BodyPart, Error = io::Error> + U
 pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Response> {
     let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
-        Message::Response(response) => {
-            let is_meant = response.id.as_ref().is_some_and(|named| named.says(id));
-            is_meant.then_some(response)
-        }
+        Message::Response(response) => (response.id.as_ref() == Some(id)).then_some(response),
         Message::Request(_) | Message::Notification(_) => None,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use smallvec::SmallVec;
 
@@ -12,8 +13,8 @@ pub const ID_BYTES_MAX: usize = 256;
 /// An id of so many bytes, such as a number, needs no memory on the heap. More would make the futures of a request larger.
 const INLINE_BYTES: usize = 16;
 
-/// A request id, a string or a whole number: echoed byte for byte, compared as text (`1` is not `"1"`, T-62).
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// A request id, a string or a whole number: echoed byte for byte, equal in all spellings (`1` is not `"1"`, T-62).
+#[derive(Clone)]
 pub struct RequestId(SmallVec<[u8; INLINE_BYTES]>);
 
 impl RequestId {
@@ -55,14 +56,13 @@ impl RequestId {
         Self(SmallVec::from_slice(number.to_string().as_bytes()))
     }
 
-    /// Whether two ids are equal once unescaped: servers write back the decoded id.
-    pub fn says(&self, other: &Self) -> bool {
-        // Different texts without escapes are different ids.
-        let is_escaped = |id: &Self| memchr::memchr(b'\\', &id.0).is_some();
-        let text = |id: &Self| serde_json::from_slice::<String>(&id.0).ok();
-        self == other
-            || ((is_escaped(self) || is_escaped(other))
-                && text(self).is_some_and(|own| text(other).as_ref() == Some(&own)))
+    /// One text for all spellings of an id: an unescaped string keeps its first quote, which no number has.
+    fn canonical(&self) -> Cow<'_, [u8]> {
+        match memchr::memchr(b'\\', &self.0).and_then(|_| self.as_text()) {
+            Some(text) => Cow::Owned([b"\"", text.as_bytes(), b"\""].concat()),
+            None if *self.0 == *b"-0" => Cow::Borrowed(b"0"),
+            None => Cow::Borrowed(&self.0),
+        }
     }
 
     pub fn as_json(&self) -> &str {
@@ -78,7 +78,21 @@ impl RequestId {
     }
 
     pub fn is_payload(&self, other: &Payload) -> bool {
-        *self.0 == **other.bytes()
+        Self::from_payload(other).as_ref() == Some(self)
+    }
+}
+
+impl PartialEq for RequestId {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0 || self.canonical() == other.canonical()
+    }
+}
+
+impl Eq for RequestId {}
+
+impl Hash for RequestId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.canonical().hash(state);
     }
 }
 

@@ -169,7 +169,7 @@ impl LifeSigns {
                     }
                 }
                 // Progress ends with the response (MOD-22).
-                Ok(Message::Response(Response { id: Some(id), .. })) if id.says(&watch.id) => watch.is_over = true,
+                Ok(Message::Response(Response { id: Some(id), .. })) if *id == watch.id => watch.is_over = true,
                 Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => (),
             }
         }

@@ -128,13 +128,11 @@ pub(in crate::face) fn status(status: StatusCode) -> RequestAnswer {
 /// Whether a client would take a message for the response to `id`: clients differ, so any message with the id counts.
 pub(in crate::face) fn brings_answer(text: &MessageText, id: &RequestId) -> bool {
     let is_answer = |message: &Message| match message {
-        Message::Response(response) => response.id.as_ref().is_some_and(|named| named.says(id)),
+        Message::Response(response) => response.id.as_ref() == Some(id),
         Message::Request(_) | Message::Notification(_) => false,
     };
     let bears_id = |error: &EnvelopeError| match error {
-        EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => {
-            found.as_ref().is_some_and(|found| found.says(id))
-        }
+        EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => found.as_ref() == Some(id),
         EnvelopeError::Batch => false,
     };
     match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {

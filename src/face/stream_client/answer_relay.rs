@@ -189,7 +189,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     let Some(id) = id else { return text.clone() };
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
         match (response.id, response.outcome) {
-            (Some(named), _) if named.says(id) => return text.clone(),
+            (Some(named), _) if named == *id => return text.clone(),
             (_, Err(error)) => return envelope::error(Some(id), &error),
             (_, Ok(_)) => (),
         }
@@ -225,7 +225,7 @@ fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
         Err(EnvelopeError::Batch) => None,
     };
     match (named, id) {
-        (Some(named), Some(id)) if named.says(id) => RelayedKind::Answer,
+        (Some(named), Some(id)) if named == *id => RelayedKind::Answer,
         (Some(_) | None, _) => RelayedKind::None,
     }
 }

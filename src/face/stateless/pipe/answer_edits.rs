@@ -143,9 +143,9 @@ impl AnswerEdits {
             return Ok(text);
         }
         let response = match envelope::read(&text, ScanLimits::UPSTREAM) {
-            Ok(Message::Response(response)) if response.id.as_ref().is_some_and(|id| id.says(&self.id)) => response,
+            Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => response,
             // Readers may differ about it: some may find a question or a handle.
-            Err(_) if classifier.may_ask() && classifier.id().is_none_or(|id| id.says(&self.id)) => {
+            Err(_) if classifier.may_ask() && classifier.id().is_none_or(|id| id == self.id) => {
                 return Err(malformed(Executed::Yes));
             }
             Ok(_) | Err(_) => return Ok(text),

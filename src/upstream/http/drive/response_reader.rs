@@ -171,6 +171,6 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
 
 /// Whether an unreadable text is the response: on a request's stream, any response without another id.
 pub(in crate::upstream::http) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
-    let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
+    let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id == awaited);
     envelope::glimpse(text).iter().any(is_meant)
 }

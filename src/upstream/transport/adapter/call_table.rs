@@ -243,7 +243,7 @@ impl CallTable {
     }
 
     pub(super) fn answered(&mut self, question: &RequestId) {
-        self.calls.values_mut().for_each(|call| call.questions.retain(|open| !open.says(question)));
+        self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
     }
 
     /// Delivers to the call that the notification names, else the only possible, else the unsolicited stream (T-20).
@@ -252,15 +252,12 @@ impl CallTable {
         let call = match notification.method.as_str() {
             method::PROGRESS => {
                 let token = params.and_then(|params| RequestId::from_payload(&params.get(meta::PROGRESS_TOKEN)?));
-                let is_of = |call: &&CallEntry| {
-                    call.token.as_ref().zip(token.as_ref()).is_some_and(|(own, named)| own.says(named))
-                };
-                self.calls.values().find(is_of)
+                self.calls.values().find(|call| token.is_some() && call.token == token)
             }
             method::LOG_MESSAGE => self.related(params).or_else(|| self.only()),
-            method::CANCELLED => notification
-                .cancelled()
-                .and_then(|id| self.calls.values().find(|call| call.questions.iter().any(|open| open.says(&id)))),
+            method::CANCELLED => {
+                notification.cancelled().and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
+            }
             _ => None,
         };
         match call {
@@ -345,12 +342,7 @@ impl CallTable {
 
     fn remove(&mut self, id: &RequestId) -> Option<CallEntry> {
         self.touch();
-        if let Some(call) = self.calls.remove(id) {
-            return Some(call);
-        }
-        // Servers may spell an id differently.
-        let same = self.calls.keys().find(|own| own.says(id)).cloned()?;
-        self.calls.remove(&same)
+        self.calls.remove(id)
     }
 
     fn note_to_all(&mut self, text: &MessageText) -> Result<(), DeliveryError> {
@@ -438,9 +430,7 @@ impl CallTable {
     }
 
     fn call(&self, id: &RequestId) -> Option<(&RequestId, &CallEntry)> {
-        self.calls
-            .get_key_value(id)
-            .or_else(|| self.calls.iter().find(|(own, _): &(&RequestId, &CallEntry)| own.says(id)))
+        self.calls.get_key_value(id)
     }
 }
 

@@ -17,6 +17,7 @@ use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::HeaderMap;
+use parking_lot::Mutex;
 use serde_json::json;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::mpsc;
@@ -34,6 +35,7 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
+use answer_relay::Awaited;
 use client_link::{ClientDisconnected, ClientLink};
 
 /// The limit of concurrent requests; further ones are refused.
@@ -146,8 +148,8 @@ struct ParsedMessage {
 
 struct UnansweredRequest {
     serial: u64,
-    /// One id, or all ids of an array.
-    ids: SmallVec<[RequestId; 1]>,
+    /// One id, or the ids of an array that have no response yet.
+    ids: Arc<Mutex<SmallVec<[RequestId; 1]>>>,
     kind: RequestKind,
     face: Face,
     withdrawn: CancellationToken,
@@ -284,14 +286,14 @@ impl StreamClientLoop {
     }
 
     /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
-    fn withdraw(&mut self, notification: &Notification) -> bool {
+    fn withdraw(&self, notification: &Notification) -> bool {
         let Some(id) = notification.cancelled() else { return false };
-        let Some(request) = self.unanswered.iter_mut().find(|request| request.ids.contains(&id)) else {
+        let Some(request) = self.unanswered.iter().find(|request| request.ids.lock().contains(&id)) else {
             return false;
         };
         if request.kind == RequestKind::Array {
             // The other requests of the array continue.
-            request.ids.retain(|own| *own != id);
+            request.ids.lock().retain(|own| *own != id);
             return false;
         }
         request.withdrawn.cancel();
@@ -356,7 +358,7 @@ impl StreamClientLoop {
             if let Some(session) = response.headers().get(headers::SESSION_ID) {
                 link.open(session.clone(), with);
             }
-            let relayed = link.relay(response, Some(&id)).await?;
+            let relayed = link.relay(response, Awaited::Response(&id)).await?;
             link.see_through(relayed, &id, &withdrawn).await
         };
         let done = CompletedWork::Handshake { serial: Some(serial), listens: false };
@@ -372,7 +374,7 @@ impl StreamClientLoop {
                 if caught(as_one_request(Box::pin(link.serve_request(inbound, &id, &withdrawn)))).await.is_none() {
                     let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
                     // Fails if the client has disconnected: then no reader is left.
-                    let _ = link.send_fault(Some(&id), &fault).await;
+                    let _ = link.send_fault(Awaited::Response(&id), &fault).await;
                 }
             };
             match face {
@@ -386,29 +388,41 @@ impl StreamClientLoop {
         self.work.push(asking.boxed());
     }
 
+    /// Serves an array: each of its requests gets a response or an error, unless it is cancelled (U94).
     fn serve_batch(&mut self, parsed: ParsedMessage) {
-        if self.is_full() {
-            return self.refuse_with(None, full());
-        }
         let messages = envelope::read_batch(&parsed.received.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX)
             .unwrap_or_default();
-        let ids = messages.into_iter().filter_map(|message| match message {
-            Ok(Message::Request(request)) => Some(request.id),
-            Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
-        });
-        let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
+        let mut ids = SmallVec::new();
+        for message in messages.into_iter().flatten() {
+            match message {
+                Message::Request(request) => ids.push(request.id),
+                Message::Notification(notification) => _ = self.withdraw(&notification),
+                Message::Response(_) => (),
+            }
+        }
+        if self.is_full() {
+            return ids.into_iter().for_each(|id| self.refuse_with(Some(id), full()));
+        }
+        let ids = Arc::new(Mutex::new(ids));
+        let (serial, _) = self.entered(Arc::clone(&ids), RequestKind::Array, Face::Session);
         let link = Arc::clone(&self.link);
-        let asking = as_one_request(async move {
+        let asking = async move {
+            let awaited = Awaited::Responses(&ids);
             // One event for each response: no client of a stream reads the array as a whole.
             let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..link.inside(parsed) };
-            link.relay(link.serve(inbound).await, None).await
-        });
-        self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
+            let relaying = async { link.relay(link.serve(inbound).await, awaited).await };
+            let is_done = caught(as_one_request(Box::pin(relaying))).await.is_some();
+            let reason = if is_done { Reason::UpstreamClosed } else { Reason::Internal };
+            // Fails if the client has disconnected: then no reader is left.
+            let _ = link.send_fault(awaited, &GatewayFault::new(reason, Executed::Unknown)).await;
+            CompletedWork::Answered(serial)
+        };
+        self.work.push(asking.boxed());
     }
 
     /// An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
-        self.unanswered.iter().map(|request| request.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
+        self.unanswered.iter().map(|request| request.ids.lock().len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
     /// `None` if the request was refused.
@@ -417,15 +431,20 @@ impl StreamClientLoop {
             self.refuse_with(Some(id.clone()), full());
             return None;
         }
-        if self.unanswered.iter().any(|request| request.ids.contains(id)) {
+        if self.unanswered.iter().any(|request| request.ids.lock().contains(id)) {
             let what = "a request with this id has no answer yet";
             self.refuse(Some(id.clone()), &RequestError::not_a_request(what));
             return None;
         }
-        Some(self.entered(smallvec![id.clone()], kind, face))
+        Some(self.entered(Arc::new(Mutex::new(smallvec![id.clone()])), kind, face))
     }
 
-    fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, kind: RequestKind, face: Face) -> (u64, CancellationToken) {
+    fn entered(
+        &mut self,
+        ids: Arc<Mutex<SmallVec<[RequestId; 1]>>>,
+        kind: RequestKind,
+        face: Face,
+    ) -> (u64, CancellationToken) {
         self.serials += 1;
         let (serial, withdrawn) = (self.serials, CancellationToken::new());
         self.unanswered.push(UnansweredRequest { serial, ids, kind, face, withdrawn: withdrawn.clone() });
@@ -524,7 +543,7 @@ impl StreamClientLoop {
     async fn end(mut self) {
         let plain =
             self.unanswered.iter().filter(|request| request.face == Face::Session && !request.withdrawn.is_cancelled());
-        let cancels = plain.flat_map(|request| &request.ids).filter_map(|id| {
+        let cancels = plain.flat_map(|request| request.ids.lock().clone()).filter_map(|id| {
             let params = Payload::of(&json!({ "requestId": id, "reason": "the client has gone" }));
             self.link.by_itself(envelope::notification(method::CANCELLED, Some(&params)))
         });

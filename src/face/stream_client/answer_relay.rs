@@ -7,7 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::response::Parts;
+use parking_lot::Mutex;
 use serde_json::json;
+use smallvec::{SmallVec, smallvec};
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -18,7 +21,7 @@ use crate::face::http::{FaceResponse, Inbound, ResponseBody, is_passing};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
-use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
+use crate::wire::envelope::{EnvelopeError, Response, is_batch, split_batch};
 use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, envelope, method};
 
 /// The delay before a stream is resumed, if the server names none.
@@ -44,59 +47,102 @@ pub(super) struct RelayResumePoint {
     pub(super) moved: bool,
 }
 
+/// The responses that a relayed HTTP response should have.
+#[derive(Clone, Copy)]
+pub(super) enum Awaited<'a> {
+    /// None: it is a session's own stream.
+    Messages,
+    Response(&'a RequestId),
+    /// One for each request of an array that has none so far, and was not cancelled.
+    Responses(&'a Mutex<SmallVec<[RequestId; 1]>>),
+}
+
+impl Awaited<'_> {
+    /// The requests without a response, none of which waits from now on.
+    fn take(self) -> SmallVec<[RequestId; 1]> {
+        match self {
+            Self::Messages => SmallVec::new(),
+            Self::Response(id) => smallvec![id.clone()],
+            Self::Responses(open) => std::mem::take(&mut *open.lock()),
+        }
+    }
+
+    fn take_one(self, named: &RequestId) -> bool {
+        match self {
+            Self::Messages => false,
+            Self::Response(id) => id == named,
+            Self::Responses(open) => {
+                let mut open = open.lock();
+                let at = open.iter().position(|id| id == named);
+                at.map(|at| open.remove(at)).is_some()
+            }
+        }
+    }
+}
+
 impl ClientLink {
-    /// Sends the messages of a response to the request `id`, or of a stream without a request.
+    /// Sends the messages of a response.
     pub(super) async fn relay(
         &self,
         response: FaceResponse,
-        id: Option<&RequestId>,
+        awaited: Awaited<'_>,
     ) -> Result<RelayOutcome, ClientDisconnected> {
         let is_stream = is_event_stream(&response);
         let (head, body) = response.into_parts();
         if is_stream {
-            return Box::pin(self.relay_events(body, id)).await;
+            return Box::pin(self.relay_events(body, awaited)).await;
         }
         let text = match read_whole(body, &self.read_limits()).await {
             Ok(text) => text,
             Err(fault) => {
-                self.send_fault(id, &fault).await?;
+                self.send_fault(awaited, &fault).await?;
                 return Ok(RelayOutcome::Whole);
             }
         };
-        if text.is_empty() && (head.status.is_success() || id.is_none()) {
+        if text.is_empty() && head.status.is_success() {
             return Ok(RelayOutcome::Nothing);
         }
-        if !head.status.is_success() {
-            let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-            let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
-            return match self.vetted(refusal.into(), None).0 {
-                Some(refusal) => self.send(refusal).await.map(|()| RelayOutcome::Whole),
-                None => Ok(RelayOutcome::Whole),
-            };
+        // An array has an error for each request if all lack a scope.
+        let is_array = matches!(awaited, Awaited::Responses(_)) && is_batch(&text);
+        if !head.status.is_success() && !is_array {
+            return Box::pin(self.refuse(awaited, &head, text)).await.map(|()| RelayOutcome::Whole);
         }
-        let (message, is_answer) = self.vetted(text.into(), id);
+        let (message, is_answer) = self.vetted(text.into(), awaited);
         if let Some(message) = message {
             self.send(message).await?;
         }
         if !is_answer {
-            self.send_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
+            self.send_fault(awaited, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
         }
         Ok(RelayOutcome::Whole)
     }
 
-    async fn relay_events(
-        &self,
-        body: ResponseBody,
-        id: Option<&RequestId>,
-    ) -> Result<RelayOutcome, ClientDisconnected> {
+    /// Refuses each request. An invalid array, or one without a request, has one error as a whole.
+    async fn refuse(&self, awaited: Awaited<'_>, head: &Parts, text: Bytes) -> Result<(), ClientDisconnected> {
+        let is_whole = match awaited {
+            Awaited::Responses(open) => head.status == StatusCode::BAD_REQUEST || open.lock().is_empty(),
+            Awaited::Messages | Awaited::Response(_) => false,
+        };
+        if is_whole && let (Some(whole), _) = self.vetted(text.clone().into(), Awaited::Messages) {
+            drop(awaited.take());
+            return self.send(whole).await;
+        }
+        let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+        for id in awaited.take() {
+            self.send(refusal(&text, &id, head.status, wait.map(Duration::from_secs))).await?;
+        }
+        Ok(())
+    }
+
+    async fn relay_events(&self, body: ResponseBody, awaited: Awaited<'_>) -> Result<RelayOutcome, ClientDisconnected> {
         let mut events = EventStream::new(body, self.read_limits());
         let (mut resume_point, mut is_answered) = (RelayResumePoint::default(), false);
         loop {
             let event = match events.next().await.map_err(BodyReadError::into_fault) {
                 Ok(Some(event)) => event,
                 // A session's own stream is resumed after its last message (U92).
-                Err(fault) if id.is_some() && has_no_room(fault.reason) => {
-                    self.send_fault(id, &fault).await?;
+                Err(fault) if !matches!(awaited, Awaited::Messages) && has_no_room(fault.reason) => {
+                    self.send_fault(awaited, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
                 Ok(None) | Err(_) => break,
@@ -109,7 +155,7 @@ impl ClientLink {
                 continue;
             }
             resume_point.moved = true;
-            let (message, is_answer) = self.vetted(event.data, id);
+            let (message, is_answer) = self.vetted(event.data, awaited);
             is_answered |= is_answer;
             if let Some(message) = message {
                 self.send(message).await?;
@@ -120,10 +166,10 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
-    /// Keeps only messages, and only the response to `id`, if any. Also returns whether that response is in the text.
-    fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
+    /// Keeps only messages, and no responses but awaited ones. Also returns whether such a response is in the text.
+    fn vetted(&self, text: MessageText, awaited: Awaited<'_>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
-            let kind = kind_of(&text, id);
+            let kind = kind_of(&text, awaited);
             if kind == RelayedKind::None {
                 self.dropped();
             }
@@ -133,7 +179,7 @@ impl ClientLink {
             self.dropped();
             return (None, false);
         };
-        let kinds: Vec<_> = messages.iter().map(|message| kind_of(&message.clone().into(), id)).collect();
+        let kinds: Vec<_> = messages.iter().map(|message| kind_of(&message.clone().into(), awaited)).collect();
         let is_answer = kinds.contains(&RelayedKind::Answer);
         if !kinds.contains(&RelayedKind::None) {
             return (Some(text.into_bytes()), is_answer);
@@ -158,14 +204,16 @@ impl ClientLink {
     /// Without a request, a fault is only logged.
     pub(super) async fn send_fault(
         &self,
-        id: Option<&RequestId>,
+        awaited: Awaited<'_>,
         fault: &GatewayFault,
     ) -> Result<(), ClientDisconnected> {
-        if id.is_none() {
+        if matches!(awaited, Awaited::Messages) {
             tracing::debug!(reason = fault.reason.key(), "a message to the client was lost");
-            return Ok(());
         }
-        self.send(envelope::error(id, &gateway_error(fault))).await
+        for id in awaited.take() {
+            self.send(envelope::error(Some(&id), &gateway_error(fault))).await?;
+        }
+        Ok(())
     }
 }
 
@@ -185,8 +233,7 @@ const fn has_no_room(reason: Reason) -> bool {
 }
 
 /// The refusal in the form that the client that sent `id` expects.
-fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
-    let Some(id) = id else { return text.clone() };
+fn refusal(text: &Bytes, id: &RequestId, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
     if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
         match (response.id, response.outcome) {
             (Some(named), _) if named == *id => return text.clone(),
@@ -203,7 +250,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-/// The kind of a text for a client that awaits one response, or any message.
+/// The kind of a text for a client that awaits responses, or any message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RelayedKind {
     /// The awaited response: clients differ, so a text with the id counts even if the gateway cannot parse it.
@@ -213,21 +260,19 @@ enum RelayedKind {
     None,
 }
 
-fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
+fn kind_of(text: &MessageText, awaited: Awaited<'_>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
-        Ok(message) => match &*message {
-            Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // This response is in an array, or on a stream without a request.
-            Message::Response(_) if id.is_none() => return RelayedKind::Message,
-            Message::Response(response) => response.id.clone(),
+        Ok(message) => match (&*message, awaited) {
+            // A response without an id is an error about an element of an array that is no request.
+            (Message::Request(_) | Message::Notification(_), _)
+            | (Message::Response(_), Awaited::Messages)
+            | (Message::Response(Response { id: None, .. }), Awaited::Responses(_)) => return RelayedKind::Message,
+            (Message::Response(response), Awaited::Response(_) | Awaited::Responses(_)) => response.id.clone(),
         },
         Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
         Err(EnvelopeError::Batch) => None,
     };
-    match (named, id) {
-        (Some(named), Some(id)) if named == *id => RelayedKind::Answer,
-        (Some(_) | None, _) => RelayedKind::None,
-    }
+    if named.is_some_and(|named| awaited.take_one(&named)) { RelayedKind::Answer } else { RelayedKind::None }
 }
 
 impl ClientLink {
@@ -241,7 +286,7 @@ impl ClientLink {
         let is_subscription = RequestKind::of(&inbound) == RequestKind::Subscription;
         let response = self.serve(inbound).await;
         let has_begun = is_subscription && is_event_stream(&response);
-        let relayed = self.relay(response, Some(id)).await?;
+        let relayed = self.relay(response, Awaited::Response(id)).await?;
         self.see_through(relayed, id, withdrawn).await?;
         if has_begun { self.send(ended_subscription(id)).await } else { Ok(()) }
     }
@@ -267,7 +312,7 @@ impl ClientLink {
             sleep(resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX)).await;
             let response = self.serve(rest).await;
             relayed = match response.status() {
-                StatusCode::OK => match self.relay(response, Some(id)).await? {
+                StatusCode::OK => match self.relay(response, Awaited::Response(id)).await? {
                     // There is no new event: the position remains.
                     RelayOutcome::Short(rest @ RelayResumePoint { event: None, .. }) => {
                         let retry = rest.retry.or(resume_point.retry);
@@ -284,7 +329,7 @@ impl ClientLink {
         if withdrawn.is_cancelled() {
             return Ok(());
         }
-        self.send_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
+        self.send_fault(Awaited::Response(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
     /// Relays the session's own stream, until the server has none or the session ends. Drops `opening` at a response.
@@ -296,7 +341,7 @@ impl ClientLink {
             let response = self.serve(get).await;
             drop(opening.take());
             match response.status() {
-                StatusCode::OK => match self.relay(response, None).await? {
+                StatusCode::OK => match self.relay(response, Awaited::Messages).await? {
                     RelayOutcome::Short(resume_point) => {
                         pause = resume_point.retry.unwrap_or(RETRY).clamp(OWN_STREAM_RETRY_MIN, RETRY_MAX);
                         event = resume_point.event.or(event);
@@ -346,7 +391,7 @@ mod tests {
         let message = r#"{"jsonrpc":"2.0","method":"notifications/a"}"#;
         let events = format!("id: 1\ndata: {message}\n\nid: 2\ndata: {}\n\n", "x".repeat(1_000));
         let response = event_stream(full_body(Bytes::from(events)));
-        let RelayOutcome::Short(resume_point) = link.relay(response, None).await.unwrap() else {
+        let RelayOutcome::Short(resume_point) = link.relay(response, Awaited::Messages).await.unwrap() else {
             panic!("the stream is taken for a complete one")
         };
         assert_eq!(resume_point.event.as_deref(), Some("1"));

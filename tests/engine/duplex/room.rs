@@ -169,6 +169,41 @@ async fn what_is_no_message_is_not_said_and_its_request_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn u94_each_request_of_an_array_is_answered_or_refused() {
+    const FIRST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+    let large = json!({"jsonrpc": "2.0", "id": 2, "result": "x".repeat(super::BYTES_MAX)});
+    let large = format!("data: {large}\n\n").leak();
+    for (act, answered, reason) in [
+        (Act::Events(vec![FIRST, large]), 1, "result_too_large"),
+        (Act::Events(vec![FIRST]), 1, "upstream_closed"),
+        (Act::Panic, 0, "internal"),
+        (Act::Bare(503), 0, "draining"),
+        (Act::Bare(429), 0, "rate_limited"),
+    ] {
+        let mut host = Host::introduced(vec![("GET", Act::Open(vec![])), ("[{", act)]).await;
+        host.write(&json!([request(1, "tools/call"), request(2, "tools/call"), request(3, "tools/call")])).await;
+        for id in 1..=3 {
+            let said = host.read().await;
+            let error = said["error"]["data"]["reason"].as_str();
+            assert_eq!((said["id"].as_u64(), error), (Some(id), (id > answered).then_some(reason)), "{said}");
+        }
+    }
+    // The cancel of a call in one array is in another array.
+    let later = Act::Later(Duration::from_secs(10), format!("[{}]", answer(2)));
+    let mut host = Host::introduced(vec![
+        ("GET", Act::Open(vec![])),
+        ("\"id\":1,", later),
+        ("\"id\":3,", Act::Json(200, answer(3))),
+    ])
+    .await;
+    host.write(&json!([request(1, "tools/call"), request(2, "tools/call")])).await;
+    host.write(&json!([super::cancel(1)])).await;
+    assert_eq!(host.read().await, json!([serde_json::from_str::<serde_json::Value>(&answer(2)).unwrap()]));
+    host.write(&request(3, "tools/list")).await;
+    assert_eq!(host.read().await["id"], 3, "the cancelled one has no error");
+}
+
+#[tokio::test(start_paused = true)]
 async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
     let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("[{", Act::Hang)]).await;
     host.write(&json!([request(5, "tools/call"), request(6, "tools/call"), request(7, "tools/call")])).await;

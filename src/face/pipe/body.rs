@@ -14,9 +14,9 @@ use tokio_util::sync::{WaitForCancellationFuture, WaitForCancellationFutureOwned
 use crate::connection_timer::poll_until;
 use crate::dialect::faults::gateway_error;
 use crate::engine::CallsEnd;
-use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::brings_answer;
+use crate::face::call_stream::{LIFE_SIGN, Silence};
 use crate::face::lazy_timer::within;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
@@ -104,6 +104,8 @@ pub(in crate::face) struct PipeBody<C> {
     last_frame: Instant,
     /// The time since the client's last sign of life.
     silence: Silence,
+    /// When it was last checked whether the client still waits.
+    looked: Instant,
     timer: Option<Pin<Box<Sleep>>>,
     calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// `None` for a client's own stream.
@@ -139,6 +141,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             pace,
             last_frame: now,
             silence: Silence::since(now),
+            looked: now,
             timer: None,
             calls_end: None,
             call,
@@ -227,6 +230,11 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.release_call();
         if says {
             self.silence = Silence::since(self.last_frame);
+        }
+        // A server may go on with its comments and messages after a cancel (U90).
+        if self.last_frame >= self.looked + LIFE_SIGN && self.is_between_events() {
+            self.looked = self.last_frame;
+            self.is_cancelled();
         }
         Frame::data(part)
     }
@@ -391,7 +399,7 @@ pub(in crate::face) async fn in_time<T>(
 ) -> Result<T, GatewayFault> {
     let mut ending = pin!(None::<WaitForCancellationFuture<'_>>);
     // The response goes first: most that are awaited here have come, and need no look at the gateway's end.
-    let waiting = poll_fn(|context| {
+    let mut waiting = poll_fn(|context| {
         if let Poll::Ready(done) = waiting.as_mut().poll(context) {
             return Poll::Ready(done);
         }
@@ -404,13 +412,21 @@ pub(in crate::face) async fn in_time<T>(
     });
     let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
+    let limit = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end);
     let mut awaited = AwaitedAnswer(Some(call));
-    let outcome = match [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) {
-        None => waiting.await,
-        Some((end, reason)) => within(end, waiting).await.unwrap_or_else(|| {
-            call.cancel(reason);
-            Err(GatewayFault::new(reason, Executed::Unknown))
-        }),
+    let outcome = loop {
+        let look = Instant::now() + LIFE_SIGN;
+        let end = limit.map_or(look, |(end, _)| end.min(look));
+        match (within(end, &mut waiting).await, limit) {
+            (Some(done), _) => break done,
+            (None, Some((limit, reason))) if limit <= end => {
+                call.cancel(reason);
+                break Err(GatewayFault::new(reason, Executed::Unknown));
+            }
+            // Its client has cancelled it (U90).
+            (None, _) if !call.is_wanted() => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            (None, _) => (),
+        }
     };
     awaited.0 = None;
     outcome.inspect_err(|fault| call.ended(fault))

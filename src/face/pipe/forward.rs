@@ -17,7 +17,7 @@ use super::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, StreamPause
 use crate::audit::AuditedCall;
 use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::call_stream::request_answer::RequestAnswer;
+use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::http::{AcceptedTypes, ResponseBody};
 use crate::face::served::Served;
 use crate::metric;
@@ -120,19 +120,20 @@ impl<E: PipeEra> PipedCall<E> {
         signs: Option<LifeSigns>,
     ) -> Result<RequestAnswer, GatewayFault> {
         match response.content {
-            BodyKind::Other => Err(self.malformed(Executed::Unknown)),
+            BodyKind::Other => self.malformed(Executed::Unknown, accepted),
             // The request was accepted, and the client would read an empty response.
-            BodyKind::Json if response.body.is_end_stream() => Err(self.malformed(Executed::Yes)),
+            BodyKind::Json if response.body.is_end_stream() => self.malformed(Executed::Yes, accepted),
             BodyKind::Json => {
                 let opening = edits.open(&self.era, response.body, accepted);
                 let opening_max = pace.idle.filter(|_| E::OPENS_WITHIN_IDLE);
-                let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await?;
+                let opened = in_time(&self, pin!(opening), opening_max, pace.deadline).await;
                 match opened {
-                    OpenedAnswer::Whole(answer) => {
+                    Err(fault) => self.failed(fault, accepted),
+                    Ok(OpenedAnswer::Whole(answer)) => {
                         self.answered(answer.outcome());
                         Ok(answer)
                     }
-                    OpenedAnswer::Through(body) => Ok(RequestAnswer::Json(ResponseBody::new(PipeBody::new(
+                    Ok(OpenedAnswer::Through(body)) => Ok(RequestAnswer::Json(ResponseBody::new(PipeBody::new(
                         body,
                         BodyForm::Json,
                         pace,
@@ -143,10 +144,8 @@ impl<E: PipeEra> PipedCall<E> {
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // Boxed: few clients accept no stream.
                 let mut reading = Box::pin(self.last_of(response, &edits, accepted));
-                let answer = in_time(&self, reading.as_mut(), None, pace.deadline).await?;
-                drop(reading);
-                self.answered(answer.outcome());
-                Ok(answer)
+                let answer = in_time(&self, reading.as_mut(), None, pace.deadline).await;
+                answer.inspect(|answer| self.answered(answer.outcome())).or_else(|fault| self.failed(fault, accepted))
             }
             BodyKind::Events => {
                 let subscription =
@@ -161,9 +160,18 @@ impl<E: PipeEra> PipedCall<E> {
         }
     }
 
-    fn malformed(&self, executed: Executed) -> GatewayFault {
+    fn malformed(&self, executed: Executed, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         self.answered(Reason::UpstreamMalformed.key());
-        GatewayFault::new(Reason::UpstreamMalformed, executed)
+        self.failed(GatewayFault::new(Reason::UpstreamMalformed, executed), accepted)
+    }
+
+    /// The fault of the request, or no response if its client has cancelled it (LEG-14).
+    pub(in crate::face) fn failed(
+        &self,
+        fault: GatewayFault,
+        accepted: AcceptedTypes,
+    ) -> Result<RequestAnswer, GatewayFault> {
+        if self.era.is_wanted() { Err(fault) } else { Ok(unanswered(accepted)) }
     }
 
     /// Reads the response in a stream for a client that accepts none: earlier messages are dropped.

@@ -337,15 +337,14 @@ impl PipeForward {
             Ok(JudgedResponse::Refused { fault, error, .. }) => {
                 era.shared.end_if_over(&era.session);
                 call.answered(error.as_ref().map_or_else(|| fault.reason.key(), |_| "upstream_error"));
-                return error.map(RequestAnswer::Error).ok_or(fault);
+                return error.map_or_else(|| call.failed(fault, accepted), |error| Ok(RequestAnswer::Error(error)));
             }
-            Ok(JudgedResponse::SessionLost) | Err(_) if !era.is_wanted() => return Ok(unanswered(accepted)),
             // The call was sent twice.
             Ok(JudgedResponse::SessionLost) => {
                 call.answered(Reason::UpstreamSessionLost.key());
-                return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
+                return call.failed(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown), accepted);
             }
-            Err(fault) => return Err(fault),
+            Err(fault) => return call.failed(fault, accepted),
         };
         call.era.keep_preference();
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };

@@ -10,7 +10,7 @@ use serde_json::json;
 use support::ports::reserved_address;
 
 use super::client::{TestGateway, call};
-use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest};
+use super::upstream::{BodySender, Once, ScriptedServer, ScriptedState, SeenRequest, in_time};
 
 fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
@@ -353,6 +353,26 @@ async fn leg_14_a_cancelled_call_whose_stream_its_server_ends_has_no_response() 
     drop(events);
     let text = reply.text().await;
     assert!(!text.contains("\"id\":1"), "{text}");
+}
+
+/// LEG-14: its client may accept no stream, and may call in an array.
+#[tokio::test]
+async fn leg_14_a_cancelled_call_of_a_client_without_streams_has_no_error() {
+    for in_array in [false, true] {
+        let (events, stream) = Once::events();
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
+        let mut client = gate.client_of("2025-03-26").await;
+        client.accept = "application/json";
+        let (poster, body) = (client.clone(), if in_array { format!("[{}]", call(1)) } else { call(1) });
+        let waiting = client.connections.spawn(async move { poster.post(body).await });
+        server.world.first(SeenRequest::is_call).await;
+        let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+        assert_eq!(client.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
+        drop(events);
+        let reply = in_time(waiting).await.unwrap();
+        assert_eq!((reply.status, reply.text().await.as_str()), (StatusCode::ACCEPTED, ""));
+    }
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ async fn gw_26_a_flood_of_messages_hides_no_life_sign_and_no_deadline() {
     }
 }
 
-/// U90, LEG-14: its server may be silent, end the stream, or break it.
+/// U90, LEG-14: its server may be silent, go on with comments, end the stream, or break it.
 #[tokio::test(start_paused = true)]
 async fn u90_the_stream_of_a_cancelled_call_ends_with_the_next_life_sign_and_has_no_response() {
     type Item = Result<Frame<BodyPart>, io::Error>;
@@ -126,11 +126,30 @@ async fn u90_the_stream_of_a_cancelled_call_ends_with_the_next_life_sign_and_has
     let silent = RawBody::new(StreamBody::new(stream::pending::<Item>()));
     let ended = RawBody::new(StreamBody::new(stream::empty::<Item>()));
     let broken = RawBody::new(StreamBody::new(stream::iter([Item::Err(io::Error::other("reset"))])));
-    for (source, expected, seconds) in [(silent, ":\n\n", 15), (ended, "", 0), (broken, ":\n\n", 0)] {
+    let commenting = RawBody::new(StreamBody::new(stream::repeat(()).then(|()| async {
+        sleep(Duration::from_secs(5)).await;
+        Item::Ok(Frame::data(BodyPart::from(Bytes::from_static(b":\n\n"))))
+    })));
+    for (source, expected, seconds) in
+        [(silent, ":\n\n", 15), (commenting, ":\n\n:\n\n:\n\n", 15), (ended, "", 0), (broken, ":\n\n", 0)]
+    {
         let begun = Instant::now();
         let request = TestRequest { id: RequestId::number(1), is_wanted: false };
         let body = PipeBody::new(source, BodyForm::Events, PipeTimeouts::default(), Some(request));
         assert_eq!(body.collect().await.unwrap().to_bytes(), expected);
+        assert_eq!(begun.elapsed().as_secs(), seconds);
+    }
+}
+
+/// U90: a server that answers in JSON sends nothing before its response.
+#[tokio::test(start_paused = true)]
+async fn u90_the_wait_for_the_response_to_a_cancelled_call_ends() {
+    let begun = Instant::now();
+    for (is_wanted, deadline, seconds) in [(false, None, 15), (true, Some(Duration::from_secs(50)), 65)] {
+        let request = TestRequest { id: RequestId::number(1), is_wanted };
+        let waiting = pin!(std::future::pending::<Result<(), GatewayFault>>());
+        let deadline = deadline.map(|span| Instant::now() + span);
+        assert!(in_time(&request, waiting, None, deadline).await.is_err());
         assert_eq!(begun.elapsed().as_secs(), seconds);
     }
 }

@@ -305,6 +305,7 @@ REPLACED_GATEWAYS ?= 2000
 POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
 REPLICA_SCHEDULES ?= 1000000
+PRINCIPAL_NAMES ?= 250
 REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
 REPLICA_FAILOVERS ?= 5
@@ -318,6 +319,8 @@ soak: setup
 	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test durability power_cut:: -- --nocapture
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
+	$(call step,principals with equal names at two gateways and at an endpoint: $(PRINCIPAL_NAMES) of each kind)
+	@PRINCIPAL_NAMES=$(PRINCIPAL_NAMES) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability -- isolation:: endpoint_twin
 	$(call step,gateways with a thousand tasks that are killed beside others: $(REPLICA_KILLS))
 	@REPLICA_KILLS=$(REPLICA_KILLS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability thousand_tasks -- --nocapture
 	$(call step,faults that befall three gateways and their database: $(REPLICA_FAULTS))

@@ -1,7 +1,7 @@
 //! The program is killed at every point of a call's way, under load, and started again on what it left. Then all tasks
 //! are followed to their end, and the whole history is held against L1 to L8.
 //!
-//! `KILL_CYCLES` is how often each fault happens (5), `KILL_SEED` repeats a run. Every cycle prints its seed.
+//! `KILL_CYCLES` is how often each fault happens (2), `KILL_SEED` repeats a run. Every cycle prints its seed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

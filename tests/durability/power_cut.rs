@@ -20,7 +20,7 @@ use rows::{Acknowledged, violations};
 use taskgate::store::{DiskSettings, DiskStore};
 use trace::{Event, read_trace};
 
-const IMAGES: usize = 100;
+const IMAGES: usize = 40;
 /// As many show that a store which syncs nothing is found out.
 const IMAGES_WITHOUT_SYNC: usize = 10;
 

@@ -2,7 +2,7 @@
 //! longer than the lease, and cut off from the database or from each other, or whose database fails. Servers keep a ledger of what reached them, and
 //! what clients were told by any gateway is held against L1 to L8.
 //!
-//! `REPLICA_KILLS` is how often one with a thousand tasks is killed (2, with a short lease); `REPLICA_FAILOVERS` how often the
+//! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1, with a short lease); `REPLICA_FAILOVERS` how often the
 //! database's leader is killed under so many (1, under fewer).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]

@@ -1,4 +1,4 @@
-//! A thousand principals of four kinds with equal names, and the configuration that distinguishes them.
+//! Principals of four kinds with equal names, and the configuration that distinguishes them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -25,8 +25,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-/// The number of names of each kind.
+/// The number of names of each kind: a thousand principals have them at a server's own path.
 pub(crate) const NAMES: usize = 250;
+/// The number elsewhere, if `PRINCIPAL_NAMES` does not say it: a connection for each principal takes most of the time.
+pub(crate) const FEW_NAMES: usize = 50;
 pub(crate) const KINDS: usize = 4;
 const ISSUERS: [&str; 2] = ["https://login.example", "https://other.example"];
 const AUDIENCE: &str = "https://mcp.example/mcp";
@@ -77,7 +79,9 @@ fn key_of(name: usize) -> String {
 }
 
 impl Crowd {
-    pub(crate) async fn before(server: &ScriptedServer) -> Self {
+    pub(crate) async fn before(server: &ScriptedServer, names: usize) -> Self {
+        let names =
+            std::env::var("PRINCIPAL_NAMES").map_or(names, |names| names.parse().expect("PRINCIPAL_NAMES is a number"));
         let (section, _hostile) = hostile_twin::section("up", "/mcp", server.url().as_str()).await;
         let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
         let issuers = ISSUERS.map(|_| IssuerKey::es256("k1"));
@@ -88,7 +92,7 @@ impl Crowd {
         }
         let end = SystemClock.now().as_millis() / 1_000 + 3_600;
         let nameless = Arc::new(authority.client(&["http/1.1"]));
-        let people = (0..NAMES * KINDS).map(|nth| {
+        let people = (0..names * KINDS).map(|nth| {
             let (kind, at) = (nth % KINDS, nth / KINDS);
             let name = format!("u{at:03}");
             let token = |issuer: usize| {
@@ -128,7 +132,7 @@ impl Crowd {
             )
             .unwrap();
         }
-        for name in 0..NAMES {
+        for name in 0..self.people.len() / KINDS {
             let key = key_of(name);
             write!(text, "[[auth.api_keys]]\nid = \"u{name:03}\"\nkey = \"{key}\"\n{of_keys}\n").unwrap();
         }

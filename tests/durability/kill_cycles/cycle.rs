@@ -19,9 +19,9 @@ use super::ledger::Ledger;
 use super::wire_client::{Flavour, WireClient};
 
 /// How often each fault happens where the environment says nothing.
-const CYCLES: u64 = 5;
+const CYCLES: u64 = 2;
 /// Cycles of one fault at the same time.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 2;
 /// The longest that a client follows one task, and a whole cycle may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CYCLE_MAX: Duration = Duration::from_secs(240);

@@ -1,9 +1,9 @@
-//! The thousand principals of `isolation` at two gateways on one database; one of them is killed.
+//! The principals of `isolation` at two gateways on one database; one of them is killed.
 
 use support::postgres;
 
 use super::harness::{Site, Terms};
-use crate::isolation::crowd::Crowd;
+use crate::isolation::crowd::{Crowd, FEW_NAMES};
 use crate::isolation::{
     each_is_told_of_its_own_alone, each_sees_its_own_alone, each_still_sees_its_own_alone, make_all,
     nothing_was_cancelled_or_answered, server,
@@ -14,7 +14,7 @@ use crate::isolation::{
 async fn sec_42_the_principals_of_two_gateways_know_nothing_of_each_other() {
     let Some(database) = postgres::shared() else { return };
     let server = server().await;
-    let crowd = Crowd::before(&server).await;
+    let crowd = Crowd::before(&server, FEW_NAMES).await;
     let mut site = Site::open("isolation", database, Terms::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;

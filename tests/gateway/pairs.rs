@@ -83,7 +83,8 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
         if is_queued {
             let blockers = front.one_at_each().into_iter().map(|stranger| PairClient::new(client, stranger, |_| 0));
             let mut blockers = try_join_all(blockers).await?;
-            return cases::run_queued(client, (&mut speaker, &mut blockers), &ledger).await;
+            let held = async || front::held_calls(&front.gateways(), "up").await;
+            return cases::run_queued(client, (&mut speaker, &mut blockers), &ledger, held).await;
         }
         cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
     };

@@ -17,6 +17,8 @@ const CASE_MAX: Duration = WAIT_MAX.saturating_mul(3);
 /// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
 /// is told at once.
 const TOLD_MAX: Duration = WAIT_MAX;
+/// How often a state that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
@@ -219,14 +221,27 @@ pub(crate) async fn run(
     Ok(if story.is_task { Way::Task } else { Way::Plain })
 }
 
-/// Cancels a call that waits while others have the only place of each gateway.
+/// Cancels a call that waits while others have the only place of each gateway. `held` counts the calls that gateways hold for clients
+/// without tasks.
 pub(crate) async fn run_queued(
     client: speaker::Kind,
     (speaker, blockers): (&mut PairClient, &mut [PairClient]),
     ledger: &Arc<Ledger>,
+    held: impl AsyncFn() -> usize,
 ) -> Result<Way, String> {
     let case = Case::CancelQueued;
     let places = blockers.len();
+    let is_held = matches!(client, speaker::Kind::Session | speaker::Kind::Stateless);
+    let until_held = async |count: usize| {
+        let begun = Instant::now();
+        while is_held && held().await != count {
+            if begun.elapsed() > TOLD_MAX {
+                return Err(format!("the gateway never holds {count} calls"));
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    };
     let holding = try_join_all(blockers.iter_mut().map(|blocker| blocker.call(HOLDING, UserBehaviour::Patient)));
     let cancelling = async {
         let begun = Instant::now();
@@ -234,13 +249,16 @@ pub(crate) async fn run_queued(
             if begun.elapsed() > TOLD_MAX {
                 return Err("the first call never began".to_owned());
             }
-            sleep(Duration::from_millis(20)).await;
+            sleep(LOOK).await;
         }
-        let story = speaker.call(case.tool(), case.manner()).await;
-        // Whoever cancels by leaving is told nothing: the gateway has time to see it.
-        sleep(Duration::from_millis(500)).await;
+        let queued = speaker.queued();
+        let noticing = async { until_held(places + 1).await.map(|()| queued.notify_one()) };
+        let story = tokio::try_join!(speaker.call(case.tool(), case.manner()), noticing);
+        // Whoever cancels by leaving is told nothing: the gateway has to see it before the place is free.
+        let left = until_held(places).await;
         ledger.release(HOLDING);
-        let story = story?;
+        let (story, ()) = story?;
+        left?;
         check_story(case, client, &story)?;
         // Whoever waited still would have had the place before this one.
         let next = speaker.call(Case::ToolError.tool(), UserBehaviour::Patient).await?;
@@ -307,7 +325,7 @@ async fn told(ledger: &Ledger, tool: &str) -> Result<(), String> {
         if begun.elapsed() > TOLD_MAX {
             return Err("the server was not told to stop".to_owned());
         }
-        sleep(Duration::from_millis(20)).await;
+        sleep(LOOK).await;
     }
     Ok(())
 }

@@ -1,7 +1,11 @@
 //! What stands between clients and servers: one gateway, or two on one store behind a balancer.
 
+use http::Request;
+use http_body_util::Full;
 use support::balancer::{BalancedGateways, BalancerMode};
 use support::replicas::client_at;
+use support::wire_client::send;
+use taskgate::app::Gateway;
 
 use super::client::{Client, TestGateway};
 
@@ -45,6 +49,13 @@ impl Front {
         }
     }
 
+    pub(crate) fn gateways(&self) -> Vec<&Gateway> {
+        match self {
+            Self::One(gate) => vec![&gate.gateway],
+            Self::Balanced(gateways) => gateways.replicas.all.iter().map(|one| &one.gateway).collect(),
+        }
+    }
+
     /// A client at each gateway, past the balancer: each gateway has places of its own at the server.
     pub(crate) fn one_at_each(&self) -> Vec<Client> {
         match self {
@@ -54,4 +65,16 @@ impl Front {
             }
         }
     }
+}
+
+/// How many calls gateways hold at one upstream for clients without tasks, those that wait for their turn included.
+pub(crate) async fn held_calls(gateways: &[&Gateway], upstream: &str) -> usize {
+    let mut held = 0;
+    for gateway in gateways {
+        let request = Request::get("/calls").header("host", "localhost").body(Full::default()).unwrap();
+        let listed = send(gateway.admin_address(), request).await.json();
+        let calls = listed["calls"].as_array().unwrap_or_else(|| panic!("no list: {listed}"));
+        held += calls.iter().filter(|call| call["upstream"] == upstream).count();
+    }
+    held
 }

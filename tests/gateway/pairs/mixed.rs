@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 
 use super::cases::{self, Case, Cell};
 use super::client::TestGateway;
+use super::front::held_calls;
 use super::server::{self, Kind, Ledger, OWN_TOOL};
 use super::speaker::{self, Ending, PairClient, UserBehaviour};
 use super::upstream::ScriptedServer;
@@ -87,6 +88,7 @@ async fn column(client: speaker::Kind, case: Case) -> (speaker::Kind, Case, Vec<
             return (client, case, MEMBERS.map(wrong).into());
         }
     };
+    let shared = &gate;
     let calling = members.iter().enumerate().map(|(at, member)| {
         let first_id = IDS * (at as u64 + 1);
         let hand = |of: &PairClient| {
@@ -94,7 +96,7 @@ async fn column(client: speaker::Kind, case: Case) -> (speaker::Kind, Case, Vec<
             of.at_upstream(name(member.0), first_id, move |tool| ledger.runs(tool))
         };
         let both = (hand(&speaker), hand(&blocker));
-        async move { (member.0, cell(case, client, member, both).await) }
+        async move { (member.0, cell(case, client, shared, member, both).await) }
     });
     let mut cells = join_all(calling).await;
     if prefix_policy(case) == "auto"
@@ -108,13 +110,15 @@ async fn column(client: speaker::Kind, case: Case) -> (speaker::Kind, Case, Vec<
 async fn cell(
     case: Case,
     client: speaker::Kind,
+    gate: &TestGateway,
     (kind, server, ledger): &Member,
     (mut speaker, blocker): (PairClient, PairClient),
 ) -> Cell {
     match cases::why_not(client, *kind, case) {
         Some(why) => Cell::NotApplicable(why),
         None if case == Case::CancelQueued => {
-            Cell::of(cases::run_queued(client, (&mut speaker, &mut [blocker]), ledger)).await
+            let held = async || held_calls(&[&gate.gateway], name(*kind)).await;
+            Cell::of(cases::run_queued(client, (&mut speaker, &mut [blocker]), ledger, held)).await
         }
         None => Cell::of(cases::run(case, client, *kind, &mut speaker, ledger, server)).await,
     }

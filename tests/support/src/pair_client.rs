@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 pub use crate::kind::Kind;
@@ -63,7 +64,7 @@ pub const SLOW: Duration = Duration::from_millis(3_500);
 
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
-const POLL: Duration = Duration::from_millis(40);
+const POLL: Duration = Duration::from_millis(100);
 const LONGEST: Duration = WAIT_MAX;
 
 pub struct PairClient {
@@ -73,6 +74,8 @@ pub struct PairClient {
     questions: usize,
     seen_keys: BTreeSet<String>,
     runs: Runs,
+    /// Notified once a call of a client without tasks waits for its turn.
+    queued: Arc<Notify>,
     /// The parent of the task that is looked after, if it is a subtask.
     parent: Option<String>,
     /// What stands in front of the names of tools.
@@ -126,7 +129,8 @@ impl PairClient {
             next_id += 1;
         }
         let (seen_keys, parent, prefix) = (BTreeSet::new(), None, String::new());
-        Ok(Self { kind, client, next_id, questions: 0, seen_keys, runs: Arc::new(runs), parent, prefix })
+        let (runs, queued) = (Arc::new(runs), Arc::default());
+        Ok(Self { kind, client, next_id, questions: 0, seen_keys, runs, queued, parent, prefix })
     }
 
     /// The same client, in the same session, at the tools of one upstream of an endpoint. Its requests have ids from
@@ -144,9 +148,15 @@ impl PairClient {
             questions: 0,
             seen_keys: BTreeSet::new(),
             runs: Arc::new(runs),
+            queued: Arc::default(),
             parent: None,
             prefix: format!("{upstream}__"),
         }
+    }
+
+    /// Whoever has a client without tasks cancel a call, or leave, while it waits for its turn, notifies it of that moment.
+    pub fn queued(&self) -> Arc<Notify> {
+        Arc::clone(&self.queued)
     }
 
     /// Goes through one call.
@@ -206,10 +216,10 @@ impl PairClient {
 
     /// A plain call of a session: everything comes on its stream.
     async fn session_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<Ending, String> {
-        let (client, id) = (self.client.clone(), self.next_id);
+        let (client, id, queued) = (self.client.clone(), self.next_id, self.queued());
         let cancelling = async {
             if manner == UserBehaviour::CancellingQueued {
-                sleep(Duration::from_millis(300)).await;
+                queued.notified().await;
                 cancel_request(&client, id).await;
             }
         };
@@ -300,10 +310,10 @@ impl PairClient {
 
     /// Sends a call and closes its connection: once the tool runs, or while the call waits for its turn.
     async fn leave(&mut self, tool: &str, params: Value, manner: UserBehaviour) -> Result<Ending, String> {
-        let runs = Arc::clone(&self.runs);
+        let (runs, queued) = (Arc::clone(&self.runs), self.queued());
         let time_to_go = async {
             if manner == UserBehaviour::CancellingQueued {
-                sleep(Duration::from_millis(400)).await;
+                queued.notified().await;
                 return Ok(());
             }
             under_way(&runs, tool).await

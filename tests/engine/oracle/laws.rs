@@ -201,7 +201,7 @@ fn l6_a_cancel_that_is_not_kept_is_reported() {
     let late = |seen| vec![cancelled.clone(), (300, polled("t1", 290, seen))];
     let unsent = [(160, sends("n3x", "ada")), (170, handle("n3x", "t3")), (180, Fact::Cancelled { task: n("t3") })];
     check(&[
-        ("dispatched", unsent.iter().cloned().chain([(290, called("n3x"))]).collect(), &["L6"]),
+        ("dispatched", unsent.iter().cloned().chain([(690, called("n3x"))]).collect(), &["L6"]),
         ("on its way", unsent.iter().cloned().chain([(230, called("n3x"))]).collect(), &[]),
         ("open", late(PollResult::Open), &["L6"]),
         ("failed later", late(settled("failed", "", 250)), &["L6"]),

@@ -16,7 +16,7 @@ use crate::history::{Fact, History, PollResult};
 use crate::wire_client::{Answer, Flavour, WireClient};
 
 /// How often a task is asked for.
-const POLL: Duration = Duration::from_millis(40);
+const POLL: Duration = Duration::from_millis(100);
 /// Tasks that are polled together after their clients have ended.
 const LOOKS_AT_ONCE: usize = 8;
 

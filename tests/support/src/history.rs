@@ -17,7 +17,7 @@ const TRUE_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full
 
 /// How long a call that was sent before a cancel was acknowledged may be on its way to the server's notes. What a test
 /// cannot see at this distance, the engine's scenarios show: no call is begun after the cancel's commit.
-const ON_THE_WAY: Duration = Duration::from_millis(100);
+const ON_THE_WAY: Duration = Duration::from_millis(500);
 /// Task times are cut to whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 

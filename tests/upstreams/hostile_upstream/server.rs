@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -10,6 +11,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+
+/// The pause before each piece of an answer that drips.
+const DRIP: Duration = Duration::from_millis(20);
 
 /// How a call is answered. In every text `{id}` stands for the call's id.
 #[derive(Clone, Debug)]
@@ -22,6 +26,8 @@ pub(crate) enum Act {
     Stays(Vec<u8>),
     /// Says the first once, and the second as long as somebody reads.
     Endless(Vec<u8>, Vec<u8>),
+    /// Says the first once, and the second again and again, as long as somebody reads.
+    Drips(Vec<u8>, Vec<u8>),
     /// Says this once the test lets it.
     Held(Vec<u8>),
     /// Says this and closes; says the second to whoever takes the stream up.
@@ -211,6 +217,13 @@ impl Conversation {
                     if count < more.len() {
                         stream.write_all(&more[count..]).await.ok()?;
                     }
+                }
+            }
+            Act::Drips(first, more) => {
+                stream.write_all(&with_id(first, id)).await.ok()?;
+                loop {
+                    tokio::time::sleep(DRIP).await;
+                    stream.write_all(more).await.ok()?;
                 }
             }
             Act::Held(said) => {

@@ -186,9 +186,9 @@ fn endless_streams() -> Vec<Row> {
     let large = ["200 -32603 result_too_large yes", "failed -32603 result_too_large yes", "cut"];
     vec![
         // What the pipe does not keep has no end but the deadline.
-        row("U17", Act::Endless(events("data: "), vec![b'x'; 4096]), large),
+        row("U17", Act::Drips(events("data: "), vec![b'x'; 16 << 10]), large),
         alike("U09 wrong ids alone", Act::Stays(events(&wrong_ids())), late),
-        alike("U18", Act::Endless(events(""), b": still here\n\n".to_vec()), late),
+        alike("U18", Act::Drips(events(""), b": still here\n\n".to_vec()), late),
     ]
 }
 

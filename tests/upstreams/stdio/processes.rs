@@ -25,11 +25,9 @@ async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_ki
     let client = StandaloneClient::session(&gate).await;
     let began = tokio::time::Instant::now();
     client.leave().await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(gate.programs().len(), 1, "it is given time");
     gate.until_processes(0).await;
-    let took = began.elapsed();
-    assert!(took >= Duration::from_secs(4) && took < WAIT_MAX / 2, "{took:?}");
+    // It ignores both: without the time that it is given it would be gone sooner, and without SIGKILL it would stay.
+    assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 //! that a call whose client was told that it is not done is not sent, and that every call ends once all is well. With each rule taken
 //! out, the same harness finds violations.
 //!
-//! `REPLICA_SCHEDULES` is how many schedules run (20,000), `REPLICA_SEED` the first one's seed; a single schedule is printed
+//! `REPLICA_SCHEDULES` is how many schedules run (8,000), `REPLICA_SEED` the first one's seed; a single schedule is printed
 //! event by event: `REPLICA_SCHEDULES=1 REPLICA_SEED=4711`.
 
 mod judge;
@@ -77,7 +77,7 @@ fn run(first: u64, count: u64, without: Option<Rule>) -> Totals {
 
 #[test]
 fn no_schedule_breaks_a_promise() {
-    let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 20_000));
+    let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 8_000));
     let begun = tokio::time::Instant::now();
     let totals = run(first, count, None);
     println!(
@@ -101,7 +101,7 @@ fn no_schedule_breaks_a_promise() {
 /// Whatever happened: once all is well, somebody ends every call that a client has a handle of.
 #[test]
 fn every_call_ends_once_all_is_well() {
-    let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 20_000).div_ceil(20));
+    let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 8_000).div_ceil(20));
     for seed in first..first + count {
         let (judge, open) = world::run_to_the_end(seed);
         assert!(judge.violations.is_empty() && open == 0, "seed {seed}: {open} calls are open, {:?}", judge.violations);

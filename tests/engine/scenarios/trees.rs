@@ -165,7 +165,7 @@ async fn run(elements: Vec<Element>, parallel: usize, sees: bool, acts: Vec<(u64
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn sub_01_to_sub_17_hold_after_every_event(

@@ -310,6 +310,7 @@ REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
 REPLICA_FAILOVERS ?= 5
 EARLIER ?= HEAD~1
+AUDIT_CALLS ?= 10000
 BALANCED_PAIRS ?= 42
 BLOAT_LIVES ?= 1000000
 soak: setup
@@ -333,6 +334,8 @@ soak: setup
 	cargo build --quiet --locked --manifest-path "$(TARGET)/earlier/source/Cargo.toml" --target-dir "$(TARGET)/earlier"
 	TASKGATE_EARLIER="$(TARGET)/earlier/debug/taskgate" TASKGATE_PEERS="$(PEERS)" \
 		cargo test --locked --test durability -- --ignored --nocapture another_version
+	$(call step,calls that the audit and the metrics count: $(AUDIT_CALLS))
+	@AUDIT_CALLS=$(AUDIT_CALLS) cargo test --locked --test programs count_the_same_calls
 	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
 	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
 	$(call step,tasks that come and go in the database: $(BLOAT_LIVES))

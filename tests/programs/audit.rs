@@ -26,9 +26,9 @@ const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const EVE: &str = "tg_eve1_ffeeddccbbaa00998877665544332211";
 /// A text that must be in no file.
 const CANARY: &str = "canary-5e1f0c";
-/// Every twentieth call becomes a task.
-const CALLS: usize = 10_000;
-const TASKS: usize = CALLS / 20;
+/// As many calls are counted, if `AUDIT_CALLS` does not say it. Every twentieth becomes a task.
+const CALLS: usize = 2_000;
+const CALLS_FOR_A_TASK: usize = 20;
 const AT_ONCE: usize = 16;
 
 /// An audit file in a folder, with the keys of `[audit]` for it.
@@ -339,7 +339,7 @@ async fn a_forwarded_call_is_recorded_and_its_name_is_escaped() {
 }
 
 /// Makes all calls over open connections; returns the numbers of results and of handles.
-async fn load_all(program: &Program) -> (usize, usize) {
+async fn load_all(program: &Program, calls: usize) -> (usize, usize) {
     let (begun, results, handles) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let one = async || {
         let socket = tokio::net::TcpStream::connect(program.clients).await.unwrap();
@@ -348,10 +348,10 @@ async fn load_all(program: &Program) -> (usize, usize) {
         tokio_util::task::TaskTracker::new().spawn(connection);
         loop {
             let nth = begun.fetch_add(1, Ordering::Relaxed);
-            if nth >= CALLS {
+            if nth >= calls {
                 return;
             }
-            let call = match nth % (CALLS / TASKS) {
+            let call = match nth % CALLS_FOR_A_TASK {
                 0 => Call::new("tools/call", &json!({"name": "task", "arguments": {"secret": CANARY}})),
                 _ => Call::plain(&json!({"secret": CANARY})),
             };
@@ -375,30 +375,32 @@ async fn load_all(program: &Program) -> (usize, usize) {
 /// The file, the metrics and the server have the same number of calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_the_metrics_and_the_server_count_the_same_calls() {
+    let calls = std::env::var("AUDIT_CALLS").map_or(CALLS, |calls| calls.parse().expect("AUDIT_CALLS is a number"));
+    let tasks = calls.div_ceil(CALLS_FOR_A_TASK);
     let (audit, server) = (Audit::new(""), echo().await);
-    let folder = Folder::with(&format!("{}[limits]\ntasks_per_principal_max = {CALLS}\n", audit.keys));
+    let folder = Folder::with(&format!("{}[limits]\ntasks_per_principal_max = {calls}\n", audit.keys));
     folder.write(&(block("up", &server) + "[[upstreams.up.tools]]\nmatch = \"task\"\nmode = \"always\"\n"));
     let mut program = Program::serve(&folder).await;
-    assert_eq!(load_all(&program).await, (CALLS - TASKS, TASKS));
+    assert_eq!(load_all(&program, calls).await, (calls - tasks, tasks));
     let settled = "taskgate_tasks_settled_total{upstream=\"up\",outcome=\"returned\"}";
     in_time(async {
-        while audit.count("call.ended") < CALLS - TASKS || audit.count("task.settled") < TASKS {
+        while audit.count("call.ended") < calls - tasks || audit.count("task.settled") < tasks {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     })
     .await;
-    assert_eq!(server.world.count("tools/call"), CALLS);
+    assert_eq!(server.world.count("tools/call"), calls);
     let counted = program.counted("taskgate_audit_records_total").await;
     assert_eq!(counted as usize, audit.lines().len());
     assert_eq!(program.counted("taskgate_audit_lost_total").await, 0);
-    let calls = "taskgate_upstream_request_seconds_count{upstream=\"up\",class=\"call\"}";
-    assert_eq!(program.counted(calls).await as usize, CALLS);
-    assert_eq!(program.counted(settled).await as usize, TASKS);
+    let sent = "taskgate_upstream_request_seconds_count{upstream=\"up\",class=\"call\"}";
+    assert_eq!(program.counted(sent).await as usize, calls);
+    assert_eq!(program.counted(settled).await as usize, tasks);
     program.signal("INT");
     assert_eq!(program.ended().await, Some(0));
     is_one_chain(&[&audit.path()]);
     let counts = ["call.ended", "task.created", "task.settled"].map(|what| audit.count(what));
-    assert_eq!(counts, [CALLS - TASKS, TASKS, TASKS], "each once");
+    assert_eq!(counts, [calls - tasks, tasks, tasks], "each once");
 }
 
 /// SEC-34: when the server gets a call, the call's record is in the file.

@@ -68,21 +68,17 @@ impl StatelessFace {
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
         let command = dialect.decode(request.method, request.params).map_err(|_| other())?;
         let Some(id) = command.task() else { return Err(other()) };
-        let key = request.caller.task(id);
-        let engine = &self.served.engine;
-        let looked_at = match request.method {
-            method::TASKS_CANCEL => engine.load_visible(&key).await,
-            _ => engine.get(&request.caller, id).await,
+        let (caller, engine) = (&request.caller, &self.served.engine);
+        // A task of a tool that its owner lost can still be cancelled (SEC-30).
+        let task = match request.method {
+            method::TASKS_CANCEL => engine.load_visible(&caller.task(id)).await?,
+            _ => engine.get(caller, id).await?,
         };
-        let task = match looked_at {
-            Ok(task) if task.origin.client == ClientKind::Session && request.caller.reaches(&task.origin.upstream) => {
-                task
-            }
-            Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
-            Err(error) => return Err(error.into()),
-        };
+        if task.origin.client != ClientKind::Session {
+            return Err(TaskError::Unknown.into());
+        }
         let result = if request.method == method::TASKS_CANCEL {
-            let cancelled = engine.cancel(&key).await?;
+            let cancelled = engine.cancel_for(caller, id).await?;
             let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
         } else {

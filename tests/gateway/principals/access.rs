@@ -118,7 +118,7 @@ async fn a_task_of_a_tool_that_its_owner_lost_is_unknown_and_can_still_be_cancel
     }
 }
 
-/// A client of 2026-07-28 cancels a task that was made in a session (EXT-63).
+/// SEC-30: a client of 2026-07-28 cancels a task that was made in a session, too (EXT-63).
 #[tokio::test]
 async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
     let mut gate = gate("").await;
@@ -138,6 +138,8 @@ async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
         assert_eq!(lost, unknown);
         let ended = gate.send(&ask("tasks/cancel", id)).await;
         assert_eq!(ended.summary(), "200 ok", "{ended:?}");
+        let told = gate.send(&ask("tasks/cancel", id)).await;
+        assert_eq!(told, gate.send(&ask("tasks/cancel", UNKNOWN)).await, "it does not tell that the task has ended");
     }
 }
 

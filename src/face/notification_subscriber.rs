@@ -56,10 +56,9 @@ pub(in crate::face) struct NotificationSubscriber {
     /// Read even while its replacement is opened.
     listening: Option<NotificationSubscription>,
     opening: Option<BoxFuture<'static, SubscriptionResult>>,
-    /// Failed subscriptions in a row.
     agreed: AgreedResources,
     opened: Instant,
-    /// In a row.
+    /// Failed subscriptions in a row.
     vain: u32,
     has_missed: bool,
 }

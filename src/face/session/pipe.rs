@@ -516,7 +516,7 @@ impl Body for InjectedStream {
     }
 }
 
-/// The longest wait until such a message is accepted.
+/// The longest wait until the server accepts a notification or a response.
 const TELL_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -357,3 +357,28 @@ async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
         assert_eq!((values.len(), shown.contains(":\n\n")), (expected, expected == 0), "{life_signs} {token}");
     }
 }
+
+/// U90, LEG-14: its server may send no response then, or none of its body.
+#[tokio::test(start_paused = true)]
+async fn u90_a_call_that_is_cancelled_before_its_response_ends_without_one_in_time() {
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}).to_string();
+    let never = seconds(100_000);
+    for (head_after, content) in [(never, BodyKind::Json), (seconds(0), BodyKind::Json), (seconds(0), BodyKind::Events)]
+    {
+        for accepted in [AcceptedTypes::Json, AcceptedTypes::Both] {
+            let channel = Slow::new(head_after, content, &[(never, "")]);
+            let face = face(&channel, Timeouts::default());
+            let mut caller = Caller::open(&face).await;
+            caller.accepted = accepted;
+            let began = Instant::now();
+            let answering = async { (text(caller.post(&face, call(1)).await).await, began.elapsed()) };
+            let cancelling = async {
+                tokio::time::sleep(seconds(1)).await;
+                assert_eq!(caller.post(&face, cancel.clone()).await.status(), StatusCode::ACCEPTED);
+            };
+            let ((said, waited), ()) = tokio::join!(answering, cancelling);
+            assert!(!said.contains("\"id\":1"), "{said}");
+            assert!(waited < seconds(60), "{waited:?} {head_after:?} {content:?} {accepted:?}");
+        }
+    }
+}

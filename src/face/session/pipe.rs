@@ -204,12 +204,12 @@ pub(super) async fn get(
         is_allowed
     });
     shared.meter.streams.increment(1);
-    // Tasks may send notifications on it.
-    let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce, caller));
+    // Tasks may send notifications on it, and it ends with the session, even if the server leaves it open (B273).
+    let own = shared.open.streams.open(session.token.nonce, caller);
     if shared.sessions.is_over(&session) {
         return bare(StatusCode::NOT_FOUND);
     }
-    let session_ended = own.as_ref().map(SessionStream::session_ended);
+    let session_ended = own.session_ended();
     // An event is held twice for a moment: where the server's tasks are recognised, and where it is edited.
     let opening = as_one_request(open_stream(Arc::clone(shared), session, last_event));
     let streams_end = shared.served.streams_end.clone();
@@ -219,13 +219,8 @@ pub(super) async fn get(
             .await
             .unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    let stream = SessionOwnStream { answering: Box::pin(opening), own };
-    let response = respond(stream, addressee(None, AcceptedTypes::Both)).await;
-    match session_ended {
-        // A server without such a stream does not end it.
-        Some(session_ended) => ending_with(response, || session_ended),
-        None => response,
-    }
+    let stream = SessionOwnStream { answering: Box::pin(opening), own: Some(own) };
+    ending_with(respond(stream, addressee(None, AcceptedTypes::Both)).await, || session_ended)
 }
 
 async fn open_stream(

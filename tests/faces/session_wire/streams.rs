@@ -145,6 +145,22 @@ async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
     }
 }
 
+#[tokio::test]
+async fn b273_a_sessions_own_stream_ends_with_the_session_in_every_version() {
+    for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
+        let (events, stream) = Once::events();
+        let server = ScriptedServer::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
+        let client = gate.client_of(version).await;
+        events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n");
+        let mut own = client.get(None).await;
+        own.until("\n\n").await;
+        assert_eq!(client.delete().await.status, StatusCode::OK, "{version}");
+        assert_eq!(own.piece().await, None, "{version}: the server has not ended it");
+        drop(events);
+    }
+}
+
 /// T-81, LEG-11, F49.
 #[tokio::test]
 async fn a_client_that_leaves_closes_the_stream_and_cancels_nothing() {

@@ -121,9 +121,10 @@ impl MonotonicProgress {
 const EVENT_BYTES_MAX: usize = 16 * 1024;
 
 /// Shared by all writers of one call's response.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(in crate::face) struct LifeSigns(Arc<Mutex<ProgressWatch>>);
 
+#[derive(Debug)]
 struct ProgressWatch {
     rising: MonotonicProgress,
     id: RequestId,

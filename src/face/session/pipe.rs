@@ -258,7 +258,10 @@ async fn open_stream(
         }
     };
     let body = match resumed.filter(|_| taken_up == ResumedStreamKind::Same) {
-        Some(paused) => PipeBody::resumed(source, paused.call, paused.pace),
+        Some(paused) => {
+            let signs = paused.call.era.signs.clone();
+            PipeBody::resumed(source, paused.call, paused.pace).with_signs(signs)
+        }
         None => {
             let pace = PipeTimeouts::default();
             PipeBody::<PipedCall<SessionPipeEra>>::new(source, BodyForm::Events, pace, None)
@@ -318,7 +321,8 @@ impl PipeForward {
             None => (None, settings.timeouts, None),
         };
         let text = std::mem::take(&mut request.text);
-        let mut call = PipedCall::begin(SessionPipeEra { shared, session, request, resumed_at: None }, permit);
+        let era = SessionPipeEra { shared, session, request, signs, resumed_at: None };
+        let mut call = PipedCall::begin(era, permit);
         let deadline = deadline_after.map(|span| call.at(span));
         let era = &call.era;
         if !era.is_wanted() {
@@ -342,6 +346,7 @@ impl PipeForward {
             Err(fault) => return call.failed(fault, accepted),
         };
         call.era.keep_preference();
+        let signs = call.era.signs.clone();
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         // Boxed: a request waits for its response without the memory that this takes.
         Box::pin(call.answer(response, LateEdits, accepted, pace, signs)).await
@@ -357,6 +362,8 @@ pub(super) struct SessionPipeEra {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     request: Box<PipedRequest>,
+    /// Also on the stream by which the client resumes the call.
+    signs: Option<LifeSigns>,
     resumed_at: Option<String>,
 }
 

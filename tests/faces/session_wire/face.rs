@@ -324,6 +324,18 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
     );
 }
 
+/// GW-26: above the progress on the stream that its server closed.
+#[tokio::test(start_paused = true)]
+async fn silence_of_a_resumed_call_shows_as_progress_that_rises() {
+    let channel = Slow::new(Duration::ZERO, BodyKind::Events, &[(seconds(20), "id: e-1\nretry: 10\ndata:\n\n")]);
+    let face = face(&channel, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let mut said = text(caller.post(&face, call_with_token(&json!("p"))).await).await;
+    said += &text(caller.get(&face, "e-1").await).await;
+    let (values, _) = progress(&said);
+    assert!(matches!(values[..], [first, second] if first < second), "{said}");
+}
+
 /// Servers write comments of their own, some every 15 seconds. A client that waits for progress sees none of them.
 #[tokio::test(start_paused = true)]
 async fn a_comment_of_the_servers_is_no_progress() {

@@ -73,11 +73,11 @@ impl Sealer {
         sealed: &str,
         scope: &StateScope,
         now: Timestamp,
-        expires_after: Duration,
+        expires_after: impl FnOnce(&StateContent) -> Duration,
     ) -> Option<StateContent> {
         let opened = self.open(IdKind::RequestState, Some(&scope.principal), sealed)?;
         let token = StateToken::read(&opened, &scope.principal)?;
-        let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
+        let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after(&token.content);
         holds.then_some(token.content)
     }
 }
@@ -162,7 +162,7 @@ mod tests {
             let opened = sealer().open(IdKind::RequestState, Some(&Principal::local()), &sealed).unwrap();
             let resealed = |payload: &[u8]| {
                 let sealed = sealer().seal(&opened.id, Some(&Principal::local()), payload).unwrap();
-                sealer().open_state(&sealed, &scope(), NOW, HOUR)
+                sealer().open_state(&sealed, &scope(), NOW, |_| HOUR)
             };
             let payload = opened.payload();
             for cut in 0..payload.len() {
@@ -170,7 +170,7 @@ mod tests {
             }
             assert_eq!(resealed(&[payload, b"x"].concat()), None);
             assert_eq!(resealed(payload), Some(content.clone()));
-            assert_eq!(sealer().open_state(&sealed, &scope(), NOW, HOUR), Some(content));
+            assert_eq!(sealer().open_state(&sealed, &scope(), NOW, |_| HOUR), Some(content));
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
             ("made up", &"state".to_owned(), scope(), NOW, false),
             ("empty", &String::new(), scope(), NOW, false),
         ] {
-            let opened = sealer().open_state(sealed, &scope, now, HOUR);
+            let opened = sealer().open_state(sealed, &scope, now, |_| HOUR);
             assert_eq!(opened, opens.then(|| content.clone()), "{what}");
         }
     }
@@ -242,7 +242,7 @@ mod tests {
         let longest = (48 << 10) - fixed;
         let largest = sealed(longest).unwrap();
         assert_eq!(largest.len(), 64 << 10);
-        assert!(sealer().open_state(&largest, &scope(), NOW, HOUR).is_some());
+        assert!(sealer().open_state(&largest, &scope(), NOW, |_| HOUR).is_some());
         assert_eq!(sealed(longest + 1), None);
     }
 }

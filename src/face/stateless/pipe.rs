@@ -40,7 +40,7 @@ use crate::wire::list_pages::sent_cursor;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION};
 use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
-/// A client's time to answer a question.
+/// A client's time to answer a question of a forwarded request.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Methods that are not of 2026-07-28, or not a server's: no upstream is asked.
@@ -208,7 +208,12 @@ fn returned_state(
         return Ok(ReturnedState::New);
     }
     let sealed = request.params.get_str("requestState").ok_or(RequestError::InvalidRequestState)?;
-    match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
+    let expires_after = |content: &StateContent| match content {
+        StateContent::Upstream(_) => STATE_EXPIRES_AFTER,
+        // The call's own limits decide: `claim_held_call`.
+        StateContent::Task { .. } => Duration::MAX,
+    };
+    match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), expires_after) {
         Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
         Some(StateContent::Task { .. }) if request.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
         // A call held for an upstream that no longer has sessions is gone.

@@ -94,8 +94,8 @@ impl StatelessFace {
     ) -> Result<HeldCallResumption, HeldCallRefusal> {
         let sealed = request.params.get_string("requestState").ok_or(RequestError::InvalidRequestState)?;
         let (scope, now) = (self.scope(request), self.served.clock.now());
-        let lives = policy.ttl.saturating_add(LINGER);
-        let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
+        let expires_after = policy.ttl.saturating_add(LINGER);
+        let content = self.served.sealer.open_state(&sealed, &scope, now, |_| expires_after);
         // A state of another kind was issued by a gateway with another configuration.
         let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::InvalidRequestState.into()) };
         let answers = inputs::responses(request.params)?;

@@ -1,8 +1,10 @@
 //! Rounds of questions: the upstream's state goes to the client sealed and comes back as it was.
 
 use serde_json::{Value, json};
+use taskgate::face::sealed::{IdKind, Sealer, SealingKeys};
+use taskgate::task::Principal;
 
-use super::client::{Client, TestGateway};
+use super::client::{Client, KEY, TestGateway};
 use super::peers::{body_of, client, gate, post, server};
 use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
@@ -34,7 +36,11 @@ fn asking(seen: &SeenRequest) -> Option<ScriptedReply> {
 }
 
 async fn ask(client: &Client, method: &str, params: &str) -> Value {
-    let text = post(client, &body_of(method, DECLARED, params)).await.text().await;
+    ask_declaring(client, DECLARED, method, params).await
+}
+
+async fn ask_declaring(client: &Client, declared: &str, method: &str, params: &str) -> Value {
+    let text = post(client, &body_of(method, declared, params)).await.text().await;
     let last = text.lines().rfind(|line| line.contains("\"result\"")).unwrap_or(&text);
     serde_json::from_str(last.trim_start_matches("data: ")).unwrap()
 }
@@ -100,4 +106,34 @@ async fn t_24_a_state_of_another_request_is_refused_and_nothing_is_sent() {
     let params = format!(r#""requestState":"{sealed}","arguments":{{"b":2, "a":1}},"name":"t","inputResponses":{{}}"#);
     let done = ask(&client, "tools/call", &params).await;
     assert_eq!(done["result"]["resultType"], "complete", "the spelling does not matter: {done}");
+}
+
+/// The state as if a gateway had sealed it two hours ago.
+fn aged(state: &str) -> String {
+    let (sealer, owner) = (Sealer::new(SealingKeys::parse(KEY).unwrap()), Principal::local());
+    let opened = sealer.open(IdKind::RequestState, Some(&owner), state).unwrap();
+    let mut payload = opened.payload().to_vec();
+    // The time stands behind a digest of 32 bytes.
+    let sealed_at = u64::from_be_bytes(payload[32..40].try_into().unwrap());
+    payload[32..40].copy_from_slice(&(sealed_at - 7_200_000).to_be_bytes());
+    sealer.seal(&opened.id, Some(&owner), &payload).unwrap()
+}
+
+/// MOD-28: the operator's `input_deadline` may be longer than an hour.
+#[tokio::test]
+async fn the_state_of_a_held_call_lasts_as_long_as_the_call() {
+    let server = server(asking).await;
+    let tasks = "[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"";
+    let gate = TestGateway::with(server.address, tasks).await;
+    let client = client(&gate);
+    let (params, with_tasks) =
+        (r#""name":"t","arguments":{}"#, r#"{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
+    for (declared, expected) in [(with_tasks, json!("complete")), (DECLARED, Value::Null)] {
+        let asked = ask_declaring(&client, declared, "tools/call", params).await;
+        let state = asked["result"]["requestState"].as_str().unwrap_or_else(|| panic!("{asked}"));
+        let key = asked["result"]["inputRequests"].as_object().unwrap().keys().next().unwrap();
+        let answers = format!(r#""inputResponses":{{"{key}":{{"action":"accept"}}}},"requestState":"{}""#, aged(state));
+        let done = ask_declaring(&client, declared, "tools/call", &format!("{params},{answers}")).await;
+        assert_eq!(done["result"]["resultType"], expected, "a held call, then a forwarded one: {done}");
+    }
 }

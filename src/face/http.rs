@@ -13,6 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::StreamBody;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -33,6 +34,10 @@ pub type FaceResponse = http::Response<ResponseBody>;
 
 pub fn empty_body() -> ResponseBody {
     ResponseBody::whole(Bytes::new())
+}
+
+pub(crate) fn broken_body(error: io::Error) -> ResponseBody {
+    ResponseBody::new(StreamBody::new(futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)])))
 }
 
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {

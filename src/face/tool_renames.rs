@@ -139,7 +139,7 @@ impl ToolRenamer {
         if is_batch(&text) {
             let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else { return text };
             let edited: Vec<Bytes> = messages.iter().map(|message| self.message(message.clone())).collect();
-            return if edited == messages { text } else { [b"[", edited.join(&b',').as_slice(), b"]"].concat().into() };
+            return if edited == messages { text } else { envelope::batch(&edited).unwrap_or(text) };
         }
         let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
         match (response.id, response.result.as_ref().and_then(|result| self.listed(result))) {

@@ -385,6 +385,11 @@ pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Res
     Ok(spans.into_iter().map(|span| array.slice(span)).collect())
 }
 
+/// The batch of these messages; `None` without any, for no batch is empty.
+pub fn batch(messages: &[Bytes]) -> Option<Bytes> {
+    (!messages.is_empty()).then(|| [b"[", messages.join(&b',').as_slice(), b"]"].concat().into())
+}
+
 /// A message's text with its parsed form, so that it is parsed once. Compared as text.
 #[derive(Clone, Debug, Default)]
 pub struct MessageText {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::CombinedUpstreams;
@@ -20,7 +20,7 @@ use super::messages::{
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::Addressee;
 use crate::face::headers;
-use crate::face::http::{Endpoint as _, FaceResponse, Inbound, ResponseBody, full_body};
+use crate::face::http::{Endpoint as _, FaceResponse, Inbound, ResponseBody, broken_body, full_body};
 use crate::metric;
 use crate::task::{Caller, Executed, GatewayFault, Reason, TaskId};
 use crate::wire::envelope::{self, Request};
@@ -170,10 +170,7 @@ impl ServerVoice {
         let (head, mut body) = answer.into_parts();
         let first = match body.frame().await {
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-            Some(Err(error)) => {
-                let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
-                return FaceResponse::from_parts(head, ResponseBody::new(StreamBody::new(broken)));
-            }
+            Some(Err(error)) => return FaceResponse::from_parts(head, broken_body(error)),
             None => BodyPart::default(),
         };
         if !body.is_end_stream() {

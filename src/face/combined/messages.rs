@@ -136,11 +136,8 @@ fn judged(upstream: &str, sent: &impl SentRequests, text: &MessageText) -> Resul
             shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::Unrequested)
         }
         Message::Notification(_) => Ok(None),
-        // Readers may disagree about such a spelling of its members.
-        Message::Response(response) => match &response.id {
-            Some(id) if sent.may_answer(id) => Ok(None),
-            Some(_) | None => Err(RefusedMessage::Unrequested),
-        },
+        Message::Response(Response { id: Some(id), .. }) if sent.may_answer(id) => Ok(None),
+        Message::Response(_) => Err(RefusedMessage::Unrequested),
     }
 }
 
@@ -158,7 +155,7 @@ fn admitted_array(
     };
     let admit = |item: Bytes| admitted(upstream, sent, item.into(), refused).map(MessageText::into_bytes);
     let shown: Vec<_> = items.into_iter().filter_map(admit).collect();
-    (!shown.is_empty()).then(|| Bytes::from([b"[", shown.join(&b',').as_slice(), b"]"].concat()).into())
+    envelope::batch(&shown).map(MessageText::from)
 }
 
 fn shown_request(upstream: &str, request: &Request) -> Option<Bytes> {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::response::Parts;
+use http::header::RETRY_AFTER;
 use parking_lot::Mutex;
 use serde_json::json;
 use smallvec::{SmallVec, smallvec};
@@ -17,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::RequestKind;
 use super::client_link::{ClientDisconnected, ClientLink};
 use crate::dialect::faults::gateway_error;
-use crate::face::http::{FaceResponse, Inbound, ResponseBody, is_passing};
+use crate::face::http::{FaceResponse, Inbound, ResponseBody, is_event_stream, is_passing};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
@@ -191,8 +190,7 @@ impl ClientLink {
             .filter(|(_, kind)| *kind != RelayedKind::None)
             .map(|(message, _)| message)
             .collect();
-        let array = || Bytes::from([b"[", kept.join(&b',').as_slice(), b"]"].concat());
-        ((!kept.is_empty()).then(array), is_answer)
+        (envelope::batch(&kept), is_answer)
     }
 
     fn dropped(&self) {
@@ -215,11 +213,6 @@ impl ClientLink {
         }
         Ok(())
     }
-}
-
-fn is_event_stream(response: &FaceResponse) -> bool {
-    let kind = response.headers().get(CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// Follows the result of a subscription that the client has not cancelled (T-52).

@@ -83,11 +83,7 @@ impl ClientFilter {
                 FilteredMessage::Nothing => is_same = false,
             }
         }
-        match (is_same, left.is_empty()) {
-            (true, _) => Some(text),
-            (false, true) => None,
-            (false, false) => Some(Bytes::from([b"[", left.join(&b',').as_slice(), b"]"].concat()).into()),
-        }
+        if is_same { Some(text) } else { envelope::batch(&left).map(MessageText::from) }
     }
 
     pub(super) fn withholds_updates(&self) -> bool {
@@ -112,11 +108,7 @@ impl ClientFilter {
         let count = messages.len();
         let left = messages.into_iter().map(MessageText::from).filter(|message| !is_withheld(message));
         let left: Vec<_> = left.map(MessageText::into_bytes).collect();
-        match left.len() {
-            0 => None,
-            all if all == count => Some(text),
-            _ => Some(Bytes::from([b"[", left.join(&b',').as_slice(), b"]"].concat()).into()),
-        }
+        if left.len() == count { Some(text) } else { envelope::batch(&left).map(MessageText::from) }
     }
 
     fn message(&self, text: &MessageText) -> FilteredMessage {

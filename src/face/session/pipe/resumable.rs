@@ -6,15 +6,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::StreamBody;
-use hyper::body::Frame;
-
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::call_stream::replay::{ReplayStream, can_resume};
 use crate::face::call_stream::replay_buffer::{ReplayItem, ReplayWriter, UnreadPolicy};
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, brings_answer};
 use crate::face::call_stream::{self, CallMessages as _, Silence};
-use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::http::{FaceResponse, ResponseBody, broken_body, empty_body, full_body};
 use crate::face::lazy_timer::within;
 use crate::face::named_item::NamedItem;
 use crate::face::sealed::SessionToken;
@@ -84,10 +81,7 @@ async fn begin_made(
     let first = match first {
         Some(Ok(first)) => first,
         None => return event_stream(empty_body()),
-        Some(Err(error)) => {
-            let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
-            return event_stream(ResponseBody::new(StreamBody::new(broken)));
-        }
+        Some(Err(error)) => return event_stream(broken_body(error)),
     };
     let is_answer =
         addressee.id.as_ref().is_some_and(|id| first.event().is_some_and(|event| brings_answer(&event.data, id)));
@@ -189,8 +183,7 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
             Ok(None) => break,
             // It cannot be completed, so the client's stream breaks off.
             Err(_) => {
-                let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
-                let rest = ResponseBody::new(StreamBody::new(broken));
+                let rest = broken_body(io::Error::other("the answer broke off"));
                 return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest })).await;
             }
         }

@@ -166,15 +166,15 @@ macro_rules! responses {
     };
 }
 
-/// Declares the advice for the operator, where a configuration key decides.
+/// Declares the advice for the operator: none first, then where a configuration key decides.
 macro_rules! advice {
-    ($($refusal:pat => $key:literal, $shown:ident, $sentence:expr;)*) => {
+    ($silent:pat => None; $($refusal:pat => $key:literal, $shown:ident, $sentence:expr;)*) => {
         pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
-            let reason = self.head().reason;
-            $(if let $refusal = self {
-                return Some(RefusalAdvice { reason, key: $key, sentence: $sentence, shown: HeadPart::$shown });
-            })*
-            None
+            let (key, shown, sentence) = match self {
+                $silent => return None,
+                $($refusal => ($key, HeadPart::$shown, $sentence),)*
+            };
+            Some(RefusalAdvice { reason: self.head().reason, key, sentence, shown })
         }
     };
 }
@@ -279,6 +279,10 @@ impl Refusal {
     }
 
     advice! {
+        Self::ConnectMethod | Self::HeadTooLarge | Self::TargetTooLong | Self::HostAmbiguous | Self::CredentialsAmbiguous
+            | Self::KeyAndToken | Self::LoginRequired(_) | Self::TokenInQuery | Self::NoMetadata | Self::MethodNotAllowed(_)
+            | Self::MediaType | Self::ContentCoding | Self::NotAcceptable | Self::Expectation | Self::TransferCoding
+            | Self::BodyTooSlow | Self::BodyBroken | Self::ChunkExtensions | Self::BodyEmpty | Self::NotForwarded(_) => None;
         Self::HostNotAllowed => "listen.allowed_hosts", Host,
             "the host is not allowed; add it to this key if it is yours";
         Self::OriginNotAllowed => "listen.allowed_origins", Origin,

@@ -101,14 +101,17 @@ pub enum HeartbeatAnswer {
 }
 
 /// How a store shows that it has lost acknowledged writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreLoss {
     /// A heartbeat was acknowledged under a known number, or this replica's row is dead with an earlier heartbeat.
+    #[error("heartbeat {acknowledged} of this gateway was acknowledged, and the database has {found}")]
     HeartbeatWentBack {
         acknowledged: u64,
         found: u64,
     },
+    #[error("the row of this gateway is missing")]
     RowMissing,
+    #[error("it is another database, or was restored from a backup")]
     OtherGeneration(StoreGeneration),
 }
 

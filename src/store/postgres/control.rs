@@ -102,7 +102,7 @@ impl ReplicaControl {
             match self.standing() {
                 OwnStanding::Fenced => return self.state.control_is(PostgresHealth::Fenced),
                 OwnStanding::StoreLost(loss) => {
-                    tracing::error!(?loss, "the database lost acknowledged writes: it is older, or another one");
+                    tracing::error!(error = %loss, "the database lost acknowledged writes: it is older, or another one");
                     return self.state.control_is(PostgresHealth::Lost);
                 }
                 OwnStanding::Member => self.state.control_is(trouble),

@@ -42,8 +42,22 @@ impl PostgresHealth {
         }
     }
 
+    /// The remedy, for operators. Each fault passes by itself once its cause is gone, but for a loss.
+    pub(super) const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Good | Self::Fenced => "the gateway joins the others again by itself",
+            Self::Unavailable(_) => "check that its server runs, and that this host reaches it",
+            Self::Refusing(_) => "check its user, password and limit of connections, and whether its server starts",
+            Self::ReadOnly(_) => "name each of its servers in `store.url`, so that the primary is found",
+            Self::Behind(_) => "check the synchronous standbys of its server",
+            Self::NoStandby => "set synchronous_standby_names there",
+            Self::Full => "free space there",
+            Self::Lost => "the next start says how to accept the loss",
+        }
+    }
+
     pub(super) fn silent() -> Self {
-        Self::Unavailable("it does not answer".to_owned())
+        Self::Unavailable("the database does not respond".to_owned())
     }
 
     pub(super) fn slow() -> Self {

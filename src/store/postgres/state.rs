@@ -101,7 +101,7 @@ impl StoreState {
         if new == PostgresHealth::Good {
             tracing::info!("the database is used again");
         } else {
-            tracing::warn!(trouble = ?new, "the database is in trouble");
+            tracing::warn!("the database cannot be used: {new}; {}", new.remedy());
         }
         let together = parts.together();
         // Sent under the lock, so that the newest health is sent last.

@@ -205,7 +205,12 @@ async fn readiness_says_what_is_in_the_way_of_the_database() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     database.restart();
     until_ready_says(&program, "ready").await;
-    assert_eq!(outages() - before, 1, "one line for an outage: {}", program.log());
+    let log = program.log();
+    assert_eq!(outages() - before, 1, "one line for an outage: {log}");
+    for (fault, remedy) in [("has no connection left", "limit of connections"), ("is read-only", "primary is found")] {
+        let fault = format!("the database cannot be used: the database's server {fault}");
+        assert!(log.lines().any(|line| line.contains(&fault) && line.contains(remedy)), "{fault}: {log}");
+    }
 }
 
 /// As after a restore from a backup, in which the gateway's own counter is older.

@@ -105,10 +105,7 @@ pub enum HeartbeatAnswer {
 pub enum StoreLoss {
     /// A heartbeat was acknowledged under a known number, or this replica's row is dead with an earlier heartbeat.
     #[error("heartbeat {acknowledged} of this gateway was acknowledged, and the database has {found}")]
-    HeartbeatWentBack {
-        acknowledged: u64,
-        found: u64,
-    },
+    HeartbeatWentBack { acknowledged: u64, found: u64 },
     #[error("the row of this gateway is missing")]
     RowMissing,
     #[error("it is another database, or was restored from a backup")]

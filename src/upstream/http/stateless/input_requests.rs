@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::stateless_sender::{RequestFailure, malformed};
 use crate::dialect::relay_ext_tasks::{self as peer, ExtensionQuestion};
@@ -15,6 +18,8 @@ const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
 /// Prefix of an `ask` of the upstream's task: round zero.
 const OF_TASK: &str = "0/";
+/// How long a task may be shown as it was before an answer, as by a copy of the server that is behind.
+const STALE_MAX: Duration = Duration::from_secs(10);
 
 /// The questions of one call, by the upstream's keys.
 #[derive(Debug, Default)]
@@ -35,13 +40,43 @@ struct InputRequest {
     /// Distinguishes the question from a later one under its key.
     fingerprint: u64,
     state: InputRequestState,
+    /// When an answered question was first missing.
+    unlisted: Option<Instant>,
 }
 
 impl InputRequest {
     fn new(ExtensionQuestion { method, params }: &ExtensionQuestion) -> Self {
         let mut hasher = DefaultHasher::new();
         (method, params.as_ref().map(canonical)).hash(&mut hasher);
-        Self { method: Arc::clone(method), fingerprint: hasher.finish(), state: InputRequestState::Open }
+        let (fingerprint, state) = (hasher.finish(), InputRequestState::Open);
+        Self { method: Arc::clone(method), fingerprint, state, unlisted: None }
+    }
+
+    /// Whether a listed question is this one. A server may not use a key twice, but would wait for its answer.
+    fn is_listed_again(&mut self, listed: &Self) -> bool {
+        let is_same =
+            self.fingerprint == listed.fingerprint && self.unlisted.is_none_or(|since| since.elapsed() < STALE_MAX);
+        match self.state {
+            InputRequestState::Open => true,
+            InputRequestState::Answered(_) if is_same => {
+                self.unlisted = None;
+                true
+            }
+            InputRequestState::Answered(_) => self.unlisted.is_none(),
+            InputRequestState::Closed => is_same,
+            InputRequestState::Gone => false,
+        }
+    }
+
+    /// The answer that the upstream has not accepted yet.
+    const fn untaken(&self) -> Option<&Payload> {
+        match &self.state {
+            InputRequestState::Answered(answer) if self.unlisted.is_none() => Some(answer),
+            InputRequestState::Open
+            | InputRequestState::Answered(_)
+            | InputRequestState::Closed
+            | InputRequestState::Gone => None,
+        }
     }
 }
 
@@ -51,7 +86,7 @@ enum InputRequestState {
     /// Not yet accepted by the upstream.
     Answered(Payload),
     Closed,
-    /// No longer listed.
+    /// Withdrawn before an answer.
     Gone,
 }
 
@@ -81,13 +116,7 @@ impl InputRequests {
             self.earlier.retain(|earlier| *earlier != *key);
             let question = peer::question(&key, &entry).ok_or(malformed(Executed::Unknown))?;
             let request = InputRequest::new(&question);
-            // A server may not use a key twice, but would wait for its answer.
-            let is_known = |known: &InputRequest| match known.state {
-                InputRequestState::Open | InputRequestState::Answered(_) => true,
-                InputRequestState::Closed => known.fingerprint == request.fingerprint,
-                InputRequestState::Gone => false,
-            };
-            if self.entries.get(&*key).is_some_and(is_known) {
+            if self.entries.get_mut(&*key).is_some_and(|known| known.is_listed_again(&request)) {
                 continue;
             }
             let open = self.entries.values().filter(|entry| matches!(entry.state, InputRequestState::Open)).count();
@@ -113,8 +142,15 @@ impl InputRequests {
         let mut withdrawn: Vec<_> = gone.collect();
         self.early.retain(|key, _| asked.contains(key.as_str()));
         for (key, entry) in self.entries.iter_mut().filter(|(key, _)| !asked.contains(key.as_str())) {
-            if matches!(std::mem::replace(&mut entry.state, InputRequestState::Gone), InputRequestState::Open) {
-                withdrawn.push(key.clone());
+            match entry.state {
+                InputRequestState::Open => {
+                    entry.state = InputRequestState::Gone;
+                    withdrawn.push(key.clone());
+                }
+                InputRequestState::Answered(_) | InputRequestState::Closed => {
+                    entry.unlisted.get_or_insert_with(Instant::now);
+                }
+                InputRequestState::Gone => (),
             }
         }
         withdrawn.iter().map(|key| ExchangeEvent::Withdrawn { ask: self.ask(key) }).collect()
@@ -143,21 +179,17 @@ impl InputRequests {
 
     /// Answers that the upstream has not accepted yet, by its keys.
     pub(super) fn responses(&self) -> Option<Payload> {
-        peer::responses(self.entries.iter().filter_map(|(key, entry)| match &entry.state {
-            InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
-            InputRequestState::Open | InputRequestState::Closed | InputRequestState::Gone => None,
-        }))
+        peer::responses(self.entries.iter().filter_map(|(key, entry)| Some((key.as_str(), entry.untaken()?))))
     }
 
     pub(super) fn has_untaken(&self) -> bool {
-        let is_answered = |entry: &InputRequest| matches!(entry.state, InputRequestState::Answered(_));
-        !self.early.is_empty() || self.entries.values().any(is_answered)
+        !self.early.is_empty() || self.entries.values().any(|entry| entry.untaken().is_some())
     }
 
     /// The upstream accepted all of [`InputRequests::responses`].
     pub(super) fn taken(&mut self) {
         for entry in self.entries.values_mut() {
-            if matches!(entry.state, InputRequestState::Answered(_)) {
+            if entry.untaken().is_some() {
                 entry.state = InputRequestState::Closed;
             }
         }
@@ -230,8 +262,8 @@ mod tests {
     }
 
     /// UPC-11: the task would wait for an answer that no client is asked for.
-    #[test]
-    fn upc11_a_key_that_its_server_uses_again_is_another_question() {
+    #[tokio::test(start_paused = true)]
+    async fn upc11_a_key_that_its_server_uses_again_is_another_question() {
         let asked = ["asked \"0/a\" elicitation/create"];
         let yes = || Answer::Result(Payload::of(&json!({ "action": "accept" })));
         let under_a = |message: &str| {
@@ -249,7 +281,30 @@ mod tests {
         assert!(questions.responses().is_some());
         questions.taken();
         assert_eq!(lines(questions.withdraw_all_but(None)), [""; 0]);
+        tokio::time::advance(STALE_MAX).await;
         assert_eq!(lines(questions.take(&under_a("two?")).unwrap()), asked, "asked again later");
+    }
+
+    /// UPC-11: as after an update that one of the server's processes has, and another has not yet.
+    #[tokio::test(start_paused = true)]
+    async fn upc11_a_task_that_is_shown_as_it_was_for_a_moment_asks_nothing_again() {
+        let both = requests(&[("a", method::ELICIT), ("b", method::ROOTS)]);
+        let mut questions = InputRequests::default();
+        questions.take(&both).unwrap();
+        questions.answer(&ask("0/a"), Answer::Result(Payload::of(&json!({ "n": 1 })))).unwrap();
+        assert_eq!(lines(questions.take(&requests(&[("b", method::ROOTS)])).unwrap()), [""; 0]);
+        assert_eq!(questions.responses(), None, "the server asks for no answer");
+        assert_eq!(lines(questions.take(&both).unwrap()), [""; 0]);
+        assert_eq!(questions.responses().unwrap().as_str(), r#"{"a":{"n":1}}"#, "it still lacks the answer");
+        questions.taken();
+        for _ in 0..2 {
+            assert_eq!(lines(questions.take(&requests(&[("b", method::ROOTS)])).unwrap()), [""; 0]);
+            assert_eq!(lines(questions.take(&both).unwrap()), [""; 0]);
+            tokio::time::advance(STALE_MAX / 3).await;
+        }
+        assert_eq!(questions.responses(), None);
+        tokio::time::advance(STALE_MAX / 3 + Duration::from_millis(1)).await;
+        assert_eq!(lines(questions.take(&both).unwrap()), ["asked \"0/a\" elicitation/create"], "it is meant");
     }
 
     /// A question that is still asked gets one more event under its name; another is withdrawn, even one of an earlier process.

@@ -250,9 +250,12 @@ impl CallQuestions {
         Self { open, count, earlier, ..Self::default() }
     }
 
-    /// Whether a question is a replay from an earlier process: it keeps its key, or its answer.
-    pub(super) fn is_replayed(&self, ask: &Payload) -> bool {
-        self.earlier.contains(ask)
+    /// Whether a question is a replay from an earlier process: it keeps its key, or its answer. A later question of
+    /// that name is another one.
+    pub(super) fn take_replay(&mut self, ask: &Payload) -> bool {
+        let before = self.earlier.len();
+        self.earlier.retain(|earlier| earlier != ask);
+        self.earlier.len() != before
     }
 
     /// Removes a question; whether it was open or waited to be.

@@ -27,7 +27,7 @@ impl Runner {
         method: Arc<str>,
         params: Option<Payload>,
     ) -> RunnerFlow {
-        if self.dialog.questions().is_replayed(&ask) {
+        if self.dialog.questions_mut().take_replay(&ask) {
             return RunnerFlow::Continue(());
         }
         let request = match plain::decode_question(&method, params.as_ref()) {
@@ -205,6 +205,7 @@ impl Runner {
     }
 
     pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
+        self.dialog.questions_mut().take_replay(&ask);
         let was_unasked = self.dialog.questions().is_unasked(&ask);
         if !self.dialog.questions_mut().close(&ask) {
             return RunnerFlow::Continue(());

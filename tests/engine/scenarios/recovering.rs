@@ -255,6 +255,26 @@ async fn f11_f12_a_question_survives_the_crash_under_its_key() {
     world.is_idle().await;
 }
 
+/// F11: once a question was answered, another one may have its name.
+#[tokio::test(start_paused = true)]
+async fn f11_a_question_under_a_used_name_is_asked_after_the_crash() {
+    let asks = || (seconds(1), Happens::Elicits("ask-a"));
+    let heard = |answers| (Duration::ZERO, Happens::Heard(answers));
+    let script = Script::of([asks(), heard(1), asks(), heard(2), (seconds(1), Happens::Returns(result("done")))]);
+    let (world, id) = crashed(DURABLE, &elicits(), script.resumed(Resumes::Follows)).await;
+    let first = keys(&world, &id).await;
+    world.upstream.forget_place(&world.store).await;
+    world.recover().await;
+    tokio::time::sleep(seconds(5)).await;
+    world.send(&answer(&id, &first[0])).await;
+    tokio::time::sleep(seconds(5)).await;
+    let second = keys(&world, &id).await;
+    assert!(second.len() == 1 && second != first, "{first:?} {second:?}");
+    world.send(&answer(&id, &second[0])).await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    world.is_idle().await;
+}
+
 /// F13, F14, L5: an answer that was acknowledged is handed over after the crash, wherever the process ended before.
 #[tokio::test(start_paused = true)]
 async fn f14_an_acknowledged_answer_is_handed_over_after_the_crash() {

@@ -128,6 +128,8 @@ impl InputRequests {
             self.entries.insert(key.clone().into_owned(), request);
             if let Some(answer) = self.early.remove(&*key) {
                 self.answer(&ask, answer).map_err(RequestFailure::Faulted)?;
+                // Its owner expects no replay any more.
+                events.push(ExchangeEvent::Withdrawn { ask });
                 continue;
             }
             let ExtensionQuestion { method, params } = question;
@@ -327,7 +329,7 @@ mod tests {
         assert!(!questions.has_untaken(), "the question was withdrawn");
         let mut questions = earlier();
         questions.answer(&ask("0/b"), Answer::Result(Payload::empty_object())).unwrap();
-        assert_eq!(lines(questions.take(&still).unwrap()), ["withdrawn \"0/a\""]);
+        assert_eq!(lines(questions.take(&still).unwrap()), ["withdrawn \"0/a\"", "withdrawn \"0/b\""]);
         assert!(questions.has_untaken());
         assert_eq!(questions.responses().unwrap().as_str(), r#"{"b":{}}"#);
         questions.taken();

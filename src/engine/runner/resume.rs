@@ -13,7 +13,7 @@ use super::dialog::{CallQuestions, Dialog};
 use super::family::{ElementRows, Family};
 use super::live_runners::RunnerCommands;
 use super::recorder::Recorder;
-use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
+use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, resend_mode, task_mode, verdict};
 use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, spawn};
 use crate::cause::CauseChain;
 use crate::dialect::plain::question_method;
@@ -153,7 +153,9 @@ impl Runner {
         }
         self.continue_deadline(task);
         self.resume_subtasks(task);
-        match self.call.resume(&self.spec, token).await {
+        let resumed = self.call.resume(&self.spec, token).await;
+        self.spec.context.native_task = resend_mode(task, &self.spec.policy);
+        match resumed {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
                 tracing::info!(error = %CauseChain(&error), "a call could not be resumed");

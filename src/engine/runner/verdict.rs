@@ -113,10 +113,18 @@ pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
 
 /// Whether a resumed or resent call may be the upstream's task, and for how long; a resumed call always may.
 pub(in crate::engine) fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
-    if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
-        return UpstreamTaskMode::Never;
+    match &task.recovery.resume {
+        Some(_) => UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) },
+        None => resend_mode(task, policy),
     }
-    UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) }
+}
+
+/// A call that is sent again may run as long as the first time, and asks for a task if it did then.
+pub(super) fn resend_mode(task: &Task, policy: &ToolPolicy) -> UpstreamTaskMode {
+    match task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
+        true => UpstreamTaskMode::WhereServed { deadline: policy.deadline },
+        false => UpstreamTaskMode::Never,
+    }
 }
 
 fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {

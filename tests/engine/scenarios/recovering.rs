@@ -95,6 +95,24 @@ async fn a_call_that_cannot_be_taken_up_is_sent_again_only_where_it_may_be() {
     }
 }
 
+/// GW-39, GW-11: the server would remove a task that it has to keep for the rest of the first deadline alone.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_sent_again_may_run_as_long_as_the_first_time() {
+    for (resumes, tool) in
+        [(None, "work"), (Some(Resumes::Loses(seconds(30))), "work"), (Some(Resumes::Refuses), "read")]
+    {
+        let script = Script { resumes, ..Script::silent() };
+        let (world, id) = crashed(rules(AfterCrash::Rerun), &Ask::tool(tool), script).await;
+        tokio::time::sleep(seconds(600)).await;
+        world.recover().await;
+        tokio::time::sleep(seconds(60)).await;
+        let calls = world.upstream.calls();
+        let [first, second] = [0, 1].map(|call| calls[call].context.native_task);
+        assert_eq!(first, second, "{tool}: {resumes:?}");
+        assert_eq!(world.get(&id).await["status"], "working");
+    }
+}
+
 /// A call is sent three times at most, and one that was in flight at three crashes in a row is not taken up any more.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_in_flight_at_three_crashes_in_a_row_is_poison() {

@@ -1,5 +1,6 @@
 //! Tests wrong clocks: kept tasks stay, and the operator decides.
 
+use super::damage::is_condemned;
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -54,6 +55,24 @@ async fn a_clock_that_leapt_is_believed_after_a_while() {
     assert_eq!(store.sweep(later, 9).await.unwrap(), 1);
     store.close().await;
     assert_eq!(open(&folder).await.last_seen(), later);
+}
+
+/// F56, F88: a damaged task is shown as failed, and is kept by the clock that counts in the end.
+#[tokio::test]
+async fn f88_a_damaged_task_expires_by_no_distrusted_clock() {
+    let folder = tempfile::tempdir().unwrap();
+    used(&folder).await;
+    let conn = rusqlite::Connection::open(folder.path().join("data/tasks.db")).unwrap();
+    conn.execute_batch("UPDATE records SET record = x''").unwrap();
+    drop(conn);
+    let (damaged, later) = (task("a", 2).key, START.after(DAY * 400));
+    for distrust in [LONG, Duration::ZERO] {
+        let store = at(&folder, later, distrust).await;
+        let shown = store.load(&damaged, later).await.unwrap().unwrap();
+        assert!(is_condemned(&shown.task), "{distrust:?}: {shown:?}");
+        assert_eq!(shown.task.expires_at() > later, distrust.is_zero());
+        store.close().await;
+    }
 }
 
 /// After a night, or the longest task's lifetime, nothing is delayed.

@@ -172,7 +172,7 @@ async fn a_server_without_tls_is_used_where_nobody_can_listen_and_if_that_is_sai
 }
 
 /// Changes a row's record without the store's knowledge.
-fn spoil(server: &PostgresServer, schema: &str, id: u128, record: &str) {
+pub(super) fn spoil(server: &PostgresServer, schema: &str, id: u128, record: &str) {
     server.psql(&format!("UPDATE {schema}.tg_task SET record = {record} WHERE id = decode('{id:032x}', 'hex')"));
 }
 

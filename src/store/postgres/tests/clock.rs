@@ -1,5 +1,6 @@
 //! Tests starts under a wrong clock: results stay, and an operator can reset the time.
 
+use super::bad_input::spoil;
 use super::incarnations::two;
 use super::*;
 use crate::task::SystemClock;
@@ -49,6 +50,20 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     used_at(server, &schema, SystemClock.now());
     let store = opened(settings(server, &schema)).await;
     assert!(is_right(&store) && !store.state.clock_trust.is_distrusted(), "{}", store.clock().now());
+    store.close().await;
+}
+
+/// F56, F88: its expiry is not known before.
+#[tokio::test(flavor = "multi_thread")]
+async fn f88_a_damaged_row_is_replaced_once_the_clock_is_trusted() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    used_long_ago(server, &schema).await;
+    spoil(server, &schema, 1, "'\\x'");
+    let store = opened(settings(server, &schema)).await;
+    let found = store.load(&task("a", 1).key, store.clock().now()).await.unwrap().expect("it is not unknown");
+    assert!(found.task.is_settled());
+    assert_eq!(server.psql(&format!("SELECT settled FROM {schema}.tg_task")).trim(), "f");
     store.close().await;
 }
 

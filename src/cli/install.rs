@@ -19,7 +19,7 @@ use super::{refuse, say};
 use crate::console;
 use crate::own_command::{IS_RELEASED, OwnCommand};
 use changed_file::{CopyChange, ReadFile};
-use edit::{EditError, EditedServers, unwrap, wrap};
+use edit::{EditError, EditedServers, ListedServer, unwrap, wrap};
 use shape::{HostShape, MeantProjects, ShapeError};
 use syntax::Syntax;
 
@@ -68,7 +68,7 @@ pub(super) fn uninstall(arguments: &InstallArguments) -> ExitCode {
     finished(HostFolders::of_this_process().and_then(|folders| {
         if let Some(change) = HostChange::of(arguments, &folders)? {
             let mut files = change.host.files(&folders);
-            files.retain(|file| change.is_wrapped(file).unwrap_or(false));
+            files.retain(|file| change.is_wrapped(file).unwrap_or(false) && change.has_servers(file));
             if arguments.file.is_some() || files.is_empty() {
                 files = vec![change.usual_file(arguments.file.as_deref(), &folders)?];
             }
@@ -155,7 +155,9 @@ impl<'a> HostChange<'a> {
         if let Some(file) = named {
             return Ok(file.to_owned());
         }
-        self.host.files(folders).into_iter().next().ok_or_else(|| {
+        let files = self.host.files(folders);
+        let first = files.iter().position(|file| self.has_servers(file)).unwrap_or_default();
+        files.into_iter().nth(first).ok_or_else(|| {
             let place = self
                 .host
                 .user_file(folders)
@@ -165,6 +167,16 @@ impl<'a> HostChange<'a> {
                 self.host.name()
             )
         })
+    }
+
+    fn servers_in(&self, path: &Path) -> Vec<ListedServer> {
+        ReadFile::read(path).ok().and_then(|read| edit::servers(&read.text, &self.shape).ok()).unwrap_or_default()
+    }
+
+    /// Whether the file has each of the named servers.
+    fn has_servers(&self, path: &Path) -> bool {
+        let found = self.servers_in(path);
+        self.servers.iter().all(|name| found.iter().any(|server| server.name == *name))
     }
 
     /// Whether a server of the file is wrapped, also one of another project.
@@ -198,8 +210,7 @@ impl<'a> HostChange<'a> {
     /// The host reads the user's file and the project's, and one command changes one of them.
     fn name_others(&self, changed: &Path, folders: &HostFolders) {
         for file in self.host.files(folders).iter().filter(|file| *file != changed) {
-            let servers = ReadFile::read(file).ok().and_then(|read| edit::servers(&read.text, &self.shape).ok());
-            if servers.is_some_and(|servers| servers.iter().any(|server| server.own.is_none())) {
+            if self.servers_in(file).iter().any(|server| server.own.is_none()) {
                 let (name, file) = (self.host.name(), file.display());
                 say(format_args!("{name} has direct servers in {file}, too: taskgate install {name} --file {file}"));
             }

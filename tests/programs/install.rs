@@ -301,12 +301,35 @@ fn a_command_that_changes_the_users_file_names_the_projects() {
     machine.put("home/.cursor/mcp.json", of("mine"));
     let project = machine.put("project/.cursor/mcp.json", of("ours"));
     let other = |said: &str| said.contains("cursor has direct servers in") && said.contains("install cursor --file");
-    machine.refused(&["install", "cursor", "ours", "--yes"], "there is no server `ours`");
-    machine.refused(&["install", "cursor", "ours", "--yes"], "cursor has direct servers in ");
+    machine.refused(&["install", "cursor", "theirs", "--yes"], "there is no server `theirs`");
+    machine.refused(&["install", "cursor", "theirs", "--yes"], "cursor has direct servers in ");
     let said = machine.done(&["install", "cursor", "--yes"]);
     assert!(said.contains("wrapped mine in") && other(&said), "{said}");
     machine.done(&["install", "cursor", "--file", project.to_str().unwrap(), "--yes"]);
     assert!(!other(&machine.done(&["install", "cursor", "--yes"])), "both are wrapped");
+}
+
+/// Both of them have their first bytes again afterwards.
+#[test]
+fn a_named_server_is_wrapped_and_unwrapped_in_the_file_that_has_it() {
+    let machine = Machine::new();
+    let of = |name: &str| format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"b\"}}}}}}");
+    for (host, user, project) in
+        [("cursor", ".cursor/mcp.json", ".cursor/mcp.json"), ("claude-code", ".claude.json", ".mcp.json")]
+    {
+        let mine = machine.put(&format!("home/{user}"), of("mine"));
+        let ours = machine.put(&format!("project/{project}"), of("ours"));
+        let said = machine.done(&["install", host, "ours", "--yes"]);
+        assert!(said.contains(&format!("wrapped ours in PROJECT/{project}; ")), "{said}");
+        assert_eq!(fs::read_to_string(&mine).unwrap(), of("mine"));
+        machine.done(&["install", host, "mine", "--yes"]);
+        machine.done(&["uninstall", host, "ours", "--yes"]);
+        assert_eq!(fs::read_to_string(&ours).unwrap(), of("ours"));
+        assert!(fs::read_to_string(&mine).unwrap().contains("\"wrap\""));
+        machine.done(&["uninstall", host, "--yes"]);
+        assert_eq!(fs::read_to_string(&mine).unwrap(), of("mine"));
+        assert!(!copy_of(&mine).exists() && !copy_of(&ours).exists());
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ struct InputRequest {
     /// Distinguishes the question from a later one under its key.
     fingerprint: u64,
     state: InputRequestState,
-    /// When an answered question was first missing.
+    /// When it was first missing.
     unlisted: Option<Instant>,
 }
 
@@ -70,13 +70,7 @@ impl InputRequest {
 
     /// The answer that the upstream has not accepted yet.
     const fn untaken(&self) -> Option<&Payload> {
-        match &self.state {
-            InputRequestState::Answered(answer) if self.unlisted.is_none() => Some(answer),
-            InputRequestState::Open
-            | InputRequestState::Answered(_)
-            | InputRequestState::Closed
-            | InputRequestState::Gone => None,
-        }
+        if let (InputRequestState::Answered(answer), None) = (&self.state, self.unlisted) { Some(answer) } else { None }
     }
 }
 
@@ -144,16 +138,11 @@ impl InputRequests {
         let mut withdrawn: Vec<_> = gone.collect();
         self.early.retain(|key, _| asked.contains(key.as_str()));
         for (key, entry) in self.entries.iter_mut().filter(|(key, _)| !asked.contains(key.as_str())) {
-            match entry.state {
-                InputRequestState::Open => {
-                    entry.state = InputRequestState::Gone;
-                    withdrawn.push(key.clone());
-                }
-                InputRequestState::Answered(_) | InputRequestState::Closed => {
-                    entry.unlisted.get_or_insert_with(Instant::now);
-                }
-                InputRequestState::Gone => (),
+            if matches!(entry.state, InputRequestState::Open) {
+                entry.state = InputRequestState::Gone;
+                withdrawn.push(key.clone());
             }
+            entry.unlisted.get_or_insert_with(Instant::now);
         }
         withdrawn.iter().map(|key| ExchangeEvent::Withdrawn { ask: self.ask(key) }).collect()
     }
@@ -217,18 +206,12 @@ mod tests {
     }
 
     fn lines(events: Vec<ExchangeEvent>) -> Vec<String> {
-        let line = |event| match event {
-            ExchangeEvent::Asked { ask, method, .. } => format!("asked {} {method}", ask.as_str()),
-            ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", ask.as_str()),
-            ExchangeEvent::Progress(_)
-            | ExchangeEvent::Status(_)
-            | ExchangeEvent::Task(_)
-            | ExchangeEvent::Subtasks(_)
-            | ExchangeEvent::Cancelled
-            | ExchangeEvent::Log(_)
-            | ExchangeEvent::Returned(_)
-            | ExchangeEvent::Faulted(_)
-            | ExchangeEvent::Lost(_) => "another event".to_owned(),
+        let line = |event| {
+            if let ExchangeEvent::Withdrawn { ask } = &event {
+                return format!("withdrawn {}", ask.as_str());
+            }
+            let ExchangeEvent::Asked { ask, method, .. } = &event else { panic!("{event:?}") };
+            format!("asked {} {method}", ask.as_str())
         };
         events.into_iter().map(line).collect()
     }

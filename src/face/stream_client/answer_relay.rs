@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::RETRY_AFTER;
+use http::response::Parts;
 use parking_lot::Mutex;
 use serde_json::json;
 use smallvec::{SmallVec, smallvec};

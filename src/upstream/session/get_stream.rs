@@ -96,13 +96,11 @@ impl GetStreamReader {
         let Ok(response) = self.link.transport.send(&get, &HandedOver::default()).await else {
             return GetStreamResult::Useless;
         };
-        match response.status() {
-            // These refusals may pass; every other one means that the upstream has no stream.
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Useless,
-            status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
-                return GetStreamResult::Useless;
-            }
-            _ => (),
+        let status = response.status();
+        // A server may still count a stream before this one (B274); every other refusal means that it has no stream.
+        let may_pass = matches!(status.as_u16(), 408 | 409 | 429) || status.is_server_error();
+        if may_pass && status != StatusCode::NOT_IMPLEMENTED {
+            return GetStreamResult::Useless;
         }
         let limits = ReadLimits::within(EVENT_BYTES_MAX, self.link.limits.answers_to(&self.owner));
         // A stream has no id; the refusal only shows whether the session is known.

@@ -553,6 +553,7 @@ impl PrincipalGuard {
                 AuthenticatedCaller::of_key(keys, token).map(Identity::from).ok_or(Refusal::Unauthorized)
             }
             Authenticator::CertificateHolders(holders) => {
+                key_in(request.headers())?;
                 let refused = |why| self.certificate_refused(asked, why);
                 let known = match (asked.certificate, &holders.others) {
                     (Some(certificate), Some(others)) if holders.has_other_credential(request) => {

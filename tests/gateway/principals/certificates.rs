@@ -280,7 +280,7 @@ async fn a_certificate_identifies_its_client_by_one_name_of_the_right_form_alone
     check("a common name", &at.answer(Some(&subject), &ping()).await, "Certificate");
 }
 
-/// A header of a proxy is no certificate.
+/// A header of a proxy is no certificate. B150: two logins are refused, as a key may be the second.
 #[tokio::test]
 async fn a_header_is_no_certificate_and_a_servers_own_login_passes_beside_one() {
     let at = CertificateGate::start("optional", AGENTS, "forward_authorization = true").await;
@@ -291,6 +291,8 @@ async fn a_header_is_no_certificate_and_a_servers_own_login_passes_beside_one() 
     let ada = at.agent("ada");
     assert_eq!(at.summary(Some(&ada), &ping().with("Authorization", "Bearer theirs")).await, "200 ok");
     assert_eq!(at.summary(Some(&ada), &ping().with("Authorization", &format!("Bearer {ADA}"))).await, "200 ok");
+    let twice = ping().with("Authorization", "Bearer theirs").with("Authorization", &format!("Bearer {ADA}"));
+    assert_eq!(at.summary(Some(&ada), &twice).await, "400 -32600");
     let calls = at.gate.server.world.all(|seen| seen.is_call());
     let passed: Vec<_> = calls.iter().map(|seen| seen.header("authorization").map(str::to_owned)).collect();
     assert_eq!(passed, [Some("Bearer theirs".to_owned()), None], "what looks like a key goes to no server");

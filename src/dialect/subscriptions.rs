@@ -180,6 +180,15 @@ impl SubscriptionFilter {
         lists.chain(uris)
     }
 
+    /// Its resources in two parts; none for fewer than two resources.
+    fn halves(self) -> Vec<Self> {
+        let mut first = self.resources.unwrap_or_default();
+        let middle = first.iter().nth(first.len() / 2).filter(|_| first.len() > 1).cloned();
+        let Some(middle) = middle else { return Vec::new() };
+        let second = first.split_off(&middle);
+        [first, second].map(|uris| Self { resources: Some(uris), ..Self::default() }).into()
+    }
+
     pub fn concern_the_upstream(&self) -> bool {
         !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
     }
@@ -191,6 +200,44 @@ impl SubscriptionFilter {
             rest.is_some_and(|rest| rest.is_empty() || whole.ends_with('/') || rest.starts_with(['/', '?', '#']))
         };
         self.resources.as_ref().is_some_and(|uris| uris.iter().any(is_part))
+    }
+}
+
+/// Finds the resources that a server knows once it has refused a whole filter: asks for ever smaller parts (U95).
+#[derive(Debug)]
+pub struct ResourceSearch {
+    known: SubscriptionFilter,
+    unclear: Vec<SubscriptionFilter>,
+    requests: usize,
+}
+
+impl ResourceSearch {
+    /// Then the rest counts as unknown.
+    const REQUESTS_MAX: usize = 64;
+
+    pub fn in_refused(filter: &SubscriptionFilter) -> Self {
+        let resources = SubscriptionFilter { resources: filter.resources.clone(), ..SubscriptionFilter::default() };
+        let known = SubscriptionFilter { lists: filter.lists.clone(), ..SubscriptionFilter::default() };
+        let unclear = if filter.lists.is_empty() { resources.halves() } else { vec![resources] };
+        Self { known, unclear, requests: 0 }
+    }
+
+    pub fn next_part(&mut self) -> Option<SubscriptionFilter> {
+        self.requests += 1;
+        self.unclear.pop().filter(|part| self.requests <= Self::REQUESTS_MAX && part.concern_the_upstream())
+    }
+
+    pub fn accepted(&mut self, part: &SubscriptionFilter) {
+        self.known.extend(part);
+    }
+
+    pub fn refused(&mut self, part: SubscriptionFilter) {
+        self.unclear.extend(part.halves());
+    }
+
+    /// The accepted part of the filter; `None` if that is nothing or everything.
+    pub fn accepted_part(self, filter: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        Some(self.known).filter(|known| known.concern_the_upstream() && !known.cover(filter))
     }
 }
 

@@ -21,19 +21,24 @@ use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams};
 use crate::dialect::lifecycle::own_identity;
-use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
+use crate::dialect::subscriptions::{ResourceSearch, Subscription, SubscriptionFilter};
 use crate::face::answer::{Addressee, UnknownTaskMarker, bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
+use crate::task::Reason;
 use crate::upstream::reply::EventStream;
-use crate::wire::envelope::{Params, Request};
+use crate::wire::envelope::{self, Notification, Params, Request};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, Object, ScanLimits, method};
 
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The longest pause after a refusal, which seldom changes (U95).
+const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(600);
+/// The time of a client's request for all requests to one upstream.
+const BEGINNING_MAX: Duration = Duration::from_secs(20);
 /// A reopened stream that ends sooner without a notification has failed: no notice to the client, and a double pause.
 const OPEN_MIN: Duration = Duration::from_secs(2);
 const LAST_READ_MAX: Duration = Duration::from_secs(1);
@@ -83,7 +88,7 @@ impl ListenRequest {
             let answer = client.pass(at, request, Bytes::new(), Some(params)).await?;
             let limits = self.client.upstreams.read_limits(at, self.client.principal());
             if !is_event_stream(&answer) {
-                return Err(read_result(answer, &limits).await.err().unwrap_or_else(MemberRefusal::late));
+                return Err(read_result(answer, &limits).await.err().unwrap_or_else(MemberRefusal::malformed));
             }
             let has_missed = answer.extensions().get::<UnknownTaskMarker>().is_some();
             let events = EventStream::new(answer.into_body(), limits);
@@ -91,9 +96,16 @@ impl ListenRequest {
             let part = part.clone();
             let mut member = MemberListen { at, voice, part, events, has_missed, pause: PAUSE_MIN, reopened_at: None };
             loop {
-                let Some(text) = member.text().await else { return Err(MemberRefusal::late()) };
-                if let Some(acknowledged) = acknowledged(&text) {
-                    return Ok((member, acknowledged));
+                let Some(text) = member.text().await else { return Err(MemberRefusal::fault(Reason::UpstreamClosed)) };
+                match envelope::read(&text, ScanLimits::UPSTREAM) {
+                    Ok(Message::Notification(notification)) => {
+                        if let Some(acknowledged) = acknowledged(&notification) {
+                            return Ok((member, acknowledged));
+                        }
+                    }
+                    // The response to the request: nothing follows.
+                    Ok(Message::Response(response)) => return Err(MemberRefusal::in_stream(response)),
+                    Ok(Message::Request(_)) | Err(_) => (),
                 }
             }
         };
@@ -105,18 +117,44 @@ impl ListenRequest {
         begun.unwrap_or_else(|| Err(MemberRefusal::late()))
     }
 
+    /// As [`Self::begin`], without the resources for which a server refuses the whole part.
+    async fn begin_known(
+        &self,
+        at: usize,
+        part: &SubscriptionFilter,
+    ) -> Result<(MemberListen, SubscriptionFilter), MemberRefusal> {
+        let refusal = match self.begin(at, part).await {
+            Err(refusal) if refusal.may_name_resources() => refusal,
+            begun => return begun,
+        };
+        let mut search = ResourceSearch::in_refused(part);
+        while let Some(some) = search.next_part() {
+            match self.begin(at, &some).await {
+                Ok(_) => search.accepted(&some),
+                Err(refusal) if refusal.may_name_resources() => search.refused(some),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        match search.accepted_part(part) {
+            Some(known) => self.begin(at, &known).await,
+            None => Err(refusal),
+        }
+    }
+
     /// Asks for the resources that the client may use now: a server refuses the whole part for one of the others.
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {
         sleep(pause).await;
         let allowed = self.allowed(at, &part);
-        let again = if is_wanted(&allowed) { self.begin(at, &allowed).await.ok() } else { None };
-        let pause = PAUSE_MAX.min(pause * 2);
+        let again = if is_wanted(&allowed) { Some(Box::pin(self.begin_known(at, &allowed)).await) } else { None };
         match again {
-            Some((member, _)) => {
-                let reopened_at = Some(Instant::now() + OPEN_MIN);
+            Some(Ok((member, _))) => {
+                let (pause, reopened_at) = (PAUSE_MAX.min(pause * 2), Some(Instant::now() + OPEN_MIN));
                 MemberListen { part, pause, reopened_at, ..member }.next().await
             }
-            None => ListenNews::Over { at, part, pause },
+            Some(Err(refusal)) if refusal.may_be_known_elsewhere() => {
+                ListenNews::Over { at, part, pause: REFUSED_PAUSE_MAX.min(pause * 2) }
+            }
+            Some(Err(_)) | None => ListenNews::Over { at, part, pause: PAUSE_MAX.min(pause * 2) },
         }
     }
 
@@ -162,17 +200,14 @@ impl MemberListen {
     }
 }
 
-fn acknowledged(text: &Bytes) -> Option<SubscriptionFilter> {
-    let Ok(Message::Notification(notification)) = crate::wire::envelope::read(text, ScanLimits::UPSTREAM) else {
-        return None;
-    };
+fn acknowledged(notification: &Notification) -> Option<SubscriptionFilter> {
     let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
     SubscriptionFilter::read(params).ok()
 }
 
 fn is_news(text: &Bytes) -> bool {
     matches!(
-        crate::wire::envelope::read(text, ScanLimits::UPSTREAM),
+        envelope::read(text, ScanLimits::UPSTREAM),
         Ok(Message::Notification(notification)) if notification.method != method::LISTEN_ACKNOWLEDGED
     )
 }
@@ -209,7 +244,11 @@ impl CombinedUpstreams {
             let allowed = Some(asked.allowed(at, &part)).filter(is_wanted);
             let asked = &asked;
             // A part that has withheld resources alone is sent as it is: the upstream's own rules refuse it (B249).
-            async move { (at, asked.begin(at, allowed.as_ref().unwrap_or(&part)).await, part) }
+            async move {
+                let beginning = asked.begin_known(at, allowed.as_ref().unwrap_or(&part));
+                let begun = timeout(BEGINNING_MAX, Box::pin(beginning)).await;
+                (at, begun.unwrap_or_else(|_| Err(MemberRefusal::late())), part)
+            }
         });
         let subscription = Subscription::new(request.id.clone());
         let waiting = FuturesUnordered::new();
@@ -279,9 +318,25 @@ impl MergedListen {
     /// Reads the last outcomes of tasks, after which the members' streams end in a drain. Cancel safe.
     async fn read_last(&mut self) {
         while let Some(news) = self.waiting.next().await {
-            if let ListenNews::Said(member, text) = news {
+            if !matches!(news, ListenNews::Over { .. }) {
+                self.take(news);
+            }
+        }
+    }
+
+    fn take(&mut self, news: ListenNews) {
+        match news {
+            ListenNews::Said(member, text) => {
                 self.due.push_back(text);
                 self.waiting.push(member.next().boxed());
+            }
+            ListenNews::Back(member, first) => {
+                let allowed = self.asked.allowed(member.at, &member.part);
+                self.due.extend(self.subscription.anything(&allowed).chain(first));
+                self.waiting.push(member.next().boxed());
+            }
+            ListenNews::Over { at, part, pause } => {
+                self.waiting.push(self.asked.clone().again(at, part, pause).boxed());
             }
         }
     }
@@ -303,20 +358,7 @@ impl CallMessages for MergedListen {
                     self.has_ended = true;
                     self.due.push_back(self.subscription.ended(&own_identity()));
                 }
-                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => match news {
-                    ListenNews::Said(member, text) => {
-                        self.due.push_back(text);
-                        self.waiting.push(member.next().boxed());
-                    }
-                    ListenNews::Back(member, first) => {
-                        let allowed = self.asked.allowed(member.at, &member.part);
-                        self.due.extend(self.subscription.anything(&allowed).chain(first));
-                        self.waiting.push(member.next().boxed());
-                    }
-                    ListenNews::Over { at, part, pause } => {
-                        self.waiting.push(self.asked.clone().again(at, part, pause).boxed());
-                    }
-                },
+                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.take(news),
             }
         }
     }

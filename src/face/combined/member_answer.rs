@@ -12,6 +12,7 @@ use crate::face::answer::{Addressee, ScopesNeeded};
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{ReadLimits, read_whole};
+use crate::wire::envelope::Response;
 use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
 
 #[derive(Clone, Debug)]
@@ -56,7 +57,15 @@ impl MemberRefusal {
         Self::of(self.0.status, self.0.headers.clone(), error)
     }
 
-    fn fault(reason: Reason) -> Self {
+    /// A response in place of a stream's messages.
+    pub(super) fn in_stream(response: Response) -> Self {
+        match response.into_outcome() {
+            Ok(_) => Self::malformed(),
+            Err(error) => Self::of(StatusCode::OK, HeaderMap::new(), Some(error)),
+        }
+    }
+
+    pub(super) fn fault(reason: Reason) -> Self {
         let error = gateway_error(&GatewayFault::new(reason, Executed::No));
         Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
     }
@@ -65,7 +74,7 @@ impl MemberRefusal {
         Self::fault(Reason::UpstreamTimeout)
     }
 
-    fn malformed() -> Self {
+    pub(super) fn malformed() -> Self {
         Self::fault(Reason::UpstreamMalformed)
     }
 
@@ -76,6 +85,10 @@ impl MemberRefusal {
     pub(super) fn may_be_known_elsewhere(&self) -> bool {
         let codes = [rpc_error::RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
         self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
+    }
+
+    pub(super) fn may_name_resources(&self) -> bool {
+        self.may_be_known_elsewhere() && !self.is_unknown_method()
     }
 
     pub(super) fn needs_scopes(&self) -> bool {

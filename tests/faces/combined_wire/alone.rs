@@ -1,10 +1,13 @@
 //! Clients whose requests stand alone (2026-07-28) at an endpoint.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::Full;
 use serde_json::{Value, json};
-use support::scripted::in_time;
+use support::scripted::{answer, in_time};
+use support::speaker::{LISTEN, SubscriptionServer, UPDATED, refusing};
 
 use super::{combined, names, server, servers, text_of};
 use crate::combined_wire::client::{Reply, TestGateway};
@@ -199,6 +202,43 @@ async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_ev
     said.message(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": params}));
     let next = stream.until("\n\n").await;
     assert!(next.contains("lasting"), "{next}");
+}
+
+/// U95: the server refuses all that names an unknown resource.
+#[tokio::test]
+async fn u95_a_listener_hears_a_server_that_does_not_know_one_resource() {
+    for code in [-32602, -32002] {
+        let (refusing, generous) = (refusing("test://gone", code), SubscriptionServer::generous());
+        let (speaker, other) = (Arc::clone(&refusing), Arc::clone(&generous));
+        let (one, two) =
+            (stateless(move |seen| speaker.reply(seen)).await, stateless(move |seen| other.reply(seen)).await);
+        let gate = combined(&one, &two, "").await;
+        let wanted = json!({"toolsListChanged": true, "resourceSubscriptions": ["test://gone", "test://here"]});
+        let mut stream = ask(&gate, &[], "subscriptions/listen", json!({"notifications": wanted})).await;
+        let granted = stream.until("\n\n").await;
+        assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("test://here"), "{granted}");
+        // The first one was a trial of this resource alone.
+        let told = refusing.stream(1).await;
+        assert_eq!(told.asked(), &json!({"toolsListChanged": true, "resourceSubscriptions": ["test://here"]}));
+        told.say(UPDATED, &json!({"uri": "test://here", "from": "one"}));
+        let next = stream.until("\n\n").await;
+        assert!(next.contains("\"from\":\"one\""), "{next}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_answers_a_listener_at_once_is_not_reported_as_late() {
+    for (has_stream, reason) in [(false, "upstream_malformed"), (true, "upstream_closed")] {
+        let script = move |seen: &SeenRequest| {
+            let done = || answer(seen, &json!({"resultType": "complete"}));
+            (seen.rpc() == LISTEN).then(|| if has_stream { BodySender::open().1 } else { done() })
+        };
+        let (one, two) = (stateless(script).await, stateless(script).await);
+        let gate = combined(&one, &two, "").await;
+        let wanted = json!({"notifications": {"toolsListChanged": true}});
+        let refused = ask(&gate, &[], "subscriptions/listen", wanted).await.json().await;
+        assert_eq!(refused["error"]["data"]["reason"], reason, "{refused}");
+    }
 }
 
 /// B249: the resource is withheld at one server alone, which is there. One that had been away would be said to have

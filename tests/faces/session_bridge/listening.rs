@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, TestGateway, call};
 use super::server::{Stream, ask, discovered, open, stateless};
-use super::speaker::{LISTEN, RESOURCES, SubscriptionServer, TOOLS, UPDATED};
+use super::speaker::{LISTEN, RESOURCES, SubscriptionServer, TOOLS, UPDATED, refusing};
 use super::upstream::{ScriptedServer, answer};
 
 async fn speaking(speaker: &Arc<SubscriptionServer>) -> ScriptedServer {
@@ -195,6 +195,27 @@ async fn a_server_that_refuses_to_be_listened_to_is_asked_once_and_its_sessions_
     assert_eq!(clients[0].post(call(1)).await.json().await["result"], json!({ "n": 1 }));
     assert_eq!(server.world.count(LISTEN), 2, "once for lists, once for the resource");
     drop(streams);
+}
+
+/// U95: a resource may have gone since it was subscribed to.
+#[tokio::test]
+async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() {
+    for code in [-32602, -32002] {
+        let speaker = refusing("file:///gone", code);
+        let server = speaking(&speaker).await;
+        let gate = TestGateway::before(&server).await;
+        let client = session(&gate).await;
+        for uri in ["file:///gone", "file:///here"] {
+            assert_eq!(subscribe(&client, "subscribe", uri).await["result"], json!({}), "nobody could be told");
+        }
+        let mut own = stream_of(&client).await;
+        // The first one was a trial of this resource alone.
+        let told = speaker.stream(1).await;
+        let expected = json!({ "toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": ["file:///here"] });
+        assert_eq!(told.asked(), &expected);
+        told.say(UPDATED, &json!({ "uri": "file:///here" }));
+        assert_eq!(line(&mut own).await, format!("{UPDATED} file:///here"));
+    }
 }
 
 #[tokio::test]

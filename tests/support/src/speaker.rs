@@ -100,6 +100,17 @@ impl SubscriptionServer {
     }
 }
 
+/// Refuses with this code all that names a resource.
+pub fn refusing(unknown: &'static str, code: i64) -> Arc<SubscriptionServer> {
+    SubscriptionServer::of(move |asked| {
+        let is_named = |uris: &Vec<Value>| uris.iter().any(|uri| uri == unknown);
+        match asked["resourceSubscriptions"].as_array().is_some_and(is_named) {
+            true => Err(code),
+            false => Ok(Some(asked.clone())),
+        }
+    })
+}
+
 impl SubscriptionStream {
     /// What was asked for.
     pub fn asked(&self) -> &Value {

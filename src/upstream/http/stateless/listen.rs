@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::stateless_sender::{DraftRequest, StatelessSender};
-use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged};
+use crate::dialect::subscriptions::{ListKind, ResourceSearch, SubscriptionFilter, untagged};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::exchange::SubscriptionResult;
@@ -275,8 +275,9 @@ impl ListenSource {
         let (sender, wishes) = (self.sender.clone(), self.wanted.lock().wishes());
         let opening = async move {
             let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&sender, &wishes)).await;
-            (wishes, opened.unwrap_or(Err(late)))
+            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open_known(&sender, &wishes)).await;
+            let opened = opened.unwrap_or(Err(late));
+            (wishes, opened)
         };
         opening.boxed().fuse()
     }
@@ -341,7 +342,7 @@ impl ListenSource {
                 self.tools_changed();
                 Some(Ok(spoken))
             }
-            Err(ListenError::Refused(reason)) => {
+            Err(ListenError::Refused { reason, .. }) => {
                 tracing::warn!(upstream = %self.sender.link.name, %reason, "the upstream refused a subscription");
                 self.state.send_modify(|state| state.refused.extend(&asked));
                 None
@@ -389,8 +390,11 @@ async fn until(when: Option<Instant>) {
 
 #[derive(Debug)]
 enum ListenError {
-    /// The server does not support it, so another attempt is pointless.
-    Refused(String),
+    /// Another attempt is pointless, unless the refusal is about the resources.
+    Refused {
+        reason: String,
+        names_resources: bool,
+    },
     Failed(GatewayFault),
 }
 
@@ -411,6 +415,26 @@ enum ListenEvent {
 }
 
 impl UpstreamListenStream {
+    /// As [`Self::open`], without the resources for which the server refuses all wishes.
+    async fn open_known(sender: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
+        let refusal = match Self::open(sender, wishes).await {
+            Err(refusal @ ListenError::Refused { names_resources: true, .. }) => refusal,
+            opened => return opened,
+        };
+        let mut search = ResourceSearch::in_refused(wishes);
+        while let Some(part) = search.next_part() {
+            match Self::open(sender, &part).await {
+                Ok(_) => search.accepted(&part),
+                Err(ListenError::Refused { .. }) => search.refused(part),
+                Err(failed @ ListenError::Failed(_)) => return Err(failed),
+            }
+        }
+        match search.accepted_part(wishes) {
+            Some(known) => Self::open(sender, &known).await,
+            None => Err(refusal),
+        }
+    }
+
     /// Subscribes and waits for the acknowledgement, without a time limit: before it the server promises nothing.
     async fn open(sender: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let id = own_ids::mint();
@@ -429,7 +453,8 @@ impl UpstreamListenStream {
             }
             Err(ResponseRefusal::Rpc(error)) => return Err(refused(error)),
             Err(ResponseRefusal::Gateway(fault)) if matches!(fault.http_status, Some(404 | 405 | 501)) => {
-                return Err(ListenError::Refused("the server has no such method".to_owned()));
+                let reason = "the server has no such method".to_owned();
+                return Err(ListenError::Refused { reason, names_resources: false });
             }
             Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
             Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
@@ -522,17 +547,17 @@ const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::Ups
 
 /// An error about the request is permanent, any other may pass.
 fn refused(error: RpcError) -> ListenError {
+    let names_resources = matches!(error.code, rpc_error::INVALID_PARAMS | rpc_error::RESOURCE_NOT_FOUND);
     let is_for_good = matches!(
         error.code,
         rpc_error::METHOD_NOT_FOUND
-            | rpc_error::INVALID_PARAMS
             | rpc_error::INVALID_REQUEST
             | rpc_error::MISSING_CLIENT_CAPABILITY
             | rpc_error::HEADER_MISMATCH
             | rpc_error::UNSUPPORTED_VERSION
     );
-    match is_for_good {
-        true => ListenError::Refused(one_line::name(&error.message)),
+    match names_resources || is_for_good {
+        true => ListenError::Refused { reason: one_line::name(&error.message), names_resources },
         false => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
     }
 }

@@ -35,7 +35,7 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
-use answer_relay::Awaited;
+use answer_relay::OpenRequests;
 use client_link::{ClientDisconnected, ClientLink};
 
 /// The limit of concurrent requests; further ones are refused.
@@ -146,30 +146,14 @@ struct ParsedMessage {
     arrived: Instant,
 }
 
+#[derive(Clone)]
 struct UnansweredRequest {
     serial: u64,
-    /// One id, or the ids of an array that have no response yet.
-    ids: Arc<Mutex<SmallVec<[RequestId; 1]>>>,
-    kind: RequestKind,
+    open: Arc<OpenRequests>,
+    /// Whether it has no response as long as its client listens.
+    is_subscription: bool,
     face: Face,
     withdrawn: CancellationToken,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RequestKind {
-    Single,
-    Array,
-    /// Has no response as long as its client listens.
-    Subscription,
-}
-
-impl RequestKind {
-    fn of(inbound: &Inbound) -> Self {
-        match &inbound.message {
-            Some(Message::Request(request)) if request.method == method::LISTEN => Self::Subscription,
-            Some(_) | None => Self::Single,
-        }
-    }
 }
 
 enum CompletedWork {
@@ -288,12 +272,12 @@ impl StreamClientLoop {
     /// Cancels a stateless request. Returns false for a request in a session: the caller forwards the cancellation.
     fn withdraw(&self, notification: &Notification) -> bool {
         let Some(id) = notification.cancelled() else { return false };
-        let Some(request) = self.unanswered.iter().find(|request| request.ids.lock().contains(&id)) else {
+        let Some(request) = self.unanswered.iter().find(|request| request.open.ids.lock().contains(&id)) else {
             return false;
         };
-        if request.kind == RequestKind::Array {
+        if request.open.is_array {
             // The other requests of the array continue.
-            request.ids.lock().retain(|own| *own != id);
+            request.open.take_one(&id);
             return false;
         }
         request.withdrawn.cancel();
@@ -349,41 +333,43 @@ impl StreamClientLoop {
     }
 
     fn shake_hands(&mut self, id: RequestId, parsed: ParsedMessage) {
-        let Some((serial, withdrawn)) = self.enter(&id, RequestKind::Single, Face::Session) else { return };
+        let Some(request) = self.enter(&id, false, Face::Session) else { return };
         self.is_in_handshake = true;
-        let link = Arc::clone(&self.link);
+        let (link, serial) = (Arc::clone(&self.link), request.serial);
         let shaking = async move {
             let with = parsed.received.headers.clone();
             let response = link.serve(link.outside(parsed)).await;
             if let Some(session) = response.headers().get(headers::SESSION_ID) {
                 link.open(session.clone(), with);
             }
-            let relayed = link.relay(response, Awaited::Response(&id)).await?;
-            link.see_through(relayed, &id, &withdrawn).await
+            let relayed = link.relay(response, Some(&request.open)).await?;
+            link.see_through(relayed, &request).await
         };
         let done = CompletedWork::Handshake { serial: Some(serial), listens: false };
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
     fn serve_request(&mut self, id: RequestId, face: Face, inbound: Inbound) {
-        let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
+        let is_subscription =
+            matches!(&inbound.message, Some(Message::Request(request)) if request.method == method::LISTEN);
+        let Some(request) = self.enter(&id, is_subscription, face) else { return };
         let link = Arc::clone(&self.link);
         let asking = async move {
             let asking = async {
                 // Boxed: each wrapper around the work would move all of it.
-                if caught(as_one_request(Box::pin(link.serve_request(inbound, &id, &withdrawn)))).await.is_none() {
+                if caught(as_one_request(Box::pin(link.serve_request(inbound, &id, &request)))).await.is_none() {
                     let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
                     // Fails if the client has disconnected: then no reader is left.
-                    let _ = link.send_fault(Awaited::Response(&id), &fault).await;
+                    let _ = link.send_fault(Some(&request.open), &fault).await;
                 }
             };
             match face {
                 Face::Stateless => {
-                    withdrawn.run_until_cancelled(Box::pin(asking)).await;
+                    request.withdrawn.run_until_cancelled(Box::pin(asking)).await;
                 }
                 Face::Session => asking.await,
             }
-            CompletedWork::Answered(serial)
+            CompletedWork::Answered(request.serial)
         };
         self.work.push(asking.boxed());
     }
@@ -403,52 +389,48 @@ impl StreamClientLoop {
         if self.is_full() {
             return ids.into_iter().for_each(|id| self.refuse_with(Some(id), full()));
         }
-        let ids = Arc::new(Mutex::new(ids));
-        let (serial, _) = self.entered(Arc::clone(&ids), RequestKind::Array, Face::Session);
+        let request = self.entered(OpenRequests { ids: Mutex::new(ids), is_array: true }, false, Face::Session);
         let link = Arc::clone(&self.link);
         let asking = async move {
-            let awaited = Awaited::Responses(&ids);
+            let open = Some(&*request.open);
             // One event for each response: no client of a stream reads the array as a whole.
             let inbound = Inbound { accepted: AcceptedTypes::EventStream, ..link.inside(parsed) };
-            let relaying = async { link.relay(link.serve(inbound).await, awaited).await };
+            let relaying = async { link.relay(link.serve(inbound).await, open).await };
             let is_done = caught(as_one_request(Box::pin(relaying))).await.is_some();
             let reason = if is_done { Reason::UpstreamClosed } else { Reason::Internal };
             // Fails if the client has disconnected: then no reader is left.
-            let _ = link.send_fault(awaited, &GatewayFault::new(reason, Executed::Unknown)).await;
-            CompletedWork::Answered(serial)
+            let _ = link.send_fault(open, &GatewayFault::new(reason, Executed::Unknown)).await;
+            CompletedWork::Answered(request.serial)
         };
         self.work.push(asking.boxed());
     }
 
     /// An array counts as its requests, and as one at least.
     fn is_full(&self) -> bool {
-        self.unanswered.iter().map(|request| request.ids.lock().len().max(1)).sum::<usize>() >= REQUESTS_MAX
+        self.unanswered.iter().map(|request| request.open.ids.lock().len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
     /// `None` if the request was refused.
-    fn enter(&mut self, id: &RequestId, kind: RequestKind, face: Face) -> Option<(u64, CancellationToken)> {
+    fn enter(&mut self, id: &RequestId, is_subscription: bool, face: Face) -> Option<UnansweredRequest> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());
             return None;
         }
-        if self.unanswered.iter().any(|request| request.ids.lock().contains(id)) {
+        if self.unanswered.iter().any(|request| request.open.ids.lock().contains(id)) {
             let what = "a request with this id has no answer yet";
             self.refuse(Some(id.clone()), &RequestError::not_a_request(what));
             return None;
         }
-        Some(self.entered(Arc::new(Mutex::new(smallvec![id.clone()])), kind, face))
+        let open = OpenRequests { ids: Mutex::new(smallvec![id.clone()]), is_array: false };
+        Some(self.entered(open, is_subscription, face))
     }
 
-    fn entered(
-        &mut self,
-        ids: Arc<Mutex<SmallVec<[RequestId; 1]>>>,
-        kind: RequestKind,
-        face: Face,
-    ) -> (u64, CancellationToken) {
+    fn entered(&mut self, open: OpenRequests, is_subscription: bool, face: Face) -> UnansweredRequest {
         self.serials += 1;
         let (serial, withdrawn) = (self.serials, CancellationToken::new());
-        self.unanswered.push(UnansweredRequest { serial, ids, kind, face, withdrawn: withdrawn.clone() });
-        (serial, withdrawn)
+        let request = UnansweredRequest { serial, open: Arc::new(open), is_subscription, face, withdrawn };
+        self.unanswered.push(request.clone());
+        request
     }
 
     fn refuse(&self, id: Option<RequestId>, complaint: &RequestError) {
@@ -526,8 +508,7 @@ impl StreamClientLoop {
     }
 
     fn is_answered_but_for_subscriptions(&self) -> bool {
-        let is_over =
-            |request: &UnansweredRequest| request.kind == RequestKind::Subscription || request.withdrawn.is_cancelled();
+        let is_over = |request: &UnansweredRequest| request.is_subscription || request.withdrawn.is_cancelled();
         self.unanswered.iter().all(is_over) && self.is_idle()
     }
 
@@ -543,7 +524,7 @@ impl StreamClientLoop {
     async fn end(mut self) {
         let plain =
             self.unanswered.iter().filter(|request| request.face == Face::Session && !request.withdrawn.is_cancelled());
-        let cancels = plain.flat_map(|request| request.ids.lock().clone()).filter_map(|id| {
+        let cancels = plain.flat_map(|request| request.open.ids.lock().clone()).filter_map(|id| {
             let params = Payload::of(&json!({ "requestId": id, "reason": "the client has gone" }));
             self.link.by_itself(envelope::notification(method::CANCELLED, Some(&params)))
         });

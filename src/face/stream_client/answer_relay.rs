@@ -7,21 +7,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::RETRY_AFTER;
-use http::response::Parts;
 use parking_lot::Mutex;
 use serde_json::json;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tokio::time::sleep;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
-use super::RequestKind;
+use super::UnansweredRequest;
 use super::client_link::{ClientDisconnected, ClientLink};
 use crate::dialect::faults::gateway_error;
 use crate::face::http::{FaceResponse, Inbound, ResponseBody, is_event_stream, is_passing};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{BodyReadError, EventStream, read_whole};
-use crate::wire::envelope::{EnvelopeError, Response, is_batch, split_batch};
+use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::{Message, MessageText, Payload, RequestId, ScanLimits, envelope, method};
 
 /// The delay before a stream is resumed, if the server names none.
@@ -47,102 +46,77 @@ pub(super) struct RelayResumePoint {
     pub(super) moved: bool,
 }
 
-/// The responses that a relayed HTTP response should have.
-#[derive(Clone, Copy)]
-pub(super) enum Awaited<'a> {
-    /// None: it is a session's own stream.
-    Messages,
-    Response(&'a RequestId),
-    /// One for each request of an array that has none so far, and was not cancelled.
-    Responses(&'a Mutex<SmallVec<[RequestId; 1]>>),
+/// The requests of one message that await a response: one, or those of an array that are not cancelled.
+pub(super) struct OpenRequests {
+    pub(super) ids: Mutex<SmallVec<[RequestId; 1]>>,
+    pub(super) is_array: bool,
 }
 
-impl Awaited<'_> {
-    /// The requests without a response, none of which waits from now on.
-    fn take(self) -> SmallVec<[RequestId; 1]> {
-        match self {
-            Self::Messages => SmallVec::new(),
-            Self::Response(id) => smallvec![id.clone()],
-            Self::Responses(open) => std::mem::take(&mut *open.lock()),
-        }
-    }
-
-    fn take_one(self, named: &RequestId) -> bool {
-        match self {
-            Self::Messages => false,
-            Self::Response(id) => id == named,
-            Self::Responses(open) => {
-                let mut open = open.lock();
-                let at = open.iter().position(|id| id == named);
-                at.map(|at| open.remove(at)).is_some()
-            }
-        }
+impl OpenRequests {
+    pub(super) fn take_one(&self, id: &RequestId) -> bool {
+        let mut ids = self.ids.lock();
+        let at = ids.iter().position(|own| own == id);
+        at.map(|at| ids.remove(at)).is_some()
     }
 }
 
 impl ClientLink {
-    /// Sends the messages of a response.
+    /// Sends the messages of a response to `open` requests, or of a session's own stream.
     pub(super) async fn relay(
         &self,
         response: FaceResponse,
-        awaited: Awaited<'_>,
+        open: Option<&OpenRequests>,
     ) -> Result<RelayOutcome, ClientDisconnected> {
         let is_stream = is_event_stream(&response);
         let (head, body) = response.into_parts();
         if is_stream {
-            return Box::pin(self.relay_events(body, awaited)).await;
+            return Box::pin(self.relay_events(body, open)).await;
         }
         let text = match read_whole(body, &self.read_limits()).await {
             Ok(text) => text,
             Err(fault) => {
-                self.send_fault(awaited, &fault).await?;
+                self.send_fault(open, &fault).await?;
                 return Ok(RelayOutcome::Whole);
             }
         };
         if text.is_empty() && head.status.is_success() {
             return Ok(RelayOutcome::Nothing);
         }
-        // An array has an error for each request if all lack a scope.
-        let is_array = matches!(awaited, Awaited::Responses(_)) && is_batch(&text);
-        if !head.status.is_success() && !is_array {
-            return Box::pin(self.refuse(awaited, &head, text)).await.map(|()| RelayOutcome::Whole);
+        let ids = match open {
+            // An array of errors refuses the elements of an array.
+            Some(open) if !head.status.is_success() && !is_batch(&text) => std::mem::take(&mut *open.ids.lock()),
+            Some(_) | None => SmallVec::new(),
+        };
+        if !ids.is_empty() {
+            let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+            for id in ids {
+                self.send(refusal(&text, &id, head.status, wait.map(Duration::from_secs))).await?;
+            }
+            return Ok(RelayOutcome::Whole);
         }
-        let (message, is_answer) = self.vetted(text.into(), awaited);
+        let (message, is_answer) = self.vetted(text.into(), open);
         if let Some(message) = message {
             self.send(message).await?;
         }
         if !is_answer {
-            self.send_fault(awaited, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
+            self.send_fault(open, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
         }
         Ok(RelayOutcome::Whole)
     }
 
-    /// Refuses each request. An invalid array, or one without a request, has one error as a whole.
-    async fn refuse(&self, awaited: Awaited<'_>, head: &Parts, text: Bytes) -> Result<(), ClientDisconnected> {
-        let is_whole = match awaited {
-            Awaited::Responses(open) => head.status == StatusCode::BAD_REQUEST || open.lock().is_empty(),
-            Awaited::Messages | Awaited::Response(_) => false,
-        };
-        if is_whole && let (Some(whole), _) = self.vetted(text.clone().into(), Awaited::Messages) {
-            drop(awaited.take());
-            return self.send(whole).await;
-        }
-        let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-        for id in awaited.take() {
-            self.send(refusal(&text, &id, head.status, wait.map(Duration::from_secs))).await?;
-        }
-        Ok(())
-    }
-
-    async fn relay_events(&self, body: ResponseBody, awaited: Awaited<'_>) -> Result<RelayOutcome, ClientDisconnected> {
+    async fn relay_events(
+        &self,
+        body: ResponseBody,
+        open: Option<&OpenRequests>,
+    ) -> Result<RelayOutcome, ClientDisconnected> {
         let mut events = EventStream::new(body, self.read_limits());
         let (mut resume_point, mut is_answered) = (RelayResumePoint::default(), false);
         loop {
             let event = match events.next().await.map_err(BodyReadError::into_fault) {
                 Ok(Some(event)) => event,
                 // A session's own stream is resumed after its last message (U92).
-                Err(fault) if !matches!(awaited, Awaited::Messages) && has_no_room(fault.reason) => {
-                    self.send_fault(awaited, &fault).await?;
+                Err(fault) if open.is_some() && has_no_room(fault.reason) => {
+                    self.send_fault(open, &fault).await?;
                     return Ok(RelayOutcome::Whole);
                 }
                 Ok(None) | Err(_) => break,
@@ -155,7 +129,7 @@ impl ClientLink {
                 continue;
             }
             resume_point.moved = true;
-            let (message, is_answer) = self.vetted(event.data, awaited);
+            let (message, is_answer) = self.vetted(event.data, open);
             is_answered |= is_answer;
             if let Some(message) = message {
                 self.send(message).await?;
@@ -167,9 +141,9 @@ impl ClientLink {
     }
 
     /// Keeps only messages, and no responses but awaited ones. Also returns whether such a response is in the text.
-    fn vetted(&self, text: MessageText, awaited: Awaited<'_>) -> (Option<Bytes>, bool) {
+    fn vetted(&self, text: MessageText, open: Option<&OpenRequests>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
-            let kind = kind_of(&text, awaited);
+            let kind = kind_of(&text, open);
             if kind == RelayedKind::None {
                 self.dropped();
             }
@@ -179,7 +153,7 @@ impl ClientLink {
             self.dropped();
             return (None, false);
         };
-        let kinds: Vec<_> = messages.iter().map(|message| kind_of(&message.clone().into(), awaited)).collect();
+        let kinds: Vec<_> = messages.iter().map(|message| kind_of(&message.clone().into(), open)).collect();
         let is_answer = kinds.contains(&RelayedKind::Answer);
         if !kinds.contains(&RelayedKind::None) {
             return (Some(text.into_bytes()), is_answer);
@@ -203,13 +177,15 @@ impl ClientLink {
     /// Without a request, a fault is only logged.
     pub(super) async fn send_fault(
         &self,
-        awaited: Awaited<'_>,
+        open: Option<&OpenRequests>,
         fault: &GatewayFault,
     ) -> Result<(), ClientDisconnected> {
-        if matches!(awaited, Awaited::Messages) {
+        let Some(open) = open else {
             tracing::debug!(reason = fault.reason.key(), "a message to the client was lost");
-        }
-        for id in awaited.take() {
+            return Ok(());
+        };
+        let ids = std::mem::take(&mut *open.ids.lock());
+        for id in ids {
             self.send(envelope::error(Some(&id), &gateway_error(fault))).await?;
         }
         Ok(())
@@ -254,19 +230,23 @@ enum RelayedKind {
     None,
 }
 
-fn kind_of(text: &MessageText, awaited: Awaited<'_>) -> RelayedKind {
+fn kind_of(text: &MessageText, open: Option<&OpenRequests>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
-        Ok(message) => match (&*message, awaited) {
-            // A response without an id is an error about an element of an array that is no request.
-            (Message::Request(_) | Message::Notification(_), _)
-            | (Message::Response(_), Awaited::Messages)
-            | (Message::Response(Response { id: None, .. }), Awaited::Responses(_)) => return RelayedKind::Message,
-            (Message::Response(response), Awaited::Response(_) | Awaited::Responses(_)) => response.id.clone(),
+        Ok(message) => match &*message {
+            Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
+            // The error about an element of an array that is no request has no id.
+            Message::Response(response) if open.is_none_or(|open| open.is_array && response.id.is_none()) => {
+                return RelayedKind::Message;
+            }
+            Message::Response(response) => response.id.clone(),
         },
         Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
         Err(EnvelopeError::Batch) => None,
     };
-    if named.is_some_and(|named| awaited.take_one(&named)) { RelayedKind::Answer } else { RelayedKind::None }
+    match named.zip(open).is_some_and(|(named, open)| open.take_one(&named)) {
+        true => RelayedKind::Answer,
+        false => RelayedKind::None,
+    }
 }
 
 impl ClientLink {
@@ -275,21 +255,19 @@ impl ClientLink {
         &self,
         inbound: Inbound,
         id: &RequestId,
-        withdrawn: &CancellationToken,
+        request: &UnansweredRequest,
     ) -> Result<(), ClientDisconnected> {
-        let is_subscription = RequestKind::of(&inbound) == RequestKind::Subscription;
         let response = self.serve(inbound).await;
-        let has_begun = is_subscription && is_event_stream(&response);
-        let relayed = self.relay(response, Awaited::Response(id)).await?;
-        self.see_through(relayed, id, withdrawn).await?;
+        let has_begun = request.is_subscription && is_event_stream(&response);
+        let relayed = self.relay(response, Some(&request.open)).await?;
+        self.see_through(relayed, request).await?;
         if has_begun { self.send(ended_subscription(id)).await } else { Ok(()) }
     }
 
     pub(super) async fn see_through(
         &self,
         mut relayed: RelayOutcome,
-        id: &RequestId,
-        withdrawn: &CancellationToken,
+        request: &UnansweredRequest,
     ) -> Result<(), ClientDisconnected> {
         let mut attempts = 0;
         loop {
@@ -299,14 +277,14 @@ impl ClientLink {
                 RelayOutcome::Short(resume_point) => resume_point,
             };
             attempts = if resume_point.moved { 1 } else { attempts + 1 };
-            if attempts > ATTEMPTS_MAX || withdrawn.is_cancelled() {
+            if attempts > ATTEMPTS_MAX || request.withdrawn.is_cancelled() {
                 break;
             }
             let Some(rest) = resume_point.event.as_deref().and_then(|event| self.get(Some(event))) else { break };
             sleep(resume_point.retry.unwrap_or(RETRY).min(RETRY_MAX)).await;
             let response = self.serve(rest).await;
             relayed = match response.status() {
-                StatusCode::OK => match self.relay(response, Awaited::Response(id)).await? {
+                StatusCode::OK => match self.relay(response, Some(&request.open)).await? {
                     // There is no new event: the position remains.
                     RelayOutcome::Short(rest @ RelayResumePoint { event: None, .. }) => {
                         let retry = rest.retry.or(resume_point.retry);
@@ -320,10 +298,10 @@ impl ClientLink {
                 _ => break,
             };
         }
-        if withdrawn.is_cancelled() {
+        if request.withdrawn.is_cancelled() {
             return Ok(());
         }
-        self.send_fault(Awaited::Response(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
+        self.send_fault(Some(&request.open), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
     /// Relays the session's own stream, until the server has none or the session ends. Drops `opening` at a response.
@@ -335,7 +313,7 @@ impl ClientLink {
             let response = self.serve(get).await;
             drop(opening.take());
             match response.status() {
-                StatusCode::OK => match self.relay(response, Awaited::Messages).await? {
+                StatusCode::OK => match self.relay(response, None).await? {
                     RelayOutcome::Short(resume_point) => {
                         pause = resume_point.retry.unwrap_or(RETRY).clamp(OWN_STREAM_RETRY_MIN, RETRY_MAX);
                         event = resume_point.event.or(event);
@@ -385,7 +363,7 @@ mod tests {
         let message = r#"{"jsonrpc":"2.0","method":"notifications/a"}"#;
         let events = format!("id: 1\ndata: {message}\n\nid: 2\ndata: {}\n\n", "x".repeat(1_000));
         let response = event_stream(full_body(Bytes::from(events)));
-        let RelayOutcome::Short(resume_point) = link.relay(response, Awaited::Messages).await.unwrap() else {
+        let RelayOutcome::Short(resume_point) = link.relay(response, None).await.unwrap() else {
             panic!("the stream is taken for a complete one")
         };
         assert_eq!(resume_point.event.as_deref(), Some("1"));

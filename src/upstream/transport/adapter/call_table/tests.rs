@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::wire::{Message, ScanLimits, envelope};
+use crate::wire::{Message, Payload, ScanLimits, envelope};
 
 fn text(message: &Value) -> MessageText {
     Bytes::from(message.to_string()).into()
@@ -112,6 +112,11 @@ async fn t_20_a_call_is_found_by_any_spelling_of_its_token_and_of_its_questions_
     table.answered(&RequestId::text("\u{fc}"));
     assert_eq!(note(&mut table, "notifications/cancelled", cancelled), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut own)), ((0, false), (1, false)));
+    let terms = RequestTerms { is_kept: true, ..RequestTerms::default() };
+    let _two = table.begin_on(&Request { id: RequestId::text("\u{e9}"), ..call(2) }, terms).unwrap();
+    let spelled = Payload::parse(&Bytes::from_static(br#""\u00e9""#), ScanLimits::UPSTREAM).unwrap();
+    let spelled = RequestId::from_payload(&spelled).unwrap();
+    assert!(table.has(&spelled) && table.is_tool(&spelled) && table.is_kept(&spelled), "by its own id");
 }
 
 #[tokio::test]

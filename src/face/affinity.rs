@@ -17,7 +17,6 @@ use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
 use super::replica_array;
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
 use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
-use crate::engine::CallsEnd;
 use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::Response;
@@ -258,16 +257,8 @@ impl AnsweredRequest for ReplicaStream {
         &self.0
     }
 
-    fn ended(&self, _: &GatewayFault) {}
-
-    fn cancel(&self, _: Reason) {}
-
     fn is_resumable(&self) -> bool {
         true
-    }
-
-    fn calls_end(&self) -> Option<&CallsEnd> {
-        None
     }
 
     fn fault_for_client(&self, _: &GatewayFault) -> GatewayFault {

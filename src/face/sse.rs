@@ -23,7 +23,7 @@ use super::sealed::{GatewayId, IdKind};
 use super::served::Served;
 use super::session::refuse;
 use super::session_owners::{ForwardReason, may_forward};
-use super::stream_client::{self, ClientMessage};
+use super::stream_client::{self, ClientMessage, InputEnd};
 use crate::metric;
 use crate::replica::OwnerReplica;
 use crate::shared_limits::SharedLimits;
@@ -103,7 +103,9 @@ impl SseEndpoint {
             limits: served.engine.limits().clone(),
             message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.scope.tracker.spawn(stream_client::serve_until(client, messages_in, outgoing, streams_end.clone()));
+        let (streams_end, input_end) = (streams_end.clone(), InputEnd::ClientLeft);
+        let serving = stream_client::serve_to_input_end(client, messages_in, outgoing, streams_end, input_end);
+        served.scope.tracker.spawn(serving);
         let address = framing::sse_endpoint(&address).into();
         let opened = event_stream(stream(
             SseEventStream::new(messages, permit),

@@ -95,20 +95,11 @@ pub enum InputEnd {
 /// as the principal's (see `answer_budget`). At the end, plain calls are cancelled and the session is ended, within two
 /// seconds; tasks continue. Dropping the future leaves a session open.
 pub async fn serve(client: StreamClient, received: mpsc::Receiver<ClientMessage>, outgoing: mpsc::Sender<Bytes>) {
-    serve_until(client, received, outgoing, CancellationToken::new()).await;
+    serve_to_input_end(client, received, outgoing, CancellationToken::new(), InputEnd::ClientLeft).await;
 }
 
-/// As [`serve`]; once `streams_end` is cancelled, only until all requests are answered.
-pub async fn serve_until(
-    client: StreamClient,
-    received: mpsc::Receiver<ClientMessage>,
-    outgoing: mpsc::Sender<Bytes>,
-    streams_end: CancellationToken,
-) {
-    serve_to_input_end(client, received, outgoing, streams_end, InputEnd::ClientLeft).await;
-}
-
-/// As [`serve_until`]; with [`InputEnd::ClientReads`], requests are still answered after `received` has ended.
+/// As [`serve`]; once `streams_end` is cancelled, only until all requests are answered. With [`InputEnd::ClientReads`],
+/// requests are still answered after `received` has ended.
 pub async fn serve_to_input_end(
     client: StreamClient,
     mut received: mpsc::Receiver<ClientMessage>,

@@ -46,22 +46,26 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
     /// Records the fault that takes the response's place.
-    fn ended(&self, fault: &GatewayFault);
+    fn ended(&self, _fault: &GatewayFault) {}
 
     /// Notes for the audit that the response has arrived, or why not. The first note counts.
     fn answered(&self, _outcome: &'static str) {}
 
     /// Cancels the request upstream, if dropping its body does not.
-    fn cancel(&self, reason: Reason);
+    fn cancel(&self, _reason: Reason) {}
 
     /// Records that its client left before the response.
     fn given_up(&self) {}
 
     /// Whether the client may resume its stream if an event had an id (T-29).
-    fn is_resumable(&self) -> bool;
+    fn is_resumable(&self) -> bool {
+        false
+    }
 
     /// Cancelled once the gateway ends and waits for no more calls; `None` for a short request.
-    fn calls_end(&self) -> Option<&CallsEnd>;
+    fn calls_end(&self) -> Option<&CallsEnd> {
+        None
+    }
 
     /// Whether its client can resume, also in a later process.
     fn note_position(&mut self, _has_position: bool) {}

@@ -182,7 +182,7 @@ async fn u94_each_request_of_an_array_is_answered_or_refused() {
         (Act::Bare(503), 0, "draining"),
         (Act::Bare(429), 0, "rate_limited"),
     ] {
-        let mut host = Host::introduced(vec![("GET", Act::Open(vec![])), ("[{", act)]).await;
+        let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("[{", act)]).await;
         host.write(&json!([request(1, "tools/call"), request(2, "tools/call"), request(3, "tools/call")])).await;
         for id in 1..=3 {
             let said = host.read().await;
@@ -192,7 +192,7 @@ async fn u94_each_request_of_an_array_is_answered_or_refused() {
     }
     // The cancel of a call in one array is in another array.
     let later = Act::Later(Duration::from_secs(10), format!("[{}]", answer(2)));
-    let mut host = Host::introduced(vec![
+    let mut host = Host::initialized(vec![
         ("GET", Act::Open(vec![])),
         ("\"id\":1,", later),
         ("\"id\":3,", Act::Json(200, answer(3))),

@@ -27,18 +27,6 @@ impl AnsweredRequest for TestRequest {
     fn is_wanted(&self) -> bool {
         self.is_wanted
     }
-
-    fn ended(&self, _: &GatewayFault) {}
-
-    fn cancel(&self, _: Reason) {}
-
-    fn is_resumable(&self) -> bool {
-        false
-    }
-
-    fn calls_end(&self) -> Option<&CallsEnd> {
-        None
-    }
 }
 
 /// The body that a client receives over HTTP/1.1 if the server sends its parts at an interval.

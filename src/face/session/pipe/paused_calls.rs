@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use super::{SessionPipeEra, events_until_leaving};
 use crate::dialect::faults::gateway_error;
-use crate::engine::CallsEnd;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::events_body;
 use crate::face::named_item::NAME_BYTES_MAX;
@@ -179,18 +178,6 @@ impl PausedCalls {
 impl AnsweredRequest for EndedCall {
     fn id(&self) -> &RequestId {
         &self.id
-    }
-
-    fn ended(&self, _: &GatewayFault) {}
-
-    fn cancel(&self, _: Reason) {}
-
-    fn is_resumable(&self) -> bool {
-        false
-    }
-
-    fn calls_end(&self) -> Option<&CallsEnd> {
-        None
     }
 
     fn fault_for_client(&self, _: &GatewayFault) -> GatewayFault {

@@ -340,9 +340,9 @@ fn anchor(text: &str) -> Result<AuditAnchor, ValueError> {
 
 keys! {
     struct RawAudit {
-        /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); relative to
-        /// the working directory. Its folder must exist. One gateway for each file, which is created as its owner's alone. A
-        /// pipe or a device is written, but has a new chain for each process.
+        /// The audit file, with a line of JSON for each event ([Audit](docs/operating.md#audit)); relative to the
+        /// working directory. Its folder must exist. Each gateway needs a separate file, which only its owner can use.
+        /// In a pipe or a device each process begins a new chain.
         restart path: PathBuf = read(&AUDIT_FILE);
         /// `true`: a call is recorded on the disk before it is sent, and refused with `audit_unavailable` if that fails.
         restart required: bool = flag(), default false;
@@ -394,7 +394,7 @@ keys! {
         /// required, clients are counted by address (IPv6: by /64); the local user on loopback is not counted. More are
         /// refused (`rate_limited`).
         reload requests_per_second: u32 = count(1), shown "`50`";
-        /// How many of them may arrive at once.
+        /// How many such requests may arrive at once.
         reload requests_burst: u32 = count(1), shown "`100`";
         /// Polls a second for each unfinished task of the principal, in addition to 50. Tasks that ended in the last 10
         /// s count as unfinished.
@@ -404,7 +404,8 @@ keys! {
         /// All tasks of one principal in the store, as `stored_bytes_max` counts them. A principal above it gets no new
         /// tasks (`too_much_stored`); results of its existing tasks are stored.
         reload stored_bytes_per_principal_max: usize = read(&SIZE), shown "`\"256MiB\"`";
-        /// The same for the responses to one principal (`too_much_unread`). The default is half of `answer_bytes_max`.
+        /// As `answer_bytes_max`, for the responses to one principal (`too_much_unread`). The default is half of
+        /// `answer_bytes_max`.
         reload answer_bytes_per_principal_max: usize = read(&SIZE), shown "`\"64MiB\"`";
         /// Open streams of notifications of one principal (`too_many_listeners`), anonymous clients by address.
         /// HTTP+SSE clients, which have a stream for each session, may have four times as many.

@@ -75,7 +75,7 @@ keys! {
         /// The names of clients' certificates: a subject alternative name with at most one `*` for any text. With `://` it is
         /// about URIs, with `@` about e-mail addresses, else about host names. The principal is `cert:NAME`.
         reload san: CertificatePattern = require(&CERTIFICATE_NAME);
-        /// The principal of a key or token that may come with such a certificate; the request is then this principal's.
+        /// The principal of a key or token that may come with such a certificate; it is then the request's principal.
         /// Its `*` is the text of the `*` in `san`. A key or token of another principal is answered 401.
         reload same_as: String = read(&SAME_PRINCIPAL), shown "none may be beside it";
         /// Groups for rules.
@@ -90,8 +90,8 @@ keys! {
     struct RawIssuerValues {
         /// The issuer as its tokens name it in `iss`, byte for byte.
         reload issuer: String = require(&ISSUER);
-        /// Where its keys are, if its metadata does not say. Its metadata is at `/.well-known/oauth-authorization-server` or
-        /// `/.well-known/openid-configuration`.
+        /// The address of the issuer's keys, if its metadata does not have it. Its metadata is at
+        /// `/.well-known/oauth-authorization-server` or `/.well-known/openid-configuration`.
         reload jwks_url: Url = read(&TRUSTED_URL), shown "as the issuer's metadata says";
         /// A file with its keys (a JSON Web Key Set), instead of an address; read again when it changes.
         reload jwks_file: PathBuf = read(&KEY_SET_FILE);
@@ -107,7 +107,7 @@ keys! {
         reload owner_claim: String = read(&CLAIM), shown "the subject, or the client where there is none";
         /// Scopes that include others: `implies = { admin = ["mcp", "reports:read"] }`.
         reload implies: NamedLists = named_lists(&SCOPE), shown "no scope includes another";
-        /// How long its keys are used after the last time that they were fetched; then its tokens are answered 503.
+        /// How long the issuer's keys are used after they were last fetched; then its tokens get 503.
         reload max_stale: Duration = read(&DURATION_NOT_ZERO), default "24h";
     }
 }
@@ -135,8 +135,8 @@ keys! {
         reload scopes: Vec<LocatedValue<String>> = read_some(&SCOPE);
         /// Groups for rules.
         reload groups: Vec<LocatedValue<String>> = read_some(&GROUP);
-        /// When the key expires: it is then refused as an unknown one, and its streams end. A date is its beginning in
-        /// UTC.
+        /// When the key expires: it is then refused as an unknown one, and its streams end. A date means its beginning
+        /// in UTC.
         reload expires: Timestamp = time(&EXPIRY), shown "never", bounds "a date, or a time with its offset";
     }
 }

@@ -74,11 +74,11 @@ keys! {
         /// How long a write may take. After that its result is unknown: the client gets `store_failed`, and a new task
         /// that may have been stored is removed, unless another replica has given out its handle.
         restart write_max: Duration = read(&DURATION_NOT_ZERO), default "5s", bounds "`\"1ms\"` to `\"60s\"`";
-        /// The longest age, at a read, of the last proof that the server's rows are durable. `"0s"`: a proof after each
+        /// How old the last proof that the database's rows are durable may be at a read. `"0s"`: a proof after each
         /// read.
         restart read_trust: Duration = read(&DURATION), default "1s", bounds "`\"0s\"` to `\"3650d\"`";
-        /// Accepts a [database that lost data](docs/replicas.md#a-database-that-lost-data) at the start. The replica that
-        /// refuses it names the value.
+        /// Accepts a [database that lost data](docs/replicas.md#a-database-that-lost-data) at the start. The replica
+        /// that refuses the database names the value.
         restart accept_loss: u128 = read(&STORE_GENERATION);
     }
 }

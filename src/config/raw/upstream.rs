@@ -203,10 +203,10 @@ keys! {
 keys! {
     /// The keys of `exchange` alone.
     struct RawExchange {
-        /// The audience that the token is for, where the authorization server wants one beside `resource`. With `id_jag` the
-        /// issuer of the authorization server there, and required.
+        /// The audience that the token is for, where the authorization server wants one beside `resource`. With
+        /// `id_jag` it is required, and is the issuer of the other authorization server.
         reload audience: String = read(&AUDIENCE);
-        /// The type of clients' tokens for the authorization server: `"id_token"` where clients come with identity tokens.
+        /// The type of clients' tokens for the authorization server: `"id_token"` if clients send identity tokens.
         reload subject_token_type: SubjectTokenType = word(SUBJECT_TOKEN_TYPES), default "access_token";
         /// `true` exchanges tokens that are bound to a client's key or certificate (`cnf`) too, though the gateway cannot
         /// prove that it holds the key. Otherwise they are refused (`credential_bound`).
@@ -240,7 +240,7 @@ keys! {
         reload ttl_max: Duration = read(&DURATION_NOT_ZERO), shown "`\"7d\"`";
         /// How long a result is kept at least, even beyond `ttl`.
         reload keep_result_min: Duration = read(&DURATION), default "15m", bounds "`\"0s\"` to `\"3650d\"`";
-        /// The poll interval that clients are given.
+        /// The poll interval that a task's handle names.
         reload poll_interval: Duration = read(&DURATION_NOT_ZERO), default "1s";
         /// For a question of the server before there is a handle. `"task"`: the question creates the handle.
         /// `"ask-first"`: the client answers by sending its call again, and gets the handle after that.

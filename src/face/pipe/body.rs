@@ -6,6 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -21,11 +22,13 @@ use crate::face::lazy_timer::within;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
+use crate::wire::framing::{BodyPart, SseDecoder, SseEvent, StreamEvent};
 use crate::wire::{MessageText, RequestId, envelope};
 
 /// Parts in a row that a client does not get, before the time limits are checked.
 const LEFT_OUT_MAX: usize = 64;
+/// Ends an event that its server left incomplete, wherever it was cut: clients ignore its name, and its data is no JSON.
+const INCOMPLETE_EVENT_END: &[u8] = b"x\nevent: incomplete\ndata: x\n\n";
 /// The outcome of a call with a response that was forwarded unread.
 const FORWARDED: &str = "answered";
 
@@ -225,7 +228,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             None => (part, true),
         };
         if let Some(tail) = &mut self.tail {
-            tail.pass(events);
+            tail.pass(events, decoder.is_between_events());
         }
         let has_position = self.can_be_taken_up();
         if let Some(call) = &mut self.call {
@@ -251,21 +254,22 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.end_with(fault)
     }
 
-    /// Ends the client's body: with an error event, or with an abort in the middle of an event.
+    /// Ends the client's body with an error event. JSON, and a stream without a call, are aborted.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
             call.ended(fault);
         }
-        match self.call.take().filter(|_| self.is_between_events()) {
-            Some(call) if call.is_wanted() => {
-                let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
-                Ok(Frame::data(BodyPart::message(error)))
-            }
-            // The client has cancelled the call: the stream ends without a response, and its connection stays (U90).
-            Some(_) => Ok(Frame::data(BodyPart::comment())),
-            None => Err(io::Error::other("the response cannot be completed")),
+        let Some(call) = self.call.take().filter(|_| self.events.is_some()) else {
+            return Err(io::Error::other("the response cannot be completed"));
+        };
+        let lead: &'static [u8] = if self.is_between_events() { b"" } else { INCOMPLETE_EVENT_END };
+        if call.is_wanted() {
+            let error = envelope::error(Some(call.id()), &gateway_error(&call.fault_for_client(fault)));
+            return Ok(Frame::data(BodyPart::Event(StreamEvent::message(error).after(lead))));
         }
+        // The client has cancelled the call: the stream ends without a response, and its connection stays (U90).
+        Ok(Frame::data(if lead.is_empty() { BodyPart::comment() } else { Bytes::from_static(lead).into() }))
     }
 
     /// Ready if the body ends although its source continues.
@@ -517,8 +521,9 @@ pub(in crate::face) struct StreamPause {
 #[derive(Debug)]
 struct StreamTail {
     id: RequestId,
-    /// Whether an event was too large to parse.
+    /// Whether an event was too large to parse, and whether one has ended since.
     is_lost: bool,
+    has_large: bool,
     event: Option<String>,
     retry: Duration,
     /// The data of the last event with any, until it is parsed.
@@ -528,12 +533,21 @@ struct StreamTail {
 
 impl StreamTail {
     fn new(id: &RequestId) -> Self {
-        Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
+        Self {
+            id: id.clone(),
+            is_lost: false,
+            has_large: false,
+            event: None,
+            retry: Duration::ZERO,
+            data: None,
+            was_answered: false,
+        }
     }
 
-    /// Records the next events; `None` once one is too large.
-    fn pass(&mut self, events: Option<Vec<SseEvent>>) {
+    /// Records the next events; `None` once one is too large. `is_whole`: whether the last of them has ended.
+    fn pass(&mut self, events: Option<Vec<SseEvent>>, is_whole: bool) {
         self.is_lost |= events.is_none();
+        self.has_large |= self.is_lost && is_whole;
         for event in events.into_iter().flatten() {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
@@ -545,12 +559,12 @@ impl StreamTail {
         }
     }
 
-    /// Whether the response has arrived; an event that is too large counts as the response.
+    /// Whether the response has arrived; an event that is too large counts as the response once it has ended.
     fn is_answered(&mut self) -> bool {
         if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
             self.was_answered = brings_answer(&data, &self.id);
         }
-        self.was_answered || self.is_lost
+        self.was_answered || self.has_large
     }
 
     /// Whether the response has certainly arrived.
@@ -560,7 +574,7 @@ impl StreamTail {
 
     /// Whether an event had a usable id; `None` once that is unknown. An id that SSE decoders ignore is none (U21).
     fn gave_id(&self) -> Option<bool> {
-        (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
+        (!self.has_large).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
     }
 
     /// `None` if the response has arrived, or the stream cannot be resumed.

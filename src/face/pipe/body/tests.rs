@@ -1,6 +1,5 @@
 //! Checks which parts of a response show that its server lives.
 
-use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, StreamBody};
 use memchr::memmem;
@@ -62,6 +61,27 @@ async fn parts_that_a_client_does_not_get_show_that_the_server_lives() {
         assert!(text.contains("\"result\"") && !text.contains("notifications"), "{text}");
         let text = received(parts, rarely).await;
         assert!(text.contains("upstream_timeout") && !text.contains("\"result\""), "{text}");
+    }
+}
+
+/// U22: an event that the server leaves incomplete, of any size and cut anywhere, is not read as a message.
+#[tokio::test(start_paused = true)]
+async fn u22_an_error_follows_an_event_that_is_incomplete() {
+    let large =
+        format!("data: {{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"a\":\"{}", "a".repeat(2 * EVENT_BYTES_MAX));
+    for cut in [
+        "dat",
+        "event: message\ndata: {\"jsonrpc\":\"2.0\",\"result",
+        ANSWER.trim_ascii_end(),
+        &ANSWER[..ANSWER.len() - 1],
+        &large,
+    ] {
+        let parts: &'static [&'static str] = vec![&*cut.to_owned().leak()].leak();
+        let text = received(parts, Duration::from_millis(1)).await;
+        let events = SseDecoder::new(1 << 20).feed(text.as_bytes()).unwrap();
+        let messages: Vec<_> = events.iter().filter(|event| event.is_message()).collect();
+        assert_eq!(messages.len(), 1, "{cut:.80}: {text:.400}");
+        assert!(memmem::find(&messages[0].data, b"\"reason\":\"upstream_closed\"").is_some(), "{text:.400}");
     }
 }
 

@@ -118,16 +118,14 @@ async fn warm(url: &str) {
     panic!("not all servers have started");
 }
 
-fn configuration(peers: &Path, files: &Path) -> String {
+fn configuration(peers: &Peers, files: &Path) -> String {
     let path = |inside: &str| peers.join(inside).display().to_string();
     let node = |package: &str, more: &str| {
         let script = path(&format!("node_modules/@modelcontextprotocol/server-{package}/dist/index.js"));
         vec![path("node"), script, more.to_owned()]
     };
-    let python = |module: &str, more: &[&str]| {
-        let words = [&path("py-modern/bin/python"), "-m", module].map(str::to_owned);
-        words.into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect()
-    };
+    let python =
+        |module: &str, more: &[&str]| peers.words("py-modern/bin/python", [&["-m", module][..], more].concat());
     let commands: [Vec<String>; 5] = [
         node("everything", "stdio"),
         node("filesystem", &files.display().to_string()),

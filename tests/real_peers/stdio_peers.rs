@@ -66,9 +66,8 @@ fn node(peers: &Path, package: &str, arguments: &[&str]) -> Reached {
     Reached::Stdio(words.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect())
 }
 
-fn python(peers: &Path, venv: &str, arguments: &[&str]) -> Reached {
-    let program = peers.join(venv).join("bin/python").display().to_string();
-    Reached::Stdio(std::iter::once(program).chain(arguments.iter().map(|word| (*word).to_owned())).collect())
+fn python(peers: &Peers, venv: &str, arguments: &[&str]) -> Reached {
+    Reached::Stdio(peers.words(&format!("{venv}/bin/python"), arguments))
 }
 
 /// A gateway in front of a server, and how that is made slow, and lost.
@@ -362,7 +361,7 @@ async fn mcp_server_git() {
     check(&peers, row).await;
 }
 
-async fn fastmcp(name: &'static str, server: impl FnOnce(&Path) -> Reached) {
+async fn fastmcp(name: &'static str, server: impl FnOnce(&Peers) -> Reached) {
     let Some(peers) = folder() else { return };
     let row = Row {
         name,

@@ -10,14 +10,12 @@ use support::peers::WAIT_MAX;
 use support::peers::install::Peers;
 use support::processes;
 
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use processes::marked;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::process::Command;
 use tokio::time::timeout;
 
 /// `None`, with a word about it, where nobody installed them.
@@ -32,7 +30,7 @@ struct Server {
     slow: (&'static str, Value, &'static str),
 }
 
-fn servers(peers: &Path) -> Vec<Server> {
+fn servers(peers: &Peers) -> Vec<Server> {
     let path = |parts: &str| peers.join(parts).display().to_string();
     let everything = Server {
         command: vec![
@@ -44,7 +42,7 @@ fn servers(peers: &Path) -> Vec<Server> {
         slow: ("trigger-long-running-operation", json!({ "duration": 3, "steps": 3 }), "Steps: 3."),
     };
     let fastmcp = |venv: &str, script: &str| Server {
-        command: vec![path(&format!("{venv}/bin/python")), path(script), "--stdio".to_owned()],
+        command: peers.words(&format!("{venv}/bin/python"), [path(script).as_str(), "--stdio"]),
         fast: ("greet", json!({ "name": "Ada" }), "Hello, Ada!"),
         slow: ("slow", json!({ "seconds": 3 }), ""),
     };
@@ -58,9 +56,9 @@ fn wrapped(server: &Server) -> Vec<String> {
 }
 
 /// Runs a host to its end; what it printed.
-async fn run(peers: &Path, mark: &TempDir, program: PathBuf, arguments: &[String]) -> Value {
-    let mut command = Command::new(program);
-    command.args(arguments).current_dir(peers).env("MARK", mark.path()).env("HOME", mark.path());
+async fn run(peers: &Peers, mark: &TempDir, program: &str, arguments: &[String]) -> Value {
+    let mut command = peers.command(program, arguments);
+    command.env("MARK", mark.path()).env("HOME", mark.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let output = timeout(WAIT_MAX, command.output()).await.expect("the host takes too long").unwrap();
     let (said, log) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
@@ -88,7 +86,7 @@ async fn drive(program: &str, script: &str, kind: &str, knows_tasks: bool) {
             arguments.extend([(*tool).to_owned(), with.to_string()]);
         }
         arguments.extend(wrapped(&server));
-        let facts = run(&peers, &mark, peers.join(program), &arguments).await;
+        let facts = run(&peers, &mark, program, &arguments).await;
         assert!(facts["tools"].as_u64().unwrap() > 0, "{facts}");
         assert!(facts["fast"].as_str().unwrap().contains(server.fast.2), "{facts}");
         assert!(facts["slow"].as_str().unwrap().contains(server.slow.2), "{facts}");
@@ -124,7 +122,7 @@ async fn the_inspector_lists_and_calls() {
             let all =
                 [&[launcher, "--cli", "--config", &config, "--server", "peer", "--format", "json"], what].concat();
             let arguments: Vec<_> = all.into_iter().map(str::to_owned).collect();
-            run(&peers, &mark, peers.join("node"), &arguments).await["result"].take()
+            run(&peers, &mark, "node", &arguments).await["result"].take()
         };
         let tools = ask(&["--method", "tools/list"]).await;
         assert!(!tools["tools"].as_array().unwrap().is_empty(), "{tools}");

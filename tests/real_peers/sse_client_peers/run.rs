@@ -153,14 +153,10 @@ async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
         ("everything-stdio", ["node", everything, "stdio"]),
         ("fastmcp-stdio", ["py-legacy/bin/python", "fastmcp_server.py", "--stdio"]),
     ] {
-        let [program, script, word] = command;
+        let words = peers.words(command[0], &command[1..]);
         let folder = peers.command("", [""; 0]).as_std().get_current_dir().map(Path::to_owned);
         let folder = folder.ok_or("the peers have a folder")?;
-        let _ = write!(
-            config,
-            "[upstreams.{name}]\ncommand = [{:?}, {script:?}, {word:?}]\ncwd = {folder:?}\n\n",
-            folder.join(program)
-        );
+        let _ = write!(config, "[upstreams.{name}]\ncommand = {words:?}\ncwd = {folder:?}\n\n");
     }
     let gateway = Gateway::start("sse-gateway", &config, UPSTREAMS.len()).await?;
     let url = |upstream: &str| {

@@ -23,8 +23,8 @@ impl Peers {
 
     /// A program of theirs, which runs in the folder.
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(self.0.join(words[0]));
-        command.args(&words[1..]).current_dir(&*self.0).stdin(Stdio::null()).kill_on_drop(true);
+        let mut command = self.0.command(words[0], &words[1..]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
 
@@ -44,7 +44,8 @@ impl Peers {
         let program = |word: &&str| {
             if self.0.join(word).exists() { self.0.join(word).display().to_string() } else { (*word).to_owned() }
         };
-        let words: Vec<String> = std::iter::once("--".to_owned()).chain(words.iter().map(program)).collect();
+        let arguments: Vec<String> = words[1..].iter().map(program).collect();
+        let words = [vec!["--".to_owned()], self.0.words(words[0], arguments)].concat();
         let report = run_probe(&words, call).await;
         judge(&report, call, "stdio", name);
         report

@@ -8,6 +8,7 @@ pub mod coverage;
 pub mod gateway;
 pub mod install;
 pub mod login;
+pub mod prefork;
 pub mod process;
 pub mod report;
 pub mod upstream;

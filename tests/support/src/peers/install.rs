@@ -1,7 +1,7 @@
 //! Where the real peers are installed, which versions they have, and how many tests may run them at a time.
 
 use std::cell::RefCell;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -9,6 +9,8 @@ use std::{env, io};
 
 use parking_lot::{Condvar, Mutex};
 use tokio::process::Command;
+
+use super::prefork;
 
 /// Names the folder that `tests/peers/setup.sh` filled. Without it there are no real peers.
 const VARIABLE: &str = "TASKGATE_PEERS";
@@ -102,10 +104,28 @@ impl Peers {
     }
 
     /// Runs `program`, a path inside the folder, in that folder.
-    pub fn command<S: AsRef<OsStr>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(self.dir.join(program));
-        command.current_dir(&self.dir).args(arguments).env("PYTHONUNBUFFERED", "1");
+    pub fn command<S: AsRef<str>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> Command {
+        let words = self.words(program, arguments);
+        let mut command = Command::new(&words[0]);
+        command.current_dir(&self.dir).args(&words[1..]).env("PYTHONUNBUFFERED", "1");
         command
+    }
+
+    /// The words of that command. A Python program runs in a fork of a process that has imported its packages.
+    pub fn words<S: AsRef<str>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> Vec<String> {
+        let arguments: Vec<String> = arguments.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        let executable = self.dir.join(program);
+        let script = match arguments.as_slice() {
+            _ if !program.ends_with("bin/python") => None,
+            [flag, module, ..] if flag == "-m" => Some(format!("-m {module}")),
+            [script, ..] => Some(self.dir.join(script).display().to_string()),
+            [] => None,
+        };
+        let words = match script {
+            Some(script) => prefork::words(&self.dir, &executable, vec![script]),
+            None => vec![executable.display().to_string()],
+        };
+        [words, arguments].concat()
     }
 }
 

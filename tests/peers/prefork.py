@@ -1,0 +1,176 @@
+"""Runs Python programs whose packages take a second or more to import: imports them once, and forks a process for each run.
+
+    prefork.py serve PROGRAM...              forks for each connection to its stdin, a listening socket
+    prefork.py run SOCKET PROGRAM [WORD]...  runs PROGRAM in such a fork, with the words, folder, variables and pipes of this process
+
+PROGRAM is a script, or `-m` and a module; it is one word for `serve`. A run ends with its fork. The fork of a run that was
+killed is killed too, before another run begins. The server and all forks end once nobody reads the server's stdout.
+"""
+
+import marshal
+import os
+import socket
+import sys
+
+LENGTH_BYTES = 4
+PIPES = (0, 1, 2)
+# What packages import at the first request.
+LATER = ("anyio._backends._asyncio", "anyio._core._sockets", "httpcore", "httpcore2")
+
+
+def run(path, words):
+    """The status of the fork."""
+    request = marshal.dumps((words, os.getcwd(), dict(os.environ)))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        socket.send_fds(server, [len(request).to_bytes(LENGTH_BYTES, "big")], PIPES)
+        server.sendall(request)
+        # Output ends with its last copy.
+        for pipe in PIPES:
+            os.close(pipe)
+        return (server.recv(1) or b"\1")[0]
+
+
+def preload(programs):
+    """Imports what the programs import at their top."""
+    import ast
+    import gc
+    import importlib.util
+
+    for program in programs:
+        module = program.removeprefix("-m ")
+        file = program if module == program else importlib.util.find_spec(f"{module}.__main__").origin
+        sys.path[0] = os.path.dirname(os.path.abspath(file))
+        with open(file, encoding="utf-8") as text:
+            body = ast.parse(text.read()).body
+        for statement in body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                try:
+                    exec(compile(ast.Module([statement], []), file, "exec"), {})
+                except Exception:
+                    break  # The forks fail in the same way, and show why.
+    for name in LATER:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass  # The programs do without it.
+    gc.freeze()
+
+
+class Run:
+    def __init__(self, connection, child):
+        self.connection, self.child, self.end = connection, child, os.pidfd_open(child)
+
+    def close(self):
+        self.connection.close()
+        os.close(self.end)
+
+
+class Server:
+    def __init__(self):
+        self.listener, self.runs = socket.socket(fileno=os.dup(0)), []
+
+    def serve(self):
+        """The words of a run, in its fork; returns nowhere else."""
+        while True:
+            ready = self.ready(None)
+            if 1 in ready:
+                self.end()
+            self.settle(ready)
+            if self.listener.fileno() in ready:
+                connection, _ = self.listener.accept()
+                # A run that was killed before this one began has left its port.
+                self.settle(self.ready(0))
+                words = self.fork(connection)
+                if words:
+                    return words
+
+    def ready(self, limit):
+        """The descriptors at which something has happened."""
+        import select
+
+        poll = select.poll()
+        poll.register(1, 0)
+        poll.register(self.listener, select.POLLIN)
+        for run in self.runs:
+            poll.register(run.connection, select.POLLIN)
+            poll.register(run.end, select.POLLIN)
+        return {descriptor for descriptor, _ in poll.poll(limit)}
+
+    def settle(self, ready):
+        """Kills the forks of killed runs, and ends the runs of ended forks."""
+        for run in self.runs[:]:
+            if run.end not in ready:
+                if run.connection.fileno() not in ready:
+                    continue
+                os.kill(run.child, 9)
+            status = os.waitstatus_to_exitcode(os.waitpid(run.child, 0)[1])
+            try:
+                run.connection.send(bytes([status if status >= 0 else 128 - status]))
+            except OSError:
+                pass  # The run was killed.
+            run.close()
+            self.runs.remove(run)
+
+    def fork(self, connection):
+        length, pipes, *_ = socket.recv_fds(connection, LENGTH_BYTES, len(PIPES))
+        request = connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+        child = os.fork()
+        if child:
+            self.runs.append(Run(connection, child))
+            for pipe in pipes:
+                os.close(pipe)
+            return None
+        for run in self.runs:
+            run.close()
+        connection.close()
+        self.listener.close()
+        for pipe, number in zip(pipes, PIPES):
+            os.dup2(pipe, number)
+            os.close(pipe)
+        words, folder, variables = marshal.loads(request)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(variables)
+        return words
+
+    def end(self):
+        for run in self.runs:
+            os.kill(run.child, 9)
+        path = self.listener.getsockname()
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+        os._exit(0)
+
+
+def execute(words):
+    """The status of the program. Its process ends without freeing what it shares with the server, which takes long."""
+    import runpy
+
+    sys.argv = words
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+        return 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    return 1
+
+
+if sys.argv[1] == "run":
+    status = run(sys.argv[2], sys.argv[3:])
+else:
+    preload(sys.argv[2:])
+    status = execute(Server().serve())
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+os._exit(status)

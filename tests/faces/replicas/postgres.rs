@@ -23,7 +23,7 @@ use super::upstream::{ScriptedServer, SeenRequest, answer, in_time};
 
 /// A look at the others each second, with time for a busy machine; less than a lease, by which a gateway that ends without a word
 /// is noticed.
-const TAKEN_OVER_MAX: Duration = Duration::from_secs(20);
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(45);
 const LOOK: Duration = Duration::from_millis(200);
 
 fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &TempDir, served: &str) -> Config {
@@ -31,7 +31,7 @@ fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &
     let port = reserved_address().port();
     let text = format!(
         "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"{schema}\"\ndurability = \"single\"\npath = {:?}\n\
-         [replica]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\nlease = \"30s\"\n\
+         [replica]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\nlease = \"60s\"\n\
          [admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{served}\n",
         database.url(),
         folder.path(),

@@ -311,8 +311,8 @@ async fn a_call_under_a_key_that_outlives_its_ttl_may_have_run_for_every_kind_of
     let expired = ["The task's time to live ended before its call did", "ttl_expired", "unknown"];
     for version in [SESSION, STATELESS] {
         let counting = Counting::start(version).await;
-        // Long enough for all calls to reach the server on a busy machine.
-        let keys = "[upstreams.up.tasks]\nttl = \"4s\"\nkeep_result_min = \"0s\"\n";
+        // The calls of all kinds of clients are made at once, and each has to reach the server before its time to live is over.
+        let keys = "[upstreams.up.tasks]\nttl = \"10s\"\nkeep_result_min = \"0s\"\n";
         let gate = TestGateway::with(counting.server.address, keys).await;
         let callers = Caller::all(&gate, &counting.server).await.into_iter().filter(|(kind, _)| *kind != "stdio");
         let calls = callers.enumerate().map(async |(number, (kind, [mut one, mut two]))| {

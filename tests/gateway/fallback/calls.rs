@@ -113,7 +113,7 @@ async fn the_tools_need_no_upstream_once_a_list_was_seen() {
 #[tokio::test]
 async fn a_question_within_grace_is_asked_on_the_calls_own_stream() {
     let stage = Stage::of(SESSION, &["asks"]).await;
-    let keys = TOOLS.replace("100ms", "5s");
+    let keys = TOOLS.replace("100ms", "30s");
     let gate = Gate::open(&stage.server, "", &keys).await;
     let person = Person::with(&gate, SESSION, json!({ "elicitation": {} }), None).await;
     let mut reply = person.begin(9, "tools/call", json!({ "name": "asks", "arguments": {} })).await;
@@ -134,11 +134,11 @@ async fn a_question_within_grace_is_asked_on_the_calls_own_stream() {
 /// MOD-26, T-56: whoever holds the call, and whatever its client is given at the grace's end.
 #[tokio::test]
 async fn a_stateless_client_is_asked_first_and_makes_its_request_again() {
-    let asking_first = "[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"5s\"\n".to_owned();
+    let asking_first = "[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"\n".to_owned();
     let extension = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
     for server in [SESSION, STATELESS] {
         for (capabilities, keys) in
-            [(json!({ "elicitation": {} }), TOOLS.replace("100ms", "5s")), (extension.clone(), asking_first.clone())]
+            [(json!({ "elicitation": {} }), TOOLS.replace("100ms", "30s")), (extension.clone(), asking_first.clone())]
         {
             let stage = Stage::of(server, &["asks"]).await;
             let gate = Gate::open(&stage.server, "", &keys).await;

@@ -4,7 +4,7 @@ mod id_jag;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -365,26 +365,32 @@ async fn a_server_that_refuses_every_credential_ends_the_call_and_is_not_flooded
     }
 }
 
-/// A server of 2026-07-28 that makes a task of each call.
-fn task_server() -> impl Future<Output = ScriptedServer> {
-    ScriptedServer::slow(|seen: SeenRequest, _| async move {
-        let task = json!({
-            "taskId": "u-1", "status": "working", "ttlMs": 600_000, "pollIntervalMs": 20,
-            "createdAt": "2026-11-25T00:00:00Z", "lastUpdatedAt": "2026-11-25T00:00:00Z",
-        });
-        let facts = json!({
-            "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {}, "extensions": {
-            "io.modelcontextprotocol/tasks": {} } }, "serverInfo": { "name": "s", "version": "1" },
-        });
-        let complete =
-            |result: &Value| with(result, &json!({ "resultType": "complete", "ttlMs": 0, "cacheScope": "private" }));
-        Some(match seen.rpc() {
-            "server/discover" => answer(&seen, &complete(&facts)),
-            "tools/list" => answer(&seen, &complete(&json!({ "tools": [{ "name": "task", "inputSchema": {} }] }))),
-            "tools/call" => answer(&seen, &with(&task, &json!({ "resultType": "task" }))),
-            "tasks/get" => answer(&seen, &complete(&task)),
-            _ => return None,
-        })
+/// A server of 2026-07-28 that makes a task of each call, and says whether there was one.
+fn task_server(is_called: &Arc<AtomicBool>) -> impl Future<Output = ScriptedServer> + use<> {
+    let is_called = Arc::clone(is_called);
+    ScriptedServer::slow(move |seen: SeenRequest, _| {
+        is_called.fetch_or(seen.is_call(), Ordering::SeqCst);
+        async move { make_task(&seen) }
+    })
+}
+
+fn make_task(seen: &SeenRequest) -> Option<ScriptedReply> {
+    let task = json!({
+        "taskId": "u-1", "status": "working", "ttlMs": 600_000, "pollIntervalMs": 20,
+        "createdAt": "2026-11-25T00:00:00Z", "lastUpdatedAt": "2026-11-25T00:00:00Z",
+    });
+    let facts = json!({
+        "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {}, "extensions": {
+        "io.modelcontextprotocol/tasks": {} } }, "serverInfo": { "name": "s", "version": "1" },
+    });
+    let complete =
+        |result: &Value| with(result, &json!({ "resultType": "complete", "ttlMs": 0, "cacheScope": "private" }));
+    Some(match seen.rpc() {
+        "server/discover" => answer(seen, &complete(&facts)),
+        "tools/list" => answer(seen, &complete(&json!({ "tools": [{ "name": "task", "inputSchema": {} }] }))),
+        "tools/call" => answer(seen, &with(&task, &json!({ "resultType": "task" }))),
+        "tasks/get" => answer(seen, &complete(&task)),
+        _ => return None,
     })
 }
 
@@ -392,15 +398,20 @@ fn task_server() -> impl Future<Output = ScriptedServer> {
 #[tokio::test]
 async fn a_credential_is_renewed_in_the_middle_of_a_task() {
     let reply = at_once(|n| valid_for(n, &json!(0.2)));
-    let world = World::behind(task_server().await, reply, exchange).await;
+    let world = World::behind(task_server(&Arc::default()).await, reply, exchange).await;
     let first = world.token("ada", &json!({}));
     let made = world.gate.send(&Ask::call(&first, "task", &json!({}))).await;
     let id = made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned();
-    let polls = &world.gate.server.world;
-    for n in 1..=3 {
-        let credential = format!("Bearer issued-{n}");
-        polls.first(|seen| seen.header("authorization") == Some(credential.as_str())).await;
-    }
+    let used = || {
+        let seen = world.gate.server.world.all(|_| true).into_iter();
+        seen.filter_map(|seen| seen.header("authorization").map(str::to_owned)).collect::<BTreeSet<_>>()
+    };
+    in_time(async {
+        while used().len() < 3 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
     assert_eq!(world.field(2, "subject_token"), first);
     let refreshed = world.token("ada", &json!({ "exp": now() + 900 }));
     let polled = world.gate.send(&Ask::new(&refreshed, "tasks/get", json!({ "taskId": id }))).await;
@@ -414,11 +425,12 @@ async fn a_credential_is_renewed_in_the_middle_of_a_task() {
 /// The authorization server refuses the person's token: the task ends with `executed: unknown`.
 #[tokio::test]
 async fn a_task_whose_client_may_no_longer_call_ends() {
-    let reply = at_once(|n| match n {
-        1 => valid_for(n, &json!(0.2)),
-        _ => status(400),
-    });
-    let world = World::behind(task_server().await, reply, exchange).await;
+    let is_called = Arc::new(AtomicBool::new(false));
+    let may_no_longer = Arc::clone(&is_called);
+    // A busy machine may need several tokens until the server has the call.
+    let reply =
+        at_once(move |n| if may_no_longer.load(Ordering::SeqCst) { status(400) } else { valid_for(n, &json!(0.2)) });
+    let world = World::behind(task_server(&is_called).await, reply, exchange).await;
     let token = world.token("ada", &json!({}));
     let made = world.gate.send(&Ask::call(&token, "task", &json!({}))).await;
     let id = made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned();

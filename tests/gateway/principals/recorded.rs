@@ -249,7 +249,7 @@ async fn sec_57_an_outcome_is_not_sent_to_a_listener_while_its_read_cannot_be_re
     let poll = Ask::new(ADA, "tasks/get", json!({ "taskId": id }));
     in_time(async {
         while gate.send(&poll).await.status() != "503" {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;

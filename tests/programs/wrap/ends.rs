@@ -7,20 +7,22 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::host::{Host, alone, faulty_demo, greet, in_time, slow, text};
 
 const GRACE: &[&str] = &["--grace", "200ms"];
+/// Seconds of a call that no end waits for: far more than anything is waited for.
+const CALL: f64 = 600.0;
 
 /// A host in the midst of three calls, one of which became a task. The server has the other two: it reports their progress.
 async fn busy(options: &[&str], faults: &str) -> Host {
     let mut host = Host::with(options, &faulty_demo(faults), &[]);
     host.initialize().await;
-    host.result(1, "tools/call", alone(slow(60.0), true)).await;
+    host.result(1, "tools/call", alone(slow(CALL), true)).await;
     let reported = |token: &str| {
-        let mut call = slow(60.0);
-        call["arguments"]["steps"] = json!(200);
+        let mut call = slow(CALL);
+        call["arguments"]["steps"] = json!(1_000);
         call["_meta"] = json!({ "progressToken": token });
         call
     };
@@ -40,7 +42,6 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
     for options in [vec!["--grace", "200ms"], vec!["--grace", "200ms", "--store", &store]] {
         for how in ["stdio closed", "stdin closed, TERM", "TERM", "INT", "deaf"] {
             let mut host = busy(&options, "").await;
-            let began = Instant::now();
             match how {
                 "stdio closed" => {
                     host.leave();
@@ -59,8 +60,6 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
             }
             let (status, _) = host.ended().await;
             assert_eq!(status.code(), Some(0), "{how} {options:?}: {}", host.log());
-            // The calls take a minute. The rest is time for a busy machine.
-            assert!(began.elapsed() < Duration::from_secs(20), "{how} took {:?}", began.elapsed());
             host.until_nothing_is_left().await;
         }
     }

@@ -29,6 +29,7 @@ use crate::wire::Payload;
 
 const ROOMY: usize = 1 << 30;
 const START: Timestamp = Timestamp::from_millis(1_000_000);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store in a temporary folder, on any medium.
 fn settings(folder: &TempDir) -> DiskSettings {
@@ -85,7 +86,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
 /// Waits for the end of the background check, which reads the file and its log: it may begin late on a busy machine.

@@ -27,6 +27,7 @@ use crate::store::contract::{self, StoreOpener, known, task};
 use crate::task::Timestamp;
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn new_schema() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -81,7 +82,7 @@ async fn opened(settings: PostgresSettings) -> Arc<PostgresStore> {
     let begin = Instant::now();
     loop {
         match open_with(settings.clone()).await {
-            Err(PostgresOpenError::Unavailable(_)) if begin.elapsed() < Duration::from_secs(60) => {
+            Err(PostgresOpenError::Unavailable(_)) if begin.elapsed() < PATIENCE => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             opened => return opened.unwrap(),
@@ -92,7 +93,7 @@ async fn opened(settings: PostgresSettings) -> Arc<PostgresStore> {
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
+        assert!(begin.elapsed() < PATIENCE, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -103,7 +104,7 @@ async fn in_the_end<T>(attempt: impl AsyncFn() -> Result<T, StoreError>) -> T {
     loop {
         match attempt().await {
             Ok(done) => return done,
-            Err(error) => assert!(begin.elapsed() < Duration::from_secs(30), "{error:?}"),
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error:?}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -289,7 +289,7 @@ async fn lists_take_no_place_of_those_who_ask_for_one_task() {
         drop(release);
     };
     let both = async { tokio::join!(futures_util::future::join_all(lists), load).0 };
-    let listed = tokio::time::timeout(Duration::from_secs(20), both).await.unwrap();
+    let listed = tokio::time::timeout(PATIENCE, both).await.unwrap();
     assert!(listed.iter().all(Result::is_ok));
 }
 

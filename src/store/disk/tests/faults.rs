@@ -83,12 +83,11 @@ async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() 
         assert_eq!(store.health(), StoreHealth::Good);
         assert!(store.insert(&task("a", id)).await.is_err());
     }
-    let bounded = Duration::from_secs(20);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Failing)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, health.wait_for(|now| *now == StoreHealth::Failing)).await.unwrap().unwrap();
     assert!(store.insert(&task("a", 5)).await.is_err());
     assert!(store.load(&done.key, START).await.unwrap().is_some(), "the stored rows can be read");
     fails.store(false, Ordering::SeqCst);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Good)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, health.wait_for(|now| *now == StoreHealth::Good)).await.unwrap().unwrap();
     store.insert(&task("a", 6)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
 }
@@ -348,8 +347,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     strikes.store(true, Ordering::SeqCst);
     // The commit may have been made.
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::UnknownCommit(_))));
-    let bounded = Duration::from_secs(20);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
     assert!(matches!(
         store.replace(revision, WriteRole::Holder, &cancelled(one.clone())).await,

@@ -302,7 +302,7 @@ async fn a_notification_that_is_no_hint_says_that_something_was_missed() {
     let texts = ["'no key'", "''", "repeat('A', 7999)", "repeat('ä', 3999)", "'AAAAAAAAAAk'"];
     for text in texts {
         server.psql(&format!("SELECT pg_notify('taskgate_{schema}', {text})"));
-        let heard = tokio::time::timeout(Duration::from_secs(30), changes.next()).await.unwrap();
+        let heard = tokio::time::timeout(PATIENCE, changes.next()).await.unwrap();
         assert_eq!(heard, Some(StoreHint::Missed), "{text}");
     }
     store.insert(&task("a", 1)).await.expect("it listens on");

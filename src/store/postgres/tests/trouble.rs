@@ -70,12 +70,7 @@ impl RoleStore {
     async fn becomes(&self, health: PostgresHealth) {
         let begin = Instant::now();
         while self.store.health() != health {
-            assert!(
-                begin.elapsed() < Duration::from_secs(30),
-                "{:?}, and not {health:?}: {}",
-                self.store.health(),
-                self.server.log()
-            );
+            assert!(begin.elapsed() < PATIENCE, "{:?}, and not {health:?}: {}", self.store.health(), self.server.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -89,7 +84,7 @@ impl RoleStore {
             if matches!(written, Ok(_) | Err(StoreError::Exists)) && read.as_ref().is_ok_and(Option::is_some) {
                 return self.connected().await;
             }
-            assert!(begin.elapsed() < Duration::from_secs(30), "{written:?} {read:?}");
+            assert!(begin.elapsed() < PATIENCE, "{written:?} {read:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -206,7 +201,7 @@ async fn a_server_that_becomes_read_only_is_not_used() {
             assert!(format!("{error:?}").contains("read-only"), "{error:?}");
             break;
         }
-        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(begin.elapsed() < PATIENCE);
     }
     at.is_in_trouble(PostgresHealth::ReadOnly, "the database's server is read-only").await;
     at.server.configure(&["default_transaction_read_only = off"]);
@@ -243,7 +238,7 @@ async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes
             assert!(matches!(refused, StoreError::Io(_)) && is_late, "{refused:?}");
             break;
         }
-        assert!(begin.elapsed() < Duration::from_secs(30), "it begins more and more");
+        assert!(begin.elapsed() < PATIENCE, "it begins more and more");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     at.store.replace(Revision(1), WriteRole::Holder, &task("a", 1)).await.unwrap();
@@ -281,7 +276,7 @@ async fn a_gateway_that_connects_anew_to_send_heartbeats_does_not_wait_for_ever(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{name}control'"
     );
     until("the one that beats is there", || server.psql(&control) == "1").await;
-    tokio::time::timeout(Duration::from_secs(30), proxy.strikes()).await.expect("it connects anew");
+    tokio::time::timeout(PATIENCE, proxy.strikes()).await.expect("it connects anew");
     let heartbeat = || server.psql(&format!("SELECT beat FROM {schema}.tg_replica")).parse::<u64>().unwrap();
     let before = heartbeat();
     until("it beats again", || heartbeat() > before).await;

@@ -67,7 +67,7 @@ async fn u52_cached_lists_are_bounded_in_bytes_and_a_new_one_is_kept() {
         let capabilities = Payload::of(&json!({ "experimental": { "n": n } }));
         CallContext::new(Principal::local(), capabilities, Timeouts::default(), 2 * LIST_BYTES)
     };
-    let lists = 2 * ALL_BYTES_MAX / LIST_BYTES as u64;
+    let lists = ALL_BYTES_MAX * 5 / 4 / LIST_BYTES as u64;
     for n in 0..lists {
         catalog.list(&context(n)).await.unwrap();
         catalog.lists.run_pending_tasks().await;

@@ -204,7 +204,10 @@ impl HttpClient {
             outgoing.forwarded().note(response);
             self.note_cookies(outgoing, response);
         }
-        if let Some(pass) = pass {
+        // A server may limit each client by its own credential: its 429 does not concern the others (SEC-90).
+        let is_limited = |response: &Response<_>| response.status() == StatusCode::TOO_MANY_REQUESTS;
+        let is_about_client = answer.as_ref().is_ok_and(is_limited) && outgoing.client().is_clients();
+        if let Some(pass) = pass.filter(|_| !is_about_client) {
             pass.note(match &answer {
                 Ok(response) if response.status().is_success() => AnswerHealth::Well,
                 Ok(response) => {

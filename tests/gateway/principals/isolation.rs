@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::gate::{ADA, Answer, Ask, BOB, Gate};
+use super::upstream::{answer, status};
+use super::withdrawn::{LISTEN, stateless};
 
 /// As long as a real id, but no task's.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
@@ -175,4 +177,24 @@ async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
     let asked = gate.server.world.all(|seen| seen.rpc() == "tools/call");
     let names: Vec<_> = asked.iter().map(|seen| seen.body["params"]["name"].as_str().unwrap_or_default()).collect();
     assert_eq!(names, [ada.as_str(), "nowhere"], "each was the server's to answer");
+}
+
+/// A 429 with its `Retry-After`, repeated often enough to pause a server that is failing.
+#[tokio::test]
+async fn sec_90_a_limit_on_one_clients_own_credential_is_not_the_others() {
+    let server = stateless(|seen| match seen.header("authorization") {
+        Some("Bearer greedy") => {
+            let mut refused = status(429);
+            refused.headers_mut().insert("retry-after", "60".parse().unwrap());
+            seen.is_call().then_some(refused)
+        }
+        _ => seen.is_call().then(|| answer(seen, &json!({ "resultType": "complete", "content": [] }))),
+    });
+    let gate = Gate::behind(server.await, LISTEN, "", "forward_authorization = true\n").await;
+    for _ in 0..6 {
+        let refused = gate.send(&Ask::call("greedy", "quick", &json!({}))).await.summary();
+        assert!(refused.ends_with("upstream_http_status"), "each time the server's own refusal: {refused}");
+    }
+    assert_eq!(gate.send(&Ask::call("modest", "quick", &json!({}))).await.summary(), "200 ok");
+    assert_eq!(gate.server.world.all(|seen| seen.is_call()).len(), 7);
 }

@@ -207,7 +207,6 @@ pub(super) async fn kept_answer(
     }
 }
 
-/// Includes the session's random nonce, so sessions never collide.
 fn ended_key((nonce, event): &PauseKey) -> u128 {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);

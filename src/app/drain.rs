@@ -70,6 +70,8 @@ impl Gateway {
             // Before the connections end on either side: there is always time to notify waiting clients.
             ended = calls.end(Reason::GatewayRestart);
             tokio::time::sleep_until(end.max(Instant::now() + NOTIFY_MAX)).await;
+            // Requests that end with their connections are no failures of their upstreams.
+            self.upstreams.iter().for_each(|one| one.health.retire());
             plan.late.cancel();
         };
         let finished = finish(&calls, self.clients.last_requests_received(), &self.listens_end, notice, max);

@@ -197,7 +197,7 @@ impl UpstreamHealth {
     /// Records that a request other than a tool call was given up without a response (B254): most clients do so early.
     pub(crate) fn given_up(&self, began: Instant) {
         let waited = began.elapsed();
-        if waited >= GIVEN_UP_AFTER {
+        if waited >= GIVEN_UP_AFTER && !self.state.lock().is_retired {
             let cause = format!("no response within {} s to a request, which was given up", waited.as_secs());
             self.note(UpstreamFailure::new(Reason::UpstreamTimeout, cause));
         }
@@ -252,7 +252,7 @@ impl UpstreamHealth {
         self.refuses.set(u32::from(is_refused && !state.is_retired));
     }
 
-    /// Retires it after a reload: it gets no new requests, so a refusal says nothing about its replacement.
+    /// Retires it after a reload or a drain: it gets no new requests, so a refusal says nothing about its replacement.
     pub(crate) fn retire(&self) {
         let mut state = self.state.lock();
         state.is_retired = true;
@@ -424,7 +424,9 @@ mod tests {
         assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
         assert_eq!(health.last().unwrap().cause, "no response within 10 s to a request, which was given up");
         health.answered();
-        assert_eq!(state(&health).0, "ok");
+        health.retire();
+        health.given_up(began);
+        assert_eq!(state(&health).0, "ok", "the gateway itself ends its requests in a drain");
     }
 
     #[tokio::test(start_paused = true)]

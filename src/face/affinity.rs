@@ -1,6 +1,6 @@
-//! Forwards each request to the replica that it names; others are served here. A session's id names its owner, an
-//! event's id its stream's replica, a question's id the asking replica, a `requestState` the holder of the call. A
-//! request is forwarded once: the receiver answers, even if it is no owner.
+//! Forwards each request to the replica that the request names, and serves the others here. A session's id names the
+//! session's owner, an event's id the replica of its stream, a question's id the replica that asked, a `requestState`
+//! the holder of the call. A request is forwarded once: the receiver answers, even if it is no owner.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Delays a task handle by up to 100 ms, for calls that settle first (T-79). A client polls at once, then after the
-//! poll interval: without the delay a tool of milliseconds takes a whole one.
+//! poll interval: without the delay a call of milliseconds takes a whole interval.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Reads the headers of requests: they choose the face, and must agree with the body. A stateless request's headers
-//! must match its body (MOD-04 to MOD-07): the routed request must be the executed one.
+//! Reads the headers of requests, which choose the face. A stateless request's headers must match its body (MOD-04 to
+//! MOD-07), so that proxies route the request that the server executes.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Awaits a future until an instant, by the connection's timer or by its own, which it seldom polls.
+//! Awaits a future until an instant, by the connection's timer, or by a separate timer that is seldom polled.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -1,4 +1,4 @@
-//! Names the tool, prompt or resource that a request is about, for a later look at its caller's rights.
+//! Names the tool, prompt or resource that a request is about, for a later check of its caller's rights.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Serves the gateway's own protected resource metadata (RFC 9728), and writes the challenges that point to it. From
-//! the configuration alone: no request's `Host` and no server decides where clients log in.
+//! Serves the gateway's own protected resource metadata (RFC 9728), and writes the challenges that point to it. Both
+//! come from the configuration alone, so no request's `Host` and no server decides where clients log in.
 
 use std::collections::BTreeSet;
 use std::ops::Not;

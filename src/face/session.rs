@@ -1,6 +1,6 @@
 //! Serves session clients of one upstream: versions up to 2025-11-25 with an `initialize` handshake. Each client has
-//! its own upstream session, named by its id: a sealed token, so that a restart loses no table. This module finds it;
-//! messages go through `pipe`, or about tasks to `tasks`. `session_cache` outlives an upstream.
+//! its own upstream session. The session's id is a sealed token that names it, so that a restart loses no table. This
+//! module finds the session; `pipe` forwards its messages, and `tasks` serves requests about tasks.
 
 pub(super) mod bridge;
 mod bridged_call;

@@ -1,6 +1,6 @@
-//! The stateless face: 2026-07-28, where each request is self-contained (GW-03). [`StatelessFace::serve`] is the
-//! pipeline: shape, metadata, headers, version, method, names, capabilities, params; the first failure is the response.
-//! Every 4xx is decided before anything is sent upstream.
+//! Serves clients of 2026-07-28, with self-contained requests (GW-03). [`StatelessFace::serve`] is the pipeline: shape,
+//! metadata, headers, version, method, names, capabilities, params; the first failure is the response. Every 4xx is
+//! decided before anything is sent upstream.
 
 pub mod listen;
 pub(super) mod pipe;

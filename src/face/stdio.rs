@@ -1,5 +1,5 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`]. Writes only
-//! messages. After the input's end, requests are answered; then, or without a reader, the client has left.
+//! messages. The client has left once its input has ended and is answered, or once its output has no reader.
 
 use std::io;
 use std::time::Duration;

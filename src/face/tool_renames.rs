@@ -1,5 +1,5 @@
-//! Translates tool names between clients and an upstream, and edits listed tools. Faces, policies, tasks and tokens
-//! have a tool's client-facing name, the upstream its own. A tool with split calls is listed without its output schema,
+//! Translates tool names between clients and an upstream, and edits listed tools. Faces, policies, tasks and tokens use
+//! a tool's client-facing name; the upstream uses its own. A tool with split calls is listed without its output schema,
 //! which cannot describe both results. Absent if no tool is hidden, renamed or split.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Warns operators of tool rules that match no tool of a server's list. A misspelt name would hide nothing, unnoticed.
-//! Each reader of a list passes its pages here. Once a list is complete, the rules without a match are logged, once per
-//! upstream: a server may list other tools later, or to other clients.
+//! Warns operators of tool rules that match no tool of a server's list. A misspelt name hides no tool, which would stay
+//! unnoticed. Each reader of a list passes its pages here. Once a list is complete, the rules without a match are
+//! logged, once per upstream: a server may list other tools later, or to other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Admits the messages of one upstream to a client of its endpoint. Servers share a session, and ids alone assign
-//! messages: only those about received requests pass ([`admitted`]).
+//! Admits the messages of one upstream to a client of its endpoint. Servers share the client's session, and ids alone
+//! assign messages, so only messages about requests that the server received pass ([`admitted`]).
 
 use std::io;
 use std::pin::Pin;

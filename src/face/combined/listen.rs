@@ -1,5 +1,5 @@
 //! Serves `subscriptions/listen` for several upstreams: merges their streams into one. Each upstream gets the request
-//! under the client's id. If one is unavailable or ends its stream, the request is repeated, and the client is told
+//! under the client's id. If one is unavailable or ends its stream, the request is repeated, and the client is notified
 //! that all its subscriptions changed: notifications may have been missed.
 
 use std::collections::VecDeque;

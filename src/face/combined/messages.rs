@@ -1,6 +1,6 @@
-//! Marks ids in servers' messages with the upstream's name, and removes the marks again. Ids and tokens from servers
-//! carry marks, as servers may use equal ones; clients return them. [`admitted`] is a server's only path to the client:
-//! it drops responses to, and progress on, requests of others. Pure.
+//! Marks the ids and tokens in servers' messages with the upstream's name, since two servers may use equal ones, and
+//! removes the marks from clients' messages. [`admitted`] is a server's only path to the client: it drops responses to,
+//! and progress on, requests of others. Pure.
 
 use std::borrow::Cow;
 

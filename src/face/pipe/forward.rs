@@ -1,5 +1,5 @@
-//! Forwards the response to one request, for clients of either era. Here are its permit, metrics and time limits, and
-//! the three kinds of body.
+//! Forwards the response to one request, for clients of either era. Holds the request's permit, metrics and time
+//! limits, and selects one of three kinds of body.
 
 use std::pin::pin;
 use std::sync::Arc;

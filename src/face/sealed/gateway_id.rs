@@ -1,5 +1,5 @@
-//! Makes and opens the ids that clients keep: session ids, states, cursors, questions, streams. One layout: replica,
-//! 128 bits, upstream, payload. An id opens only as its own kind, and for its principal, if any.
+//! Makes and opens the ids that clients keep: session ids, states, cursors, questions, streams. All have one layout:
+//! replica, 128 bits, upstream, payload. An id opens only as its own kind, and for its principal, if any.
 
 use aws_lc_rs::aead::Aad;
 use base64::Engine as _;

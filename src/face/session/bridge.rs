@@ -126,7 +126,6 @@ fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: 
     }
 }
 
-/// The server's time to describe itself.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 
 /// The result of `initialize`, or an error for the client.

@@ -1,4 +1,4 @@
-//! Remembers the tools, prompts and resources that each session asked its server for. If a client sends an event id, a
+//! Records the tools, prompts and resources that each session asked its server for. If a client sends an event id, a
 //! server may repeat events of any of these requests, and only the server knows which request an id belongs to. So the
 //! gateway drops the event id of a client that lost access to one of the items.
 

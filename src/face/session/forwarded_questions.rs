@@ -1,4 +1,4 @@
-//! Remembers forwarded questions of servers: their answers are audited, and need access to the call's tool (SEC-62).
+//! Records forwarded questions of servers: their answers are audited, and need access to the call's tool (SEC-62).
 
 use std::sync::{Arc, Weak};
 

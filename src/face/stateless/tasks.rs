@@ -1,4 +1,4 @@
-//! Serves the methods of the tasks extension, and tools in place of it for clients without it.
+//! Serves the methods of the tasks extension, and tools for clients without the extension.
 
 use std::sync::Arc;
 use std::time::Duration;

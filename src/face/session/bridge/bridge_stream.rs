@@ -33,7 +33,6 @@ use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, RpcError, envelope, method};
 
-/// The server's time to return its capabilities.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
 fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {

@@ -1,5 +1,5 @@
 //! Filters questions that a session client cannot handle (U31, U32): those that it did not declare or its version
-//! lacks, and unsafe URLs. The server gets the answer as in a task.
+//! lacks, and unsafe URLs. The server gets the same answer as for a task's question.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Sends one task's questions and status to its client.
-//! A question goes out on one stream only (T-32): the newest that waits for the task's result, or after a grace period
-//! the session's own. If that stream ends before the answer has arrived, the next one gets the question under a new id.
-//! Streams of a session may have callers with different rights: those who may not read the task get nothing of it.
+//! Sends one task's questions and status to its client. A question goes out on one stream only (T-32): the newest that
+//! waits for the task's result, or after a grace period the session's own. If that stream ends before the answer has
+//! arrived, the next one gets the question under a new id. Streams of a session may have callers with different rights:
+//! a stream gets no message of a task that its caller may not read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Determines the protocol era of an upstream for stateless clients.
 //!
 //! An upstream of both eras is used in the client's era. Session clients send `initialize` without a probe: every
-//! server with sessions answers it, and some hang on `server/discover`. For stateless clients the first one sends
-//! `server/discover`, once for all, within a time limit. The verdict is kept until the upstream contradicts it
-//! (UPC-22). Stateless clients that can be asked are served in sessions, if there are any ([`QuestionEra`]).
+//! server with sessions answers it, and some hang on `server/discover`. The first stateless client causes one
+//! `server/discover` for all of them, within a time limit. The verdict is kept until the upstream contradicts it
+//! (UPC-22). Stateless clients that accept questions are served in sessions, if the server has any ([`QuestionEra`]).
 //!
 //! [`EraUpstream`] owns both halves and chooses for stateless clients; session clients use the session half itself.
 

@@ -1,4 +1,4 @@
-//! Selects the client headers that are forwarded: only those the operator names (SEC-04, SEC-08).
+//! Selects the client headers that are forwarded: only headers that the operator names (SEC-04, SEC-08).
 
 use std::fmt;
 use std::sync::Arc;

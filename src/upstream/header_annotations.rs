@@ -1,5 +1,5 @@
 //! Mirrors a tool's annotated arguments in headers (`x-mcp-header`, UPC-15). Annotations are read once per tool list;
-//! clients' headers are checked against them, the gateway's generated.
+//! clients' headers are checked against them, and the gateway's headers are generated from them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Reads a token that an authorization server or a program issued. A failure's text quotes nothing of their answer.
+//! Reads a token that an authorization server or a program issued. A failure's text quotes no part of the answer.
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A bounded map with random keys: when full, the principal with most entries or bytes loses its least recently used.
-//! For lookups by every request: a lookup is one short lock and almost no hashing.
+//! A bounded map with random keys: when full, the principal with most entries or bytes loses its least recently used
+//! entry. Each request makes lookups, so a lookup takes one short lock and almost no hashing.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

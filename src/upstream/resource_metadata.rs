@@ -1,5 +1,5 @@
-//! Fetches a server's protected resource metadata (RFC 9728): its authorization servers. Only from the server's own
-//! origin: another could send clients to an attacker's authorization server.
+//! Fetches a server's protected resource metadata (RFC 9728): its authorization servers. Asks only the server's own
+//! origin: another origin could send clients to an attacker's authorization server.
 
 use std::borrow::Cow;
 use std::sync::Arc;

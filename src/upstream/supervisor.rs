@@ -1,7 +1,7 @@
-//! Supervises a program that is an upstream, in its own process between gateway and program.
-//! Starts the program in its own process group with limits, passes standard streams through, and stops the group once
-//! its input has no writer: no program outlives the gateway. Orphans of its children become this process's: reaped as
-//! they end, killed with the program. No runtime, no logging.
+//! Supervises a program that is an upstream, in its own process between gateway and program. Starts the program in its
+//! own process group with limits, passes standard streams through, and stops the group once its input has no writer: no
+//! program outlives the gateway. This process adopts the orphans of the program: it reaps them as they end, and kills
+//! them with the program. It has no runtime and no log.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

@@ -1,6 +1,6 @@
-//! Chooses the protocol version that is requested from an upstream. Every server with a handshake answers `initialize`,
-//! so no `server/discover` precedes it: some take a minute. A server without one refuses `initialize` with its
-//! versions; that error is forwarded ([`BeginError::Refused`]).
+//! Chooses the protocol version that is requested from an upstream. Every server with sessions answers `initialize`, so
+//! no `server/discover` precedes it: some servers take a minute for that. A server without sessions refuses
+//! `initialize` and names its versions; that error is forwarded ([`BeginError::Refused`]).
 
 use parking_lot::Mutex;
 

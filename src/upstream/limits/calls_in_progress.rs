@@ -1,5 +1,5 @@
 //! Counts an upstream's calls in progress, by their fate if the gateway ends now. A call counts until its runner ends,
-//! with or without a permit. Operators see held calls listed: no store has them.
+//! with or without a permit. Held calls are in no store, so operators see them here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Subscribes to resources in one session: one request for all listeners. Ends with the last listener. The upstream's
-//! state follows their count; one request at a time for each resource.
+//! Subscribes to resources in one session, with one request for all listeners, and unsubscribes after the last
+//! listener. For each resource one request is in progress at a time.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

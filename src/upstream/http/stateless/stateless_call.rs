@@ -1,5 +1,5 @@
 //! Drives one stateless request to its result: answered rounds, or a polled task (UPC-01). The exchange's owner polls
-//! one future. Events go into a queue; answers come from another.
+//! one future. Events go into one queue; answers come from another one.
 
 use std::borrow::Cow;
 use std::sync::Arc;

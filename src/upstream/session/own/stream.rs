@@ -1,5 +1,5 @@
-//! Reads a client session's GET stream, either for the client or for the session's calls. Servers may allow one stream:
-//! client and gateway take turns. A server's task is shown only to its call (T-67).
+//! Reads a client session's GET stream, either for the client or for the session's calls. Servers may allow only one
+//! stream, so client and gateway take turns. A server's task is shown only to its call (T-67).
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Runs calls on separate connections (`process_per_call`), one for each call. Each connection repeats the session's
-//! `initialize`. Its messages go to its call, and the ids of its questions name it.
+//! `initialize`. The connection's messages go to its call, and the ids of its questions name the connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

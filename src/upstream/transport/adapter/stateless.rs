@@ -1,6 +1,6 @@
 //! Serves stateless clients from a server of 2026-07-28 behind the adapter. A connection has no handshake and carries
-//! any request. A principal's requests share one: no message is ambiguous, as questions are results. Principals share
-//! none: a server may keep state. Abandoned requests are cancelled by id.
+//! any request. A principal's requests share one connection: no message is ambiguous, as questions are results.
+//! Principals share no connection: a server may keep state. Abandoned requests are cancelled by id.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

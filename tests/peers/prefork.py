@@ -1,10 +1,10 @@
 """Runs Python programs whose packages take a second or more to import: imports them once, and forks a process for each run.
 
-    prefork.py serve PROGRAM...              forks for each connection to its stdin, a listening socket
+    prefork.py serve                         forks for each connection to its stdin, a listening socket
     prefork.py run SOCKET PROGRAM [WORD]...  runs PROGRAM in such a fork, with the words, folder, variables and pipes of this process
 
-PROGRAM is a script, or `-m` and a module; it is one word for `serve`. A run ends with its fork. The fork of a run that was
-killed is killed too, before another run begins. The server and all forks end once nobody reads the server's stdout.
+PROGRAM is a script, or `-m` and a module. A run ends with its fork. The fork of a run that was killed is killed too, before
+another run begins. The server and all forks end once nobody reads the server's stdout.
 """
 
 import marshal
@@ -31,29 +31,30 @@ def run(path, words):
         return (server.recv(1) or b"\1")[0]
 
 
-def preload(programs):
-    """Imports what the programs import at their top."""
+def preload(program, is_script):
+    """Imports what the program imports at its top, but for files beside a script. What fails fails again in the fork, which shows it."""
     import ast
     import gc
     import importlib.util
 
-    for program in programs:
-        module = program.removeprefix("-m ")
-        file = program if module == program else importlib.util.find_spec(f"{module}.__main__").origin
-        sys.path[0] = os.path.dirname(os.path.abspath(file))
+    imports = [f"import {name}" for name in LATER]
+    try:
+        file = program if is_script else importlib.util.find_spec(f"{program}.__main__").origin
         with open(file, encoding="utf-8") as text:
             body = ast.parse(text.read()).body
-        for statement in body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                try:
-                    exec(compile(ast.Module([statement], []), file, "exec"), {})
-                except Exception:
-                    break  # The forks fail in the same way, and show why.
-    for name in LATER:
+    except (OSError, ImportError, SyntaxError):
+        return
+    imports += [ast.unparse(statement) for statement in body if isinstance(statement, (ast.Import, ast.ImportFrom))]
+    folder = sys.path[0] = os.path.dirname(file)
+    for statement in imports:
         try:
-            importlib.import_module(name)
-        except ImportError:
-            pass  # The programs do without it.
+            exec(statement, {})
+        except Exception:
+            pass
+    for name, module in list(sys.modules.items()):
+        beside = os.path.dirname(getattr(module, "__dict__", {}).get("__file__") or "") == folder
+        if is_script and beside and name != "__main__":
+            del sys.modules[name]
     gc.freeze()
 
 
@@ -68,7 +69,7 @@ class Run:
 
 class Server:
     def __init__(self):
-        self.listener, self.runs = socket.socket(fileno=os.dup(0)), []
+        self.listener, self.runs, self.known = socket.socket(fileno=os.dup(0)), [], set()
 
     def serve(self):
         """The words of a run, in its fork; returns nowhere else."""
@@ -115,11 +116,22 @@ class Server:
     def fork(self, connection):
         length, pipes, *_ = socket.recv_fds(connection, LENGTH_BYTES, len(PIPES))
         request = connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
-        child = os.fork()
-        if child:
-            self.runs.append(Run(connection, child))
+        try:
+            words, folder, variables = marshal.loads(request)
+        except (EOFError, TypeError, ValueError):
+            words = None  # The run was killed before it had said all.
+        if words:
+            is_script = words[0] != "-m"
+            program = os.path.join(folder, words[0]) if is_script else words[1]
+            if program not in self.known:
+                self.known.add(program)
+                preload(program, is_script)
+        child = os.fork() if words else None
+        if child != 0:
             for pipe in pipes:
                 os.close(pipe)
+            if child:
+                self.runs.append(Run(connection, child))
             return None
         for run in self.runs:
             run.close()
@@ -128,7 +140,6 @@ class Server:
         for pipe, number in zip(pipes, PIPES):
             os.dup2(pipe, number)
             os.close(pipe)
-        words, folder, variables = marshal.loads(request)
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(variables)
@@ -168,7 +179,6 @@ def execute(words):
 if sys.argv[1] == "run":
     status = run(sys.argv[2], sys.argv[3:])
 else:
-    preload(sys.argv[2:])
     status = execute(Server().serve())
     for stream in (sys.stdout, sys.stderr):
         if not stream.closed:

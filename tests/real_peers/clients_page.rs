@@ -13,7 +13,6 @@ mod task;
 use support::peers::bridge;
 use support::peers::gateway;
 use support::peers::install;
-use support::peers::prefork;
 use support::peers::process;
 use support::peers::upstream;
 use support::peers::{WAIT_MAX, in_time};
@@ -99,28 +98,16 @@ impl Project {
         Some(Self { what, program, peers, dir, gateway, _server: server })
     }
 
-    /// The words in front of a file of this folder. All its Python files share the packages that they import.
-    fn interpreter(&self, folder: &str) -> Vec<String> {
-        let program = self.peers.join(self.program);
-        match self.program {
-            "sh" => vec!["sh".to_owned()],
-            python if python.ends_with("python") => {
-                let files = fs::read_dir(self.dir.path().join(folder)).unwrap();
-                let files = files.map(|entry| entry.unwrap().path().display().to_string());
-                let mut scripts: Vec<_> = files.filter(|file| file.ends_with(".py")).collect();
-                scripts.sort();
-                prefork::words(&self.peers, &program, scripts)
-            }
-            _ => vec![program.display().to_string()],
-        }
-    }
-
     /// Starts a file, such as `curl/call.sh`, in its folder.
     fn start(&self, upstream: &str, file: &str, argument: Option<&str>) -> Child {
         let (folder, name) = file.split_once('/').unwrap();
-        let words = self.interpreter(folder);
+        let path = self.dir.path().join(file).display().to_string();
+        let words = match self.program {
+            "sh" => vec!["sh".to_owned(), path],
+            program => self.peers.words(program, [path]),
+        };
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).arg(name).args(argument).current_dir(self.dir.path().join(folder));
+        command.args(&words[1..]).args(argument).current_dir(self.dir.path().join(folder));
         command.env("TASKGATE_URL", self.gateway.url(upstream)).env("TASKGATE_KEY", KEY).env("PYTHONUNBUFFERED", "1");
         Child::start(&format!("{}-{}", self.what, name), command).unwrap()
     }

@@ -115,15 +115,9 @@ impl Peers {
     pub fn words<S: AsRef<str>>(&self, program: &str, arguments: impl IntoIterator<Item = S>) -> Vec<String> {
         let arguments: Vec<String> = arguments.into_iter().map(|word| word.as_ref().to_owned()).collect();
         let executable = self.dir.join(program);
-        let script = match arguments.as_slice() {
-            _ if !program.ends_with("bin/python") => None,
-            [flag, module, ..] if flag == "-m" => Some(format!("-m {module}")),
-            [script, ..] => Some(self.dir.join(script).display().to_string()),
-            [] => None,
-        };
-        let words = match script {
-            Some(script) => prefork::words(&self.dir, &executable, vec![script]),
-            None => vec![executable.display().to_string()],
+        let words = match arguments.first() {
+            Some(script) if program.ends_with("bin/python") => prefork::words(&self.dir, &executable, script),
+            _ => vec![executable.display().to_string()],
         };
         [words, arguments].concat()
     }

@@ -1,6 +1,7 @@
 //! Python programs of the peers run in forks of a process that has imported their packages: `tests/peers/prefork.py`.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -13,8 +14,24 @@ use super::process::log_file;
 
 const SCRIPT: &str = "prefork.py";
 
-/// The servers of this process, by interpreter and programs.
-static SERVERS: Mutex<BTreeMap<(PathBuf, Vec<String>), Server>> = Mutex::new(BTreeMap::new());
+/// The servers of this process, by interpreter and kind of programs.
+static SERVERS: Mutex<BTreeMap<(PathBuf, Kind), Server>> = Mutex::new(BTreeMap::new());
+
+/// What programs import: those that do without FastMCP do not find it imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    FastMcp,
+    Others,
+}
+
+impl Kind {
+    /// The kind of a script, by its path and its text. `-m` is no script.
+    fn of(script: &Path) -> Self {
+        let text = fs::read_to_string(script).unwrap_or_default();
+        let names_it = script.to_string_lossy().contains("fastmcp") || text.contains("fastmcp");
+        if names_it { Self::FastMcp } else { Self::Others }
+    }
+}
 
 /// Forks for each run. It ends with this process, which holds the reading end of its output.
 #[derive(Debug)]
@@ -23,38 +40,35 @@ struct Server {
     _process: Child,
 }
 
-/// The first words of a command that runs one of `programs` in a fork; the program and its own words follow. A program is the
-/// path of a script, or `-m` and a module.
+/// The first words of a command that runs a script, or a module behind `-m`, in a fork; `program` and its own words follow.
 ///
 /// # Panics
 /// If the interpreter cannot be started.
-pub fn words(peers: &Path, python: &Path, programs: Vec<String>) -> Vec<String> {
+pub fn words(peers: &Path, python: &Path, program: &str) -> Vec<String> {
+    let kind = Kind::of(&peers.join(program));
     let mut servers = SERVERS.lock();
-    let server = servers.entry((python.to_owned(), programs)).or_insert_with_key(|(python, programs)| {
-        start(peers, python, programs).unwrap_or_else(|error| panic!("{}: {error}", python.display()))
-    });
+    let server = servers
+        .entry((python.to_owned(), kind))
+        .or_insert_with(|| start(peers, python, kind).unwrap_or_else(|error| panic!("{}: {error}", python.display())));
     let script = peers.join(SCRIPT);
-    // The process that asks for a fork imports nothing of site-packages.
+    // The process that asks for a fork needs nothing of site-packages.
     let words = [python, Path::new("-IS"), script.as_path(), Path::new("run"), server.socket.as_path()];
     words.map(|word| word.display().to_string()).into()
 }
 
-fn start(peers: &Path, python: &Path, programs: &[String]) -> io::Result<Server> {
+fn start(peers: &Path, python: &Path, kind: Kind) -> io::Result<Server> {
     let socket = tempfile::tempdir()?.keep().join("socket");
     let listener = UnixListener::bind(&socket)?;
-    let first = programs.first().map_or("", |program| program.trim_start_matches("-m "));
-    let first = Path::new(first).file_name().unwrap_or_default().display();
     let venv = python.ancestors().nth(2).and_then(Path::file_name).unwrap_or_default().display();
-    let log = log_file(&format!("prefork-{venv}-{first}")).map_err(io::Error::other)?;
+    let log = log_file(&format!("prefork-{venv}-{kind:?}").to_lowercase()).map_err(io::Error::other)?;
     let mut command = Command::new(python);
-    command.arg(SCRIPT).arg("serve").args(programs).current_dir(peers).env("PYTHONUNBUFFERED", "1");
-    command.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(std::fs::File::create(log)?);
+    command.args([SCRIPT, "serve"]).current_dir(peers).env("PYTHONUNBUFFERED", "1");
+    command.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(File::create(log)?);
     Ok(Server { socket, _process: command.spawn()? })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 
     use super::super::install::Peers;

@@ -2,10 +2,12 @@
 //! server gets the same refusal (SEC-14, U31, U32).
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use ::bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::client::{Client, Reply, TestGateway, call, initialize};
@@ -69,8 +71,8 @@ fn bad(version: &str) -> Vec<Bad> {
 }
 
 impl Bad {
-    fn text(&self) -> String {
-        json!({"jsonrpc": "2.0", "id": "q", "method": self.method, "params": self.params}).to_string()
+    fn text(&self, id: &str) -> String {
+        json!({"jsonrpc": "2.0", "id": id, "method": self.method, "params": self.params}).to_string()
     }
 
     #[track_caller]
@@ -82,35 +84,56 @@ impl Bad {
     }
 }
 
-/// Asks on the stream of each call and answers it, or in the answer's body as an `array`, or on each session's `own` stream.
-async fn server(question: String, way: &'static str) -> ScriptedServer {
-    ScriptedServer::start(move |seen| {
-        let answer = json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": {"content": []}});
-        match (seen.method.as_str(), seen.rpc()) {
-            ("POST", "tools/call") if way == "array" => Some(json_text(format!("[{question},{answer}]"))),
-            ("POST", "tools/call") => {
-                let (events, reply) = BodySender::open();
-                events.raw(format!("id: 7\ndata: {question}\n\ndata: {answer}\n\n"));
-                Some(reply)
-            }
-            ("GET", _) if matches!(way, "own" | "both") => {
-                let (events, reply) = BodySender::open();
-                let news = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
-                events.raw(format!("event: message\r\ndata: {question}\r\n\r\ndata: {news}\n\n"));
-                Some(reply)
-            }
-            ("POST", "tools/list") => {
-                Some(upstream::answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {}}]})))
-            }
-            _ => None,
-        }
-    })
-    .await
+/// A gateway, and a server that asks what the test has it ask.
+struct Stage {
+    server: ScriptedServer,
+    question: Arc<Mutex<String>>,
+    gate: TestGateway,
 }
 
-async fn refused(server: &ScriptedServer) -> Value {
-    let is_answer = |seen: &SeenRequest| seen.method == "POST" && seen.body.get("method").is_none() && seen.id() == "q";
-    server.world.first(is_answer).await.body
+impl Stage {
+    /// The server asks on the stream of each call and answers it, or in the answer's body as an `array`, or on each session's `own`
+    /// stream.
+    async fn of(way: &'static str) -> Self {
+        let question = Arc::new(Mutex::new(String::new()));
+        let now = Arc::clone(&question);
+        let server = ScriptedServer::start(move |seen| {
+            let question = now.lock().clone();
+            let answer = json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": {"content": []}});
+            match (seen.method.as_str(), seen.rpc()) {
+                ("POST", "tools/call") if way == "array" => Some(json_text(format!("[{question},{answer}]"))),
+                ("POST", "tools/call") => {
+                    let (events, reply) = BodySender::open();
+                    events.raw(format!("id: 7\ndata: {question}\n\ndata: {answer}\n\n"));
+                    Some(reply)
+                }
+                ("GET", _) if matches!(way, "own" | "both") => {
+                    let (events, reply) = BodySender::open();
+                    let news = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+                    events.raw(format!("event: message\r\ndata: {question}\r\n\r\ndata: {news}\n\n"));
+                    Some(reply)
+                }
+                ("POST", "tools/list") => {
+                    Some(upstream::answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {}}]})))
+                }
+                _ => None,
+            }
+        })
+        .await;
+        let gate = TestGateway::before(&server).await;
+        Self { server, question, gate }
+    }
+
+    fn asks(&self, question: String) {
+        *self.question.lock() = question;
+    }
+
+    /// How the question of this id was answered.
+    async fn refused(&self, id: &str) -> Value {
+        let is_answer =
+            |seen: &SeenRequest| seen.method == "POST" && seen.body.get("method").is_none() && seen.id() == id;
+        self.server.world.first(is_answer).await.body
+    }
 }
 
 async fn session(gate: &TestGateway, version: &str, declared: &Value) -> Client {
@@ -131,8 +154,8 @@ async fn until(reply: &mut Reply, end: &str) -> String {
 }
 
 #[track_caller]
-fn check_kept_out(read: &str, case: &str) {
-    assert!(!read.contains(MARK) && !read.contains("\"q\""), "{case}: {read}");
+fn check_kept_out(read: &str, id: &str, case: &str) {
+    assert!(!read.contains(MARK) && !read.contains(&format!("\"{id}\"")), "{case}: {read}");
 }
 
 const SESSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
@@ -141,22 +164,26 @@ const SESSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-
 #[tokio::test]
 async fn u31_u32_no_session_is_shown_them_on_the_stream_of_a_call_or_its_own_or_in_an_array() {
     for version in SESSIONS {
-        for (n, bad) in bad(version).into_iter().enumerate() {
-            for way in ["call", "own", "array"] {
-                if way == "array" && version != "2025-03-26" {
-                    continue;
+        for way in ["call", "own", "array"] {
+            if way == "array" && version != "2025-03-26" {
+                continue;
+            }
+            let mut stage = Stage::of(way).await;
+            for (n, bad) in bad(version).into_iter().enumerate() {
+                // The own stream of an earlier session may be opened again, and asked.
+                if way == "own" && n > 0 {
+                    stage = Stage::of(way).await;
                 }
-                let case = format!("{version} {way} {n}");
-                let server = server(bad.text(), way).await;
-                let gate = TestGateway::before(&server).await;
-                let client = session(&gate, version, &bad.declared).await;
+                let (case, id) = (format!("{version} {way} {n}"), format!("q-{n}"));
+                stage.asks(bad.text(&id));
+                let client = session(&stage.gate, version, &bad.declared).await;
                 let read = match way {
                     "own" => until(&mut client.get(None).await, "list_changed").await,
                     _ => client.post(call(1)).await.text().await,
                 };
-                check_kept_out(&read, &case);
+                check_kept_out(&read, &id, &case);
                 assert!(way == "own" || read.contains("\"result\""), "{case}: {read}");
-                bad.check(&refused(&server).await, &case);
+                bad.check(&stage.refused(&id).await, &case);
             }
         }
     }
@@ -167,9 +194,9 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
     for version in ["2024-11-05", "2025-11-25"] {
         for (n, bad) in bad(version).into_iter().enumerate() {
             let case = format!("{version} {n}");
-            let server = server(bad.text(), "both").await;
-            let gate = TestGateway::before(&server).await;
-            let client = gate.stranger();
+            let stage = Stage::of("both").await;
+            stage.asks(bad.text("q"));
+            let client = stage.gate.stranger();
             let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
             let mut stream = client.send(get.body(Full::default()).unwrap()).await;
             let opened = stream.until("\n\n").await;
@@ -185,8 +212,8 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
             let mut read = until(&mut stream, "list_changed").await;
             post(call(1)).await;
             read.push_str(&until(&mut stream, "\"result\"").await);
-            check_kept_out(&read, &case);
-            bad.check(&refused(&server).await, &case);
+            check_kept_out(&read, "q", &case);
+            bad.check(&stage.refused("q").await, &case);
         }
     }
 }
@@ -195,22 +222,22 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
 /// capability the last two, which wait, are ended and told what to declare.
 #[tokio::test]
 async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
-    for (n, bad) in bad("2025-11-25").into_iter().enumerate() {
-        for kind in ["task", "extension", "plain"] {
-            let case = format!("{kind} {n}");
-            let server = server(bad.text(), "call").await;
-            let gate = TestGateway::with(server.address, "").await;
+    for kind in ["task", "extension", "plain"] {
+        let stage = Stage::of("call").await;
+        for (n, bad) in bad("2025-11-25").into_iter().enumerate() {
+            let (case, id) = (format!("{kind} {n}"), format!("q-{n}"));
+            stage.asks(bad.text(&id));
             let read = match kind {
-                "task" => of_task(&gate, &bad.declared).await,
-                _ => without_session(&gate, &bad.declared, kind == "extension").await,
+                "task" => of_task(&stage.gate, &bad.declared).await,
+                _ => without_session(&stage.gate, &bad.declared, kind == "extension").await,
             };
-            check_kept_out(&read, &case);
+            check_kept_out(&read, &id, &case);
             match bad.refusal {
                 // The call is over then, and its question with it.
                 Refusal::Code(_) if kind != "task" => {
                     assert!(read.contains("-32021") || bad.method == "roots/list", "{case}: {read}");
                 }
-                Refusal::Code(_) | Refusal::Declined => bad.check(&refused(&server).await, &case),
+                Refusal::Code(_) | Refusal::Declined => bad.check(&stage.refused(&id).await, &case),
             }
         }
     }
@@ -267,11 +294,11 @@ async fn a_question_that_is_written_to_slip_through_reaches_nobody() {
         .to_string(),
     ];
     for (n, text) in texts.into_iter().enumerate() {
-        let server = server(text, "call").await;
-        let gate = TestGateway::before(&server).await;
-        let client = session(&gate, "2025-11-25", &json!({})).await;
+        let stage = Stage::of("call").await;
+        stage.asks(text);
+        let client = session(&stage.gate, "2025-11-25", &json!({})).await;
         let read = client.post(call(1)).await.text().await;
-        check_kept_out(&read, &n.to_string());
+        check_kept_out(&read, "q", &n.to_string());
         assert!(read.ends_with("\"result\":{\"content\":[]}}\n\n"), "{n}: {read}");
     }
 }

@@ -26,7 +26,7 @@ const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const EVE: &str = "tg_eve1_ffeeddccbbaa00998877665544332211";
 /// A text that must be in no file.
 const CANARY: &str = "canary-5e1f0c";
-/// As many calls are counted, if `AUDIT_CALLS` does not say it. Every twentieth becomes a task.
+/// The number of calls that are counted, unless `AUDIT_CALLS` is set. Every twentieth becomes a task.
 const CALLS: usize = 2_000;
 const CALLS_FOR_A_TASK: usize = 20;
 const AT_ONCE: usize = 16;

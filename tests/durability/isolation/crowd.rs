@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 
 /// The number of names of each kind: a thousand principals have them at a server's own path.
 pub(crate) const NAMES: usize = 250;
-/// The number elsewhere, if `PRINCIPAL_NAMES` does not say it: a connection for each principal takes most of the time.
+/// The number at an endpoint and at two gateways, unless `PRINCIPAL_NAMES` is set: a connection for each principal takes most of the time.
 pub(crate) const FEW_NAMES: usize = 50;
 pub(crate) const KINDS: usize = 4;
 const ISSUERS: [&str; 2] = ["https://login.example", "https://other.example"];

@@ -254,7 +254,7 @@ pub(crate) async fn run_queued(
         let queued = speaker.queued();
         let noticing = async { until_held(places + 1).await.map(|()| queued.notify_one()) };
         let story = tokio::try_join!(speaker.call(case.tool(), case.manner()), noticing);
-        // Whoever cancels by leaving is told nothing: the gateway has to see it before the place is free.
+        // A client that leaves sends nothing: the gateway has to see it before the place is free.
         let left = until_held(places).await;
         ledger.release(HOLDING);
         let (story, ()) = story?;

@@ -154,7 +154,7 @@ impl PairClient {
         }
     }
 
-    /// Whoever has a client without tasks cancel a call, or leave, while it waits for its turn, notifies it of that moment.
+    /// To be notified once the call of a client without tasks waits for its turn: the client then cancels it, or leaves.
     pub fn queued(&self) -> Arc<Notify> {
         Arc::clone(&self.queued)
     }

@@ -57,7 +57,7 @@ async fn row(client: speaker::Kind, kind: server::Kind, front: FrontKind) -> Row
     for case in Case::ALL {
         let cell = match cases::why_not(client, kind, case) {
             Some(why) => Cell::NotApplicable(why),
-            None => cell(client, kind, case, front).await,
+            None => Box::pin(cell(client, kind, case, front)).await,
         };
         cells.push((case, cell));
     }
@@ -84,7 +84,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
             let blockers = front.one_at_each().into_iter().map(|stranger| PairClient::new(client, stranger, |_| 0));
             let mut blockers = try_join_all(blockers).await?;
             let held = async || front::held_calls(&front.gateways(), "up").await;
-            return cases::run_queued(client, (&mut speaker, &mut blockers), &ledger, held).await;
+            return Box::pin(cases::run_queued(client, (&mut speaker, &mut blockers), &ledger, held)).await;
         }
         cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
     };
@@ -92,7 +92,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
         let way = run.await?;
         front.check_shares().map(|()| way)
     };
-    Cell::of(shared).await
+    Cell::of(Box::pin(shared)).await
 }
 
 /// All rows. They are run once, by whichever test comes first.

@@ -487,7 +487,7 @@ struct HealthArguments {
 async fn ask_health(arguments: &HealthArguments) -> ExitCode {
     let token = env::var(TOKEN_VARIABLE).ok();
     let answer = match AdminClient::new(&arguments.url, token.as_deref()) {
-        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await,
+        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await.and_then(AdminAnswer::of_readiness),
         Err(error) => Err(error),
     };
     match answer {

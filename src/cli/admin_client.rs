@@ -45,7 +45,7 @@ pub enum AdminRequestError {
     Unauthorized,
     #[error("{0}")]
     Unconfirmed(String),
-    #[error("the response is not from taskgate's admin listener")]
+    #[error("the response is not from taskgate's admin listener; correct the address")]
     Unintelligible,
 }
 
@@ -90,6 +90,17 @@ pub(super) struct AdminAnswer {
     pub(super) body: Bytes,
 }
 
+impl AdminAnswer {
+    /// Fails if the clients' listener, or another program, wrote the answer.
+    pub(super) fn of_readiness(self) -> Result<Self, AdminRequestError> {
+        let is_ours = match self.status {
+            StatusCode::OK => self.body.starts_with(b"ready"),
+            status => status != StatusCode::NOT_FOUND,
+        };
+        if is_ours { Ok(self) } else { Err(AdminRequestError::Unintelligible) }
+    }
+}
+
 impl AdminClient {
     /// An empty token counts as none. Fails if a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
@@ -113,6 +124,9 @@ impl AdminClient {
         let AdminAnswer { status, body } = self.send(Method::GET, accepted, Bytes::new(), &[], &[]).await?;
         if !status.is_success() {
             return refused(&body);
+        }
+        if !body.starts_with(if is_json { b"{" } else { b"taskgate " }) {
+            return Err(AdminRequestError::Unintelligible);
         }
         let text = String::from_utf8_lossy(&body);
         Ok(AdminOutput::Done(if is_json { printable_json(&text) } else { printable_lines(&text) }))

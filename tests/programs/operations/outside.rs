@@ -13,7 +13,7 @@ use tokio::process::Command;
 use tokio_rustls::TlsConnector;
 
 use super::program::{Answer, Folder, Program, Worker, block, send};
-use super::upstream::in_time;
+use super::upstream::{ScriptedServer, in_time, json_text};
 
 const HEX: &str = "0123456789abcdef0123456789abcdef";
 
@@ -190,6 +190,12 @@ async fn health_says_by_its_exit_code_whether_the_gateway_is_ready() {
     ] {
         let (code, out, why) = run(&["health", url], token).await;
         assert_eq!((code, out.as_str(), why.is_empty()), (Some(expected), "", expected == 0), "{url}: {why}");
+    }
+    // Another program's page has no words for the state of this gateway.
+    let other = ScriptedServer::start(|_| Some(json_text("{}".to_owned()))).await;
+    for command in [&["health"][..], &["status", "--admin"]] {
+        let (code, out, why) = run(&[command, &[&*format!("http://{}", other.address)]].concat(), None).await;
+        assert!(code != Some(0) && out.is_empty() && why.contains("correct the address"), "{command:?}: {out}{why}");
     }
     for (page, status) in [("/healthz", 200), ("/readyz", 200), ("/readyz?verbose", 401), ("/metrics", 401), ("/", 401)]
     {

@@ -570,7 +570,7 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
     let (mut news, mut called) = (client.get(None).await, client.post(call(1)).await);
     news.until(": open\n\n").await;
     called.until("data: 1\n\n").await;
-    let drained = super::in_time(async {
+    let drained = in_time(async {
         let watch = async {
             assert_eq!(news.piece().await, None, "ended in order");
             let result = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";

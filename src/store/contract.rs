@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use incarnations::{AcknowledgementLoss, StoreOpener};
+use tokio::time::Instant;
 
 use super::tasks::{FILTERED_ROWS_MAX, PAGE_BYTES_MAX};
 use super::{PageRange, Reach, Revision, StoreError, TaskStore, Usage, WriteRole};
@@ -22,7 +23,7 @@ use crate::task::{
 };
 use crate::wire::{Payload, RpcError};
 
-const START: Timestamp = Timestamp::from_millis(1_000_000);
+pub(crate) const START: Timestamp = Timestamp::from_millis(1_000_000);
 pub(crate) const TTL: Duration = Duration::from_secs(60);
 
 pub(crate) fn known() -> [Arc<str>; 1] {
@@ -39,6 +40,23 @@ pub(crate) fn task(owner: &str, id: u128) -> Task {
 pub(crate) fn settled(task: Task, result: &str) -> Task {
     let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of(result), is_error: false };
     transition(task, event, START).0
+}
+
+/// Whether the task stands for a damaged row.
+pub(crate) fn is_condemned(task: &Task) -> bool {
+    let fault = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
+    task.phase == Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
+}
+
+/// How long a busy machine may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Each check has its own store, so they wait for their database side by side.

@@ -23,13 +23,11 @@ use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
 use super::*;
 use crate::replica::Incarnation;
-use crate::store::contract::{self, known, task};
+use crate::store::contract::{self, START, is_condemned, known, settled, task, until};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
 use crate::wire::Payload;
 
 const ROOMY: usize = 1 << 30;
-const START: Timestamp = Timestamp::from_millis(1_000_000);
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store in a temporary folder, on any medium.
 fn settings(folder: &TempDir) -> DiskSettings {
@@ -47,9 +45,8 @@ async fn open(folder: &TempDir) -> Arc<DiskStore> {
     DiskStore::open_with(settings(folder), roomy()).await.unwrap()
 }
 
-fn settled(task: Task, result: &str) -> Task {
-    let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of(result), is_error: false };
-    transition(task, event, START).0
+fn database(folder: &TempDir) -> PathBuf {
+    folder.path().join("data/tasks.db")
 }
 
 /// The commit with this number signals that it is reached, and waits for a message.
@@ -78,15 +75,6 @@ fn copy_of(folder: &TempDir) -> TempDir {
         std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
     }
     copy
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let waiting = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
 }
 
 /// Waits for the end of the background check, which reads the file and its log: it may begin late on a busy machine.

@@ -23,11 +23,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::replica::{Incarnation, LeaseTerms};
-use crate::store::contract::{self, StoreOpener, known, task};
+use crate::store::contract::{self, PATIENCE, START, StoreOpener, is_condemned, known, task, until};
 use crate::task::Timestamp;
-
-const START: Timestamp = Timestamp::from_millis(1_000_000);
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn new_schema() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -87,14 +84,6 @@ async fn opened(settings: PostgresSettings) -> Arc<PostgresStore> {
             }
             opened => return opened.unwrap(),
         }
-    }
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < PATIENCE, "not in time: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -1,6 +1,5 @@
 //! Tests wrong clocks: kept tasks stay, and the operator decides.
 
-use super::damage::is_condemned;
 use super::*;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -62,7 +61,7 @@ async fn a_clock_that_leapt_is_believed_after_a_while() {
 async fn f88_a_damaged_task_expires_by_no_distrusted_clock() {
     let folder = tempfile::tempdir().unwrap();
     used(&folder).await;
-    let conn = rusqlite::Connection::open(folder.path().join("data/tasks.db")).unwrap();
+    let conn = rusqlite::Connection::open(database(&folder)).unwrap();
     conn.execute_batch("UPDATE records SET record = x''").unwrap();
     drop(conn);
     let (damaged, later) = (task("a", 2).key, START.after(DAY * 400));

@@ -9,15 +9,6 @@ use super::*;
 use crate::store::record;
 use crate::task::{Digest, Idempotency, Recovery, StoredCall, Summary};
 
-fn database(folder: &TempDir) -> PathBuf {
-    folder.path().join("data/tasks.db")
-}
-
-pub(super) fn is_condemned(task: &Task) -> bool {
-    let fault = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
-    task.phase == Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
-}
-
 /// Makes a page of a long value with `text` point to a missing page.
 pub(super) fn break_chain(path: &Path, text: &str) {
     let size: usize = {

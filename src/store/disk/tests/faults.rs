@@ -7,7 +7,7 @@ use rusqlite::ffi;
 use super::*;
 
 /// SQLite's error for a failed fsync.
-fn sync_failure() -> rusqlite::Error {
+pub(super) fn sync_failure() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
 }
 

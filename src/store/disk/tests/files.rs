@@ -2,17 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 
 use rusqlite::Connection;
 
 use super::super::schema::SCHEMA;
 use super::*;
 use crate::task::PendingEffects;
-
-fn database(folder: &TempDir) -> PathBuf {
-    folder.path().join("data/tasks.db")
-}
 
 async fn made(folder: &TempDir) {
     open(folder).await.close().await;

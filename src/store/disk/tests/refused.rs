@@ -3,15 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use rusqlite::ffi;
-
+use super::faults::sync_failure;
 use super::*;
 use crate::task::Idempotency;
-
-/// SQLite's error for a failed fsync.
-fn sync_failure() -> rusqlite::Error {
-    rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
-}
 
 /// A request to the writer: copy the files, as a kill would leave them.
 type WantedCopy = Arc<Mutex<Option<(PathBuf, oneshot::Sender<()>)>>>;

@@ -8,7 +8,6 @@ use futures_util::StreamExt as _;
 use siphasher::sip128::SipHasher13;
 
 use super::*;
-use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason};
 use support::ports::reserved_address;
 
 async fn refusal(settings: PostgresSettings) -> String {
@@ -200,11 +199,6 @@ async fn a_row_that_is_damaged_is_a_failed_task() {
     assert_eq!(listed.tasks.len(), changes.len());
     assert_eq!(store.usage().unsettled, 0);
     store.close().await;
-}
-
-fn is_condemned(task: &Task) -> bool {
-    let fault = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
-    matches!(&task.phase, Phase::Settled(Outcome::Faulted(Failure::Gateway(found))) if *found == fault)
 }
 
 /// Changes a record as another program would write it.

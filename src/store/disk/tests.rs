@@ -23,7 +23,7 @@ use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
 use super::*;
 use crate::replica::Incarnation;
-use crate::store::contract::{self, START, is_condemned, known, settled, task, until};
+use crate::store::contract::{self, PATIENCE, START, is_condemned, known, settled, task, until};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
 use crate::wire::Payload;
 

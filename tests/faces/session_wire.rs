@@ -19,4 +19,3 @@ use support::certificates;
 use support::scripted as upstream;
 use support::session_client as client;
 
-use upstream::in_time;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 
@@ -152,7 +152,7 @@ impl ServerVoice {
             request_id_bytes_max(upstream)
         );
         let error = envelope::error(Some(id), &RpcError::new(rpc_error::INVALID_REQUEST, what));
-        let inbound = self.upstreams.gateways_message(caller.clone(), opened, Method::POST, error);
+        let inbound = self.upstreams.gateways_message(session, caller.clone(), opened, Method::POST, error);
         let (upstreams, at) = (Arc::clone(&self.upstreams), self.at);
         let refusing = async move {
             let _permit = permit;
@@ -194,17 +194,15 @@ impl ServerVoice {
 impl CombinedUpstreams {
     pub(super) fn gateways_message(
         &self,
+        session: &CombinedSession,
         caller: Caller,
-        session: HeaderValue,
+        id: HeaderValue,
         method: Method,
         body: Bytes,
     ) -> Inbound {
-        Inbound {
-            headers: HeaderMap::from_iter([(headers::SESSION_ID, session)]),
-            body,
-            is_counted: true,
-            ..Inbound::new(method, self.settings.path.to_string(), caller)
-        }
+        let mut all = session.identifying_headers();
+        all.insert(headers::SESSION_ID, id);
+        Inbound { headers: all, body, is_counted: true, ..Inbound::new(method, self.settings.path.to_string(), caller) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, Shared};
-use http::{HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -69,6 +69,8 @@ struct CombinedSessionState {
     became_available: bool,
     /// Hashes of progress tokens, with the number of requests in progress for each.
     tokens: HashMap<u64, usize>,
+    /// The headers by which servers know the client, from the request that opened the last session at one (U96).
+    identifying: HeaderMap,
 }
 
 #[derive(Debug)]
@@ -118,6 +120,10 @@ impl CombinedSession {
 
     pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
         if let MemberSession::Open(id) = self.state.lock().members.get(upstream)? { Some(id.clone()) } else { None }
+    }
+
+    pub(super) fn identifying_headers(&self) -> HeaderMap {
+        self.state.lock().identifying.clone()
     }
 
     pub(super) fn note_token(self: &Arc<Self>, upstream: &str, token: &RequestId) -> SentToken {
@@ -254,6 +260,9 @@ impl CombinedUpstreams {
                 Some(MemberSession::Opening(opening)) => opening.clone(),
                 Some(MemberSession::Open(_) | MemberSession::Refused) | None => {
                     let opening = self.opening(session, at, client);
+                    let is_kept = |name: &HeaderName| self.members.iter().any(|member| member.endpoint.forwards(name));
+                    let kept = client.head.headers.iter().filter(|&(name, _)| is_kept(name));
+                    state.identifying = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
                     state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
                     opening
                 }

@@ -121,7 +121,7 @@ impl CombinedUpstreams {
         let closing = async move {
             for (upstream, id) in session.open_members() {
                 let Some(at) = shared.position(&upstream, &caller) else { continue };
-                let inbound = shared.gateways_message(caller.clone(), id, Method::DELETE, Bytes::new());
+                let inbound = shared.gateways_message(&session, caller.clone(), id, Method::DELETE, Bytes::new());
                 shared.members[at].endpoint.serve(Box::new(inbound)).await;
             }
         };

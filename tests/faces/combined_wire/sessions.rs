@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use http::StatusCode;
+use http_body_util::Full;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -302,23 +304,26 @@ async fn a_session_ends_with_those_at_the_upstreams() {
     assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
-/// Its client has no id to end it with.
+/// Its client has no id to end it with. U96: a server may know its clients by a header.
 #[tokio::test]
 async fn u63_sessions_at_the_upstreams_end_if_their_client_leaves_before_it_has_a_session() {
     let (one, _) = servers().await;
     let opened = Arc::new(Semaphore::new(0));
     let two = opening_by(&opened).await;
-    let gate = combined(&one, &two, "").await;
+    let keys = "forward_headers = [\"x-tenant\"]\n[upstreams.two]";
+    let gate = TestGateway::serving(&text_of(&one, &two, "").replace("[upstreams.two]", keys)).await;
     let client = gate.stranger();
     let asking = client.connections.spawn({
         let client = gate.stranger();
-        async move { client.post(initialize("2025-11-25", &json!({}))).await.status }
+        let head = client.request("POST").header("content-type", "application/json").header("x-tenant", "t-1");
+        let opening = head.body(Full::new(Bytes::from(initialize("2025-11-25", &json!({}))))).unwrap();
+        async move { client.send(opening).await.status }
     });
     one.world.first(|seen| seen.rpc() == "notifications/initialized").await;
     two.world.first(is_handshake).await;
     asking.abort();
     let is_end = |seen: &SeenRequest| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-1");
-    one.world.first(is_end).await;
+    assert_eq!(one.world.first(is_end).await.header("x-tenant"), Some("t-1"));
     opened.add_permits(1);
     two.world.first(is_end).await;
 }

@@ -12,7 +12,7 @@ use crate::task::Timestamp;
 pub(super) const RESET: &str = "tasks.reset-clock";
 
 /// Larger differences are logged.
-const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a clock that jumped ahead frees nothing.
 pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 

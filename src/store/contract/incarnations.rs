@@ -9,7 +9,8 @@ use futures_util::StreamExt as _;
 use super::{NAME, START, TTL, known, named, settled, task};
 use crate::replica::Incarnation;
 use crate::store::{PageRange, Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
-use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreeLinks, transition};
+use crate::task::{Attempt, Event, Task, TaskId, TaskKey, Timestamp, TreeLinks, transition};
+use crate::wire::Payload;
 
 /// While it is on, writes are made and their acknowledgements lost.
 pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
@@ -70,6 +71,10 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
     store.insert(&live).await.unwrap();
     row(&*store, &kept.key).await;
     let Some((mut store, mut shown)) = kind.next_incarnation_ahead(store).await else { return };
+    // By such a clock the outcome is kept for hundreds of days.
+    let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of("r"), is_error: false };
+    let found = row(&*store, &live.key).await;
+    store.replace(found.revision, WriteRole::Command, &transition(live, event, shown).0).await.unwrap();
     for id in [3, 4] {
         assert!(store.is_time_distrusted(), "no task ends by such a clock");
         assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -203,6 +204,13 @@ pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow
 
 pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
+}
+
+/// Of the rows that were last written by this time.
+pub(super) fn longest_lifetime(conn: &Connection, until: Timestamp) -> rusqlite::Result<Duration> {
+    let sql = "SELECT max(expires_at - created_at) FROM tasks WHERE updated_at <= ?1";
+    let longest: Option<i64> = conn.query_row(sql, [at(until)], |row| row.get(0))?;
+    Ok(Duration::from_millis(longest.and_then(|longest| u64::try_from(longest).ok()).unwrap_or(0)))
 }
 
 pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<()> {

@@ -22,7 +22,7 @@ use super::resident::{EarlierRows, ResidentRows, RowTotals, UnresolvedInserts, t
 use super::settings::{DiskTuning, FaultHooks};
 use super::writer::{self, CommitMetrics, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, rows, schema};
-use crate::store::clock_trust::{ClockTrust, RESET};
+use crate::store::clock_trust::{ClockTrust, DIFFERENCE_MAX, RESET};
 use crate::task::Timestamp;
 
 /// Warns about an unfit folder that the store uses nevertheless.
@@ -45,9 +45,16 @@ impl DiskStore {
         warn_of(&folder, medium);
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
-        let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
+        let (at, spare, tuning, shown) = (path.clone(), ballast.clone(), settings.tuning, settings.clock);
         let opened = tokio::task::spawn_blocking(move || {
-            open_with_room(&at, spare.as_ref(), tuning, &hooks).map(|found| (found, hooks))
+            let mut found = open_with_room(&at, spare.as_ref(), tuning, &hooks)?;
+            // The lifetime of a task that ended under an earlier wrong clock is wrong, too.
+            if shown.is_some_and(|shown| shown.since(found.seen) > DIFFERENCE_MAX)
+                && let Ok(longest) = rows::longest_lifetime(&found.conn, found.seen.after(DIFFERENCE_MAX))
+            {
+                found.longest = longest;
+            }
+            Ok::<_, OpenError>((found, hooks))
         });
         let (found, hooks) =
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;

@@ -120,9 +120,12 @@ pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
         "input_required" => object
             .get_object("inputRequests")
             .map_or(ExtensionTaskState::Malformed(Executed::Unknown), ExtensionTaskState::Asking),
-        "completed" => object.get_object("result").map_or(ExtensionTaskState::Malformed(Executed::Yes), |result| {
-            ExtensionTaskState::Returned(result.payload().clone())
-        }),
+        "completed" => match object.get("result") {
+            Some(result) if matches!(answered(method::TOOLS_CALL, &result), StatelessResult::Complete) => {
+                ExtensionTaskState::Returned(result)
+            }
+            Some(_) | None => ExtensionTaskState::Malformed(Executed::Yes),
+        },
         "failed" => object
             .get_object("error")
             .as_ref()

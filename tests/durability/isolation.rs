@@ -87,7 +87,7 @@ async fn until(talk: &mut Talk<'_>, id: &str, is_so: impl Fn(&Value) -> bool) ->
             if is_so(&shown["result"]) {
                 return shown["result"].clone();
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     })
     .await
@@ -271,7 +271,7 @@ async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_othe
 async fn until_is(mut is_so: impl AsyncFnMut() -> bool) {
     in_time(async {
         while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     })
     .await;

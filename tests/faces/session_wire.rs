@@ -18,4 +18,3 @@ mod versions;
 use support::certificates;
 use support::scripted as upstream;
 use support::session_client as client;
-

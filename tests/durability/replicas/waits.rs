@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// The longest that anything may take that is waited for; machines are busy.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked for.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How often it is looked for: a look may be a process that asks the database.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// Waits until something is so.
 pub(super) async fn until(what: &str, is_so: impl AsyncFnMut() -> bool) {

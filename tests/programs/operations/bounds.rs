@@ -57,11 +57,8 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
     let program = Program::serve(&folder).await;
     let ask = async |ask: &Call| ask.send(program.clients, "/up/mcp").await.json();
     let mut listen = with_key(Call::new("subscriptions/listen", &json!({"notifications": {}})), "streams");
-    for (name, value) in &mut listen.headers {
-        if *name == "accept" {
-            *value = "application/json, text/event-stream".to_owned();
-        }
-    }
+    let accept = listen.headers.iter_mut().find(|(name, _)| *name == "accept").unwrap();
+    accept.1 = "application/json, text/event-stream".to_owned();
     let _stream = open(&program, &listen).await;
     let made = ask(&call("polls")).await["result"]["taskId"].clone();
     let poll = with_key(Call::new("tasks/get", &json!({"taskId": made})), "polls");

@@ -206,7 +206,7 @@ impl PostgresServer {
         self.reload();
         while loaded() == before {
             assert!(begin.elapsed() < READY_MAX, "the server does not read who is let in");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 
@@ -251,7 +251,7 @@ impl PostgresServer {
         while !is_ready() {
             let log = || fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             assert!(begin.elapsed() < READY_MAX, "the server does not start: {}", log());
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 

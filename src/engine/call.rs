@@ -106,10 +106,7 @@ pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
 pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
     let is_declared = declared_by(capabilities);
-    Arc::new(move |question| match is_declared(question) {
-        true => Askable::Declared,
-        false => Askable::Undeclared,
-    })
+    Arc::new(move |question| if is_declared(question) { Askable::Declared } else { Askable::Undeclared })
 }
 
 /// Whether a client without a handle can receive questions: in a response, after which it repeats its request.

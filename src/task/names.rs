@@ -85,10 +85,7 @@ pub struct ToolNames {
 impl ToolNames {
     /// Drops rules if all of them keep the names.
     pub fn new(rules: Vec<(WildMatch, NameRule)>) -> Self {
-        match rules.iter().all(|(_, naming)| *naming == NameRule::Kept) {
-            true => Self::default(),
-            false => Self { rules },
-        }
+        if rules.iter().all(|(_, naming)| *naming == NameRule::Kept) { Self::default() } else { Self { rules } }
     }
 
     /// Whether every tool keeps its own name, and none is hidden.

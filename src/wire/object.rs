@@ -159,10 +159,7 @@ impl Object {
     }
 
     fn is_named(&self, member: &Member, key: &str) -> bool {
-        match member.escaped {
-            false => self.raw_key(member) == key.as_bytes(),
-            true => self.key(member) == key,
-        }
+        if member.escaped { self.key(member) == key } else { self.raw_key(member) == key.as_bytes() }
     }
 
     fn key(&self, member: &Member) -> Cow<'_, str> {

@@ -157,10 +157,7 @@ impl StatelessFace {
             principal: request.caller.principal.clone(),
             method: request.message.method.clone(),
             // Other methods have no state to bind, and their streams may be long.
-            params: match method::may_ask(request.method) {
-                true => request.params.clone(),
-                false => Object::empty(),
-            },
+            params: if method::may_ask(request.method) { request.params.clone() } else { Object::empty() },
         }
     }
 

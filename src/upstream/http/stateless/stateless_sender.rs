@@ -264,10 +264,7 @@ impl StatelessSender {
     ) -> Result<Payload, RequestFailure> {
         let id = own_ids::mint();
         let post = self.post(draft, &id);
-        let post = match draft.is_under_way() {
-            true => post.under_way().forwarding(self.forwarded.detached()),
-            false => post,
-        };
+        let post = if draft.is_under_way() { post.under_way().forwarding(self.forwarded.detached()) } else { post };
         let head = self.link.transport.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,

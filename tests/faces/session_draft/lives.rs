@@ -186,7 +186,7 @@ async fn d86_25_26_an_error_fails_the_task_and_a_failed_tool_completes_it() {
 /// D86-03, GW-38: the call's own response, though nothing of its task is kept.
 #[tokio::test]
 async fn d86_03_a_call_that_outlives_the_ttl_of_its_task_may_have_run() {
-    let keys = "[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\nttl = \"4s\"\nkeep_result_min = \"0s\"\n";
+    let keys = "[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\nttl = \"10s\"\nkeep_result_min = \"0s\"\n";
     let stage = ManualSetup::with(keys).await;
     let person = person(&stage, "2025-06-18").await;
     let stream = begun(&person, 4, "mine").await;

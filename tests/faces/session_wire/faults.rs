@@ -232,7 +232,7 @@ async fn a_call_past_its_deadline_is_an_error_and_is_cancelled_upstream() {
         let (events, stream) = Once::events();
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
         // Time for the server to see the call, and for the client to see that it lives.
-        let gate = TestGateway::with(server.address, "deadline = \"3s\"").await;
+        let gate = TestGateway::with(server.address, "deadline = \"10s\"").await;
         let client = gate.client().await;
         events.raw(first);
         let text = client.post(call(1)).await.text().await;

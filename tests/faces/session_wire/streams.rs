@@ -436,7 +436,7 @@ async fn end_at_deadline(returns: ReturnTime) {
     let (events, rest) = Once::events();
     let server = leaving_server(rest).await;
     // The deadline begins before the primer comes.
-    let keys = "in_flight_max = 1\nqueue_max = 0\n[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"";
+    let keys = "in_flight_max = 1\nqueue_max = 0\n[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"10s\"";
     let gate = TestGateway::with(server.address, keys).await;
     let client = gate.client().await;
     assert_eq!(client.post(call(1)).await.text().await, "id: e-1\nretry: 10\ndata:\n\n");
@@ -478,7 +478,7 @@ async fn a_call_ends_at_its_deadline_though_its_client_left_while_its_stream_was
         })
     })
     .await;
-    let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"").await;
+    let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"10s\"").await;
     let client = gate.client().await;
     assert_eq!(client.post(call(1)).await.text().await, "id: e-1\nretry: 10\ndata:\n\n");
     let returning = client.clone();
@@ -498,7 +498,7 @@ async fn what_a_server_kept_of_a_call_is_told_after_the_deadline_too() {
     join_all([(whole.as_str(), true), (step, true), (step, false)].map(async |(kept, ends)| {
         let (events, rest) = Once::events();
         let server = leaving_server(rest).await;
-        let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"").await;
+        let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"10s\"").await;
         let client = gate.client().await;
         client.post(call(1)).await.text().await;
         events.raw(kept.to_owned());

@@ -53,7 +53,7 @@ async fn a_call_meets_its_deadline() {
     let (_events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
     // Long enough for the call to reach the server on a busy machine.
-    let keys = "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"4s\"";
+    let keys = "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"10s\"";
     let gate = TestGateway::with(server.address, keys).await;
     let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
     let text = reply.text().await;

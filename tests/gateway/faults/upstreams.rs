@@ -78,7 +78,7 @@ async fn f28_to_f32_a_call_that_is_cut_short_is_never_sent_again_and_its_task_sa
 #[tokio::test]
 async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
     // Long enough for the call to reach it.
-    let stage = Stage::new(false, "deadline = \"4s\"").await;
+    let stage = Stage::new(false, "deadline = \"10s\"").await;
     let id = stage.start("n1x", json!({"ms": 60_000, "steps": 1})).await;
     assert_eq!(end(&stage.settled(&id).await), "deadline_exceeded unknown");
     in_time(stage.ledger.fallback.reached("told", 1)).await;

@@ -236,7 +236,7 @@ async fn tasks_are_found_by_the_reason_for_which_they_failed() {
     let worker = Worker::start().await;
     let folder = Folder::new();
     // The call is sent before: the session is open, and the machine may be busy.
-    let keys = "deadline = \"2s\"\n";
+    let keys = "deadline = \"10s\"\n";
     folder.write(&format!("{}{keys}", block("up", &worker.server)));
     let program = Program::serve(&folder).await;
     assert_eq!(Call::new("tools/list", &json!({})).send(program.clients, "/up/mcp").await.status, 200);

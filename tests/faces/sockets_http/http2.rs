@@ -257,7 +257,7 @@ async fn an_answer_that_has_not_begun_is_not_unread() {
 async fn an_answer_that_is_read_slowly_is_not_unread() {
     const FRAME: u32 = 16 << 10;
     // All pauses together are longer; each has time for a busy machine.
-    let hasty = ListenerLimits { write_stall: Duration::from_secs(2), ..ListenerLimits::default() };
+    let hasty = ListenerLimits { write_stall: Duration::from_secs(4), ..ListenerLimits::default() };
     let gate = gate_with(settings(), hasty).await;
     let mut http2 = Http2::connect(&gate).await;
     let flood = ORDINARY.map(|(name, value)| if name == ":path" { (name, "/flood") } else { (name, value) });
@@ -270,7 +270,7 @@ async fn an_answer_that_is_read_slowly_is_not_unread() {
                 owed -= u32::try_from(frame.payload.len()).unwrap();
             }
         }
-        tokio::time::sleep(hasty.write_stall / 4).await;
+        tokio::time::sleep(hasty.write_stall / 6).await;
         owed = FRAME;
         let wider = |stream| frame(WINDOW_UPDATE, NONE, stream, &FRAME.to_be_bytes());
         http2.send(&[wider(0), wider(1)].concat()).await;

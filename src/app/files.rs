@@ -229,10 +229,8 @@ fn check_place(file: &Path) -> Result<(), FileError> {
     if file.is_dir() {
         return Err(FileError::NotAFile { file: file.to_owned() });
     }
-    match file.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir()) {
-        Some(folder) => Err(FileError::Folder { folder: folder.to_owned() }),
-        None => Ok(()),
-    }
+    let missing = file.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir());
+    missing.map_or(Ok(()), |folder| Err(FileError::Folder { folder: folder.to_owned() }))
 }
 
 fn check_anchor(anchor: &AuditAnchor) -> Result<(), FileError> {

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
 use crate::system::{self, SignalStream};
+use crate::waits::or_pending;
 
 /// How long changes are collected: an editor writes more than once.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -223,10 +224,7 @@ impl ReloadWait {
 
 /// Waits for a signal; for ever without a stream.
 pub(super) async fn signal(stream: &mut Option<SignalStream>) -> Option<()> {
-    match stream {
-        Some(stream) => stream.recv().await,
-        None => std::future::pending().await,
-    }
+    or_pending(stream.as_mut().map(SignalStream::recv)).await
 }
 
 /// The folder of a file, and the folder of the file that it is a link to.

@@ -55,10 +55,9 @@ pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
         }
     };
     // Bytes that are no text are no hex digits.
-    match SealingKeys::parse(&String::from_utf8_lossy(&text)) {
-        Ok(ring) => Ok(Some(ring)),
-        Err(source) => Err(KeyFileError::Content { path, source }),
-    }
+    SealingKeys::parse(&String::from_utf8_lossy(&text))
+        .map(Some)
+        .map_err(|source| KeyFileError::Content { path, source })
 }
 
 /// The keys in `folder`, which are generated if there are none.

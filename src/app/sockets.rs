@@ -85,10 +85,8 @@ impl Sockets {
         if let Some(at) = self.clients.as_ref().and_then(|socket| socket.local_addr().ok()) {
             check_reach(at, config)?;
         }
-        match self.admin.as_ref().and_then(|socket| socket.local_addr().ok()) {
-            Some(at) => check_admin_reach(at, config),
-            None => Ok(()),
-        }
+        let admin = self.admin.as_ref().and_then(|socket| socket.local_addr().ok());
+        admin.map_or(Ok(()), |at| check_admin_reach(at, config))
     }
 }
 

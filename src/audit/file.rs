@@ -187,8 +187,7 @@ fn locked(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Cuts an incomplete last line off. Returns the end of the chain and the number of bytes cut; `None` if the last whole
-/// line is no record.
+/// Cuts an incomplete last line off. Returns the chain's end and the bytes cut; `None` if the last whole line is no record.
 fn cut_to_whole_lines(mut file: &File) -> io::Result<Option<(ChainEnd, u64)>> {
     let length = file.metadata()?.len();
     let from = length.saturating_sub(TAIL_BYTES);

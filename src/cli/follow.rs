@@ -37,10 +37,7 @@ pub(super) async fn call(
     dialog: &mut CallDialog<'_>,
 ) -> Result<CallExit, NoResultError> {
     let ended = Follower::new(server, mode, dialog, begun).follow().await;
-    let is_over = match &ended {
-        Ok(ended) => ended.is_over,
-        Err(_) => mode.flavour != Flavour::Core,
-    };
+    let is_over = ended.as_ref().map_or(mode.flavour != Flavour::Core, |ended| ended.is_over);
     if is_over {
         server.end_session().await;
     }

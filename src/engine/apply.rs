@@ -162,10 +162,8 @@ impl Engine {
                     if matches!(error, StoreError::UnknownCommit(_)) {
                         let (written, is_committed) = (Task::clone(&task), Arc::<AtomicBool>::default());
                         own = Some(OwnWrite { is_committed: Arc::clone(&is_committed), changed });
-                        self.add_unknown_commit(
-                            key,
-                            UnknownCommit { before, base: revision, written, effects, is_committed },
-                        );
+                        let write = UnknownCommit { before, base: revision, written, effects, is_committed };
+                        self.unknown_commits.add(key, write);
                     }
                     if failures == FAILURES_MAX {
                         return Err(error.into());

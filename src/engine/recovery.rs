@@ -255,11 +255,6 @@ enum RecoveryProgress {
     Again(RecoveryCandidate),
 }
 
-/// Whether a settlement with an unknown commit is resolved: the task needs none, or has settled since.
-fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
-    *verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
-}
-
 /// The decision about one row, by the policy that its tool has now.
 fn decide(
     engine: &Engine,
@@ -382,11 +377,13 @@ impl<'a> ClaimedRow<'a> {
         let policy = policy.map(|target| target.settings.rules.policy_of(&task.origin.tool));
         let now = engine.time_of(&task, now);
         let verdict = decide(engine, &task, target.as_ref(), policy.as_ref(), now);
-        if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {
-            // The decision was stored after all.
+        let is_left = verdict == RecoveryDecision::Leave;
+        let is_stored = |before: &Task| is_left || (task.is_settled() && !before.is_settled());
+        if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_stored(before)) {
+            // The decision, with an unknown commit, was stored after all.
             record(&before, &tried);
         }
-        if verdict == RecoveryDecision::Leave {
+        if is_left {
             return Err(RowEnd::Left);
         }
         found.was_seen = true;

@@ -353,7 +353,8 @@ impl Runner {
         self.call.record_event();
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
-            && self.is_failed_resume(fault)
+            && self.recorder.is_resuming()
+            && fault.executed != Executed::Yes
         {
             return Box::pin(self.resume_failed()).await;
         }
@@ -454,8 +455,7 @@ enum RunnerTimer {
 }
 
 impl Runner {
-    /// In order of priority if several are due. All share one sleep: a separate sleep for each took more memory than
-    /// the rest of a call's wait.
+    /// In order of priority if several are due. All share one sleep, which takes much of the memory of a call's wait.
     fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
             (self.recorder.store_due(), RunnerTimer::Store),

@@ -41,7 +41,7 @@ struct TaskUnknownCommits {
 }
 
 impl UnknownCommits {
-    fn add(&self, key: &TaskKey, write: UnknownCommit) {
+    pub(super) fn add(&self, key: &TaskKey, write: UnknownCommit) {
         let mut all = self.0.lock();
         let pending = all.entry(key.clone()).or_default();
         if pending.writes.len() < WRITES_PER_TASK_MAX {
@@ -106,10 +106,6 @@ enum CommitResolution {
 }
 
 impl Engine {
-    pub(super) fn add_unknown_commit(&self, key: &TaskKey, write: UnknownCommit) {
-        self.unknown_commits.add(key, write);
-    }
-
     /// Performs the effects of writes that a row shows as committed.
     fn apply_resolution(&self, key: &TaskKey, row: &StoredTask) {
         match self.unknown_commits.resolve(key, row) {
@@ -165,8 +161,7 @@ impl Engine {
         }
     }
 
-    /// Polls the store until all writes of a task are resolved. Ends at shutdown: the next process starts from the
-    /// stored state.
+    /// Polls the store until all writes of a task are resolved, or until shutdown: the next process reads the stored state.
     pub(super) fn resolve_in_background(self: &Arc<Self>, key: &TaskKey) {
         if !self.unknown_commits.needs_poll(key) {
             return;

@@ -500,10 +500,8 @@ impl StatelessFace {
 
     fn list_edit(&self, request: &StatelessRequestContext<'_>) -> Option<ResultEdit> {
         let items = self.reachable_tools(request);
-        if !items.narrow_list_of(request.method) {
-            return None;
-        }
-        Some(ResultEdit(Box::new(move |result| items.listed(&Object::of(result)?))))
+        let is_narrowed = items.narrow_list_of(request.method);
+        is_narrowed.then(|| ResultEdit(Box::new(move |result| items.listed(&Object::of(result)?))))
     }
 
     fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {

@@ -58,7 +58,6 @@ pub enum WriteFate {
     Unknown(UnknownCommitCause),
 }
 
-/// Why a transaction's outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownCommitCause {
     Warned,

@@ -448,10 +448,6 @@ impl TaskStore for PostgresStore {
 struct SharedClock(parking_lot::Mutex<TaskClock>);
 
 impl SharedClock {
-    fn beginning_at(time: Timestamp) -> Self {
-        Self(parking_lot::Mutex::new(TaskClock::new(time, boot_time())))
-    }
-
     fn steer(&self, highest: Timestamp, at: BootTime) {
         self.0.lock().steer(highest, at);
     }

@@ -166,10 +166,7 @@ pub(crate) fn raise_descriptors(wanted: usize) -> usize {
     }
     let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
     let raised = Rlimit { current: Some(limit.maximum.map_or(wanted, |most| most.min(wanted))), ..limit };
-    match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => now(&raised),
-        Err(_) => now(&limit),
-    }
+    now(if setrlimit(Resource::Nofile, raised).is_ok() { &raised } else { &limit })
 }
 
 pub(crate) fn host_name() -> String {

@@ -186,10 +186,8 @@ impl PrincipalAccessTable {
         if let Some(own) = self.own.get(&caller.principal).filter(|own| !own.has_upstream(upstream)) {
             return AccessDecision { verdict: AccessVerdict::Denied, by: DecidedBy::Key(Arc::clone(&own.line)) };
         }
-        match self.caller_access(caller, upstream) {
-            Some(rules) => AccessDecision::of_rules(rules.upstream()),
-            None => AccessDecision::free(),
-        }
+        let rules = self.caller_access(caller, upstream);
+        rules.map_or_else(AccessDecision::free, |rules| AccessDecision::of_rules(rules.upstream()))
     }
 
     pub fn tools_of(&self, caller: &Caller, upstream: &str) -> ToolAccess {

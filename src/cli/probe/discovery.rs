@@ -442,7 +442,6 @@ fn context(native_task: UpstreamTaskMode) -> CallContext {
     CallContext { progress: true, native_task, ..context }
 }
 
-/// Why a server cannot be probed.
 #[derive(Clone, Debug)]
 enum ProbeError {
     Fault(GatewayFault),

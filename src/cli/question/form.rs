@@ -305,10 +305,8 @@ impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Val
 /// Refuses unknown keywords that restrict values. Annotations are accepted everywhere.
 fn known(schema: &Object, what: &str, keys: &[&str]) -> Result<(), UnsupportedSchema> {
     const EXPLAINS: [&str; 7] = ["title", "description", "$schema", "$comment", "examples", "deprecated", "_meta"];
-    match schema.keys().find(|key| !keys.contains(&key.as_ref()) && !EXPLAINS.contains(&key.as_ref())) {
-        Some(key) => Err(UnsupportedSchema::new(format!("{what} has the keyword {key}"))),
-        None => Ok(()),
-    }
+    let unknown = schema.keys().find(|key| !keys.contains(&key.as_ref()) && !EXPLAINS.contains(&key.as_ref()));
+    unknown.map_or(Ok(()), |key| Err(UnsupportedSchema::new(format!("{what} has the keyword {key}"))))
 }
 
 fn read<T: serde::de::DeserializeOwned>(value: &Payload, what: &str) -> Result<T, UnsupportedSchema> {

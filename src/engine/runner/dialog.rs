@@ -250,8 +250,7 @@ impl CallQuestions {
         Self { open, count, earlier, ..Self::default() }
     }
 
-    /// Whether a question is a replay from an earlier process: it keeps its key, or its answer. A later question of
-    /// that name is another one.
+    /// Whether a question is the one replay of an earlier process's question, which keeps its key, or its answer.
     pub(super) fn take_replay(&mut self, ask: &Payload) -> bool {
         let before = self.earlier.len();
         self.earlier.retain(|earlier| earlier != ask);

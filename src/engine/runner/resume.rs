@@ -170,11 +170,6 @@ impl Runner {
         self.call.mark_sent(self.spec.policy.deadline.saturating_sub(ran));
     }
 
-    /// Whether this loss means that the exchange could not be resumed.
-    pub(super) fn is_failed_resume(&self, fault: &GatewayFault) -> bool {
-        self.recorder.is_resuming() && fault.executed != Executed::Yes
-    }
-
     /// Handles an exchange that cannot be resumed: resends the call if allowed, else its outcome is unknown.
     pub(super) async fn resume_failed(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);

@@ -115,8 +115,7 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
     None
 }
 
-/// Locks the folder itself, as a lock file can be removed, and the lock file of old versions. The kernel releases both
-/// locks at the end of the process.
+/// Locks the folder itself, as a lock file can be removed, and the lock file of old versions, until the process ends.
 #[derive(Debug)]
 pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it unlocks the folder")] Vec<File>);
 

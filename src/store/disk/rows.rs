@@ -170,10 +170,7 @@ pub(super) fn update(
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())
     })?;
-    match before.filter(|before| *before != record) {
-        Some(before) => drop_record(conn, before, stuck),
-        None => Ok(()),
-    }
+    before.filter(|before| *before != record).map_or(Ok(()), |before| drop_record(conn, before, stuck))
 }
 
 /// Empties a record that is rewritten in the same transaction.

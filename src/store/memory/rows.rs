@@ -191,10 +191,7 @@ impl MemoryRows {
 
     fn take_within(&self, bytes_max: usize, more: usize) -> Result<(), StoreError> {
         let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= bytes_max);
-        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(StoreError::Full),
-        }
+        self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map(|_| ()).map_err(|_| StoreError::Full)
     }
 
     pub(super) fn name(&self, task: &Task) {

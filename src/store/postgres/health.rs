@@ -33,7 +33,7 @@ impl PostgresHealth {
         let why = in_words(error);
         if is_full(error) {
             Self::Full
-        } else if is_read_only(error) {
+        } else if code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE) {
             Self::ReadOnly(why)
         } else if code_of(error).is_some_and(|code| REFUSALS.contains(&code)) {
             Self::Refusing(why)
@@ -109,10 +109,6 @@ pub(super) fn in_words(error: &Error) -> String {
 /// `None` if the server did not send it.
 fn code_of(error: &Error) -> Option<&str> {
     error.code().map(|code| code.code())
-}
-
-fn is_read_only(error: &Error) -> bool {
-    code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
 }
 
 /// Whether the server's disk, or this role's quota, is full.

@@ -20,7 +20,7 @@ use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, promise_of, transact};
 use super::{SharedClock, boot_time, schema};
 use crate::replica::membership::HEARTBEAT_INTERVAL_MAX;
-use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration};
+use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration, TaskClock};
 use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
 use crate::task::Clock as _;
@@ -95,7 +95,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     }
     reset_clock(session, settings, &living).await?;
     let (start, trust) = clock_start(session, &living).await?;
-    let clock = SharedClock::beginning_at(start.begin());
+    let clock = SharedClock(parking_lot::Mutex::new(TaskClock::new(start.begin(), boot_time())));
     let sent = boot_time();
     let own = register(session, settings, row_time(clock.now(), trust)).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());

@@ -226,12 +226,7 @@ impl StatelessExchange {
     fn resume(sender: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
         let (task, known) = (Arc::clone(&id), open.clone());
         let exchange = Self::start(sender, ExchangeClass::Resumed, |mut course| {
-            Box::pin(async move {
-                match course.take_up(task, &known).await {
-                    Ok(result) => ExchangeEvent::Returned(result),
-                    Err(end) => end,
-                }
-            })
+            Box::pin(async move { course.take_up(task, &known).await.map_or_else(|end| end, ExchangeEvent::Returned) })
         });
         exchange.task.set(&id);
         Self { open, ..exchange }

@@ -106,10 +106,7 @@ impl PausedCalls {
         }
         let ended = self.ended.get(ended_key(&key))?;
         drop(waiting);
-        if ended.event != key.1 || ended.when.elapsed() >= ENDED_FOR {
-            return None;
-        }
-        Some(AwaitedCall::Ended(ended))
+        (ended.event == key.1 && ended.when.elapsed() < ENDED_FOR).then_some(AwaitedCall::Ended(ended))
     }
 
     /// The tool of the call that `session` would resume.

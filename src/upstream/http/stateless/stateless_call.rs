@@ -56,10 +56,7 @@ pub(super) struct StatelessCall {
 
 impl StatelessCall {
     pub(super) async fn run(mut self, request: DraftRequest, handed_over: HandedOver) -> ExchangeEvent {
-        match self.rounds(request, &handed_over).await {
-            Ok(result) => ExchangeEvent::Returned(result),
-            Err(end) => end,
-        }
+        self.rounds(request, &handed_over).await.map_or_else(|end| end, ExchangeEvent::Returned)
     }
 
     async fn rounds(&mut self, request: DraftRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
@@ -212,7 +209,8 @@ async fn send_request(sender: &StatelessSender, draft: &DraftRequest) -> Result<
     let (owned_sender, draft) = (sender.clone(), draft.clone());
     let asking = async move {
         // Only polls take permits. The semaphore is never closed.
-        let _turn = if draft.is_poll() { owned_sender.link.polls.acquire().await.ok() } else { None };
+        let is_poll = &*draft.method == method::TASKS_GET;
+        let _turn = if is_poll { owned_sender.link.polls.acquire().await.ok() } else { None };
         owned_sender.answer(&draft, None).await
     };
     let asking = async move {
@@ -405,10 +403,7 @@ impl TaskPoller {
             course.queue(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
         let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        match refused.or_else(|| is_unknown.then_some(lost)) {
-            Some(fault) => Err(RequestFailure::Lost(fault)),
-            None => Ok(None),
-        }
+        refused.or_else(|| is_unknown.then_some(lost)).map_or(Ok(None), |fault| Err(RequestFailure::Lost(fault)))
     }
 }
 

@@ -122,10 +122,6 @@ impl DraftRequest {
         Self { method: Arc::from(method), params, progress: false }
     }
 
-    pub(super) fn is_poll(&self) -> bool {
-        &*self.method == method::TASKS_GET
-    }
-
     /// Whether the server knows the call already, by a task or a question.
     fn is_under_way(&self) -> bool {
         let answers =

@@ -141,7 +141,8 @@ fn every_name_of_the_code_that_a_page_names_is_defined() {
         let ends = |line: &str| {
             line.split(name).nth(1).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
         };
-        code.iter().flat_map(|text| text.lines()).any(|line| is_definition(line, name) && ends(line))
+        let mut lines = code.iter().flat_map(|text| text.lines()).filter(|line| line.contains(name));
+        lines.any(|line| is_definition(line, name) && ends(line))
     };
     let mut names = 0;
     for page in pages() {

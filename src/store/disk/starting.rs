@@ -49,7 +49,7 @@ impl DiskStore {
         let opened = tokio::task::spawn_blocking(move || {
             let mut found = open_with_room(&at, spare.as_ref(), tuning, &hooks)?;
             // The lifetime of a task that ended under an earlier wrong clock is wrong, too.
-            if shown.is_some_and(|shown| shown.since(found.seen) > DIFFERENCE_MAX)
+            if shown.is_some_and(|shown| (DIFFERENCE_MAX..=found.longest).contains(&shown.since(found.seen)))
                 && let Ok(longest) = rows::longest_lifetime(&found.conn, found.seen.after(DIFFERENCE_MAX))
             {
                 found.longest = longest;

@@ -89,6 +89,24 @@ async fn u31_u32_a_client_without_a_session_is_not_shown_them_by_a_server_withou
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// U32, T-49: errors that send the user to an address.
+#[tokio::test]
+async fn u32_an_error_does_not_send_a_client_without_a_session_to_an_address_that_is_no_page() {
+    for (url, is_shown) in [("javascript:alert(1)", false), ("https://a.example/", true)] {
+        for as_events in [false, true] {
+            let server = server(move |seen: &SeenRequest| {
+                let data = format!(r#"{{"elicitations":[{{"mode":"url","message":"{MARK}","url":"{url}"}}]}}"#);
+                let error = format!(r#"{{"code":-32042,"message":"m","data":{data}}}"#);
+                let text = format!(r#"{{"jsonrpc":"2.0","id":{},"error":{error}}}"#, seen.body["id"]);
+                (seen.rpc() == "resources/read").then(|| said(&text, as_events))
+            })
+            .await;
+            let shown = read(&client(&gate(&server).await), MODES).await;
+            assert_eq!((shown.contains(MARK), shown.contains("-32603")), (is_shown, !is_shown), "{shown}");
+        }
+    }
+}
+
 /// A long response passes until it asks: JSON is aborted there, and an event becomes one that clients ignore.
 #[tokio::test]
 async fn u31_u32_an_answer_that_asks_after_its_beginning_has_passed_breaks_off() {

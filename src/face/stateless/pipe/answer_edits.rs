@@ -44,8 +44,8 @@ use crate::wire::{
 /// forwarded in any size. The state of a question that was missed does not open.
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
 
-/// Signs of a question in a large event, or of an error about the gateway's own request.
-const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
+/// Signs of a question in a large event, of an error about the gateway's own request, or of one that names an address.
+const MARKS: [&[u8]; 5] = [b"requestState", b"inputRequests", b"input_required", b"-3202", b"-32042"];
 
 fn asks(result: &Object) -> bool {
     result.get_str("resultType").is_some_and(|kind| kind == "input_required")
@@ -215,7 +215,7 @@ impl AnswerEdits {
     }
 
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
-        about_us(error, &self.metadata)
+        plain::unfit(error).or_else(|| about_us(error, &self.metadata))
     }
 
     /// The error for a question that the client cannot answer (U31, U32): a missing capability (MOD-10), or invalid.

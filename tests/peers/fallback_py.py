@@ -39,7 +39,7 @@ async def main(url: str, tool: str, arguments: dict[str, Any], timeout: timedelt
         status = status_of(await call("task_status", {"id": task}))
         waits = 0
         while status_of(result) == "working" and waits < WAITS_MAX:
-            result = await call("task_result", {"id": task, "wait_seconds": 1})
+            result = await call("task_result", {"id": task, "wait_seconds": 5})
             waits += 1
         facts = {"text": text(result), "waits": waits, "status": status, "names": names}
         print(f"facts {json.dumps(facts)}", flush=True)

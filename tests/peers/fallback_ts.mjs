@@ -39,7 +39,7 @@ async function byTools() {
   if (id === undefined) throw new Error(`no task: ${text(result)}`);
   facts.status = (await call('task_status', { id })).structuredContent.status;
   for (; result.structuredContent?.status === 'working' && facts.waits < WAITS_MAX; facts.waits += 1) {
-    result = await call('task_result', { id, wait_seconds: 1 });
+    result = await call('task_result', { id, wait_seconds: 5 });
   }
   return result;
 }

@@ -23,7 +23,10 @@ struct Row {
     command: Vec<&'static str>,
     fast: (&'static str, Value, &'static str),
     slow: (&'static str, Value, &'static str),
-    /// What makes the slow call one of half a minute.
+    /// What makes it one that lasts until its client cancels it. Some servers work to its end all the same, and on nothing else of the
+    /// session meanwhile.
+    cancelled: Value,
+    /// What makes it one that lasts until its server is lost.
     long: Value,
     /// A tool that asks, which member of the form it reads, and what its answer holds.
     asks: Option<(&'static str, &'static str, &'static str)>,
@@ -48,11 +51,12 @@ async fn real_clients(peers: &Peers, row: &Row, url: &str) {
     let (fast, fast_arguments, fast_text) = &row.fast;
     let (slow, slow_arguments, slow_text) = &row.slow;
     let arguments = (&fast_arguments.to_string(), &slow_arguments.to_string());
+    let cancelled = row.cancelled.to_string();
     for driver in [["node", "client_ts.mjs"], ["py-modern/bin/python", "client_fastmcp4.py"]] {
         let facts = peers.drive(&[driver[0], driver[1], url, "call", slow, arguments.1]).await;
         assert_eq!((&facts["outcome"], &facts["task"]), (&json!("result"), &json!(true)), "{driver:?} {facts}");
         assert!(facts["text"].as_str().unwrap().contains(slow_text), "{driver:?} {facts}");
-        let facts = peers.drive(&[driver[0], driver[1], url, "cancel", slow, arguments.1]).await;
+        let facts = peers.drive(&[driver[0], driver[1], url, "cancel", slow, &cancelled]).await;
         assert!(facts.to_string().contains("cancelled"), "{driver:?} {facts}");
     }
     for driver in [["node", "client_ts_plain.mjs"], ["py-modern/bin/python", "client_py2.py"]] {
@@ -131,7 +135,8 @@ async fn server_everything() {
         command: vec!["node", "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "sse"],
         fast: ("echo", json!({ "message": "hi" }), "Echo: hi"),
         slow: ("trigger-long-running-operation", json!({ "duration": 2, "steps": 4 }), "Duration: 2 seconds"),
-        long: json!({ "duration": 30, "steps": 100 }),
+        cancelled: json!({ "duration": 20, "steps": 80 }),
+        long: json!({ "duration": 600, "steps": 2000 }),
         asks: Some(("trigger-elicitation-request", "name", "Ada")),
         probed: "everything",
     })
@@ -147,7 +152,8 @@ fn python(
         command,
         fast: ("greet", json!({ "name": "Ada" }), "Hello, Ada!"),
         slow: ("slow", json!({ "seconds": 2, "steps": 4 }), "worked 2 s"),
-        long: json!({ "seconds": 30, "steps": 100 }),
+        cancelled: json!({ "seconds": 20, "steps": 80 }),
+        long: json!({ "seconds": 600, "steps": 2000 }),
         asks,
         probed,
     }

@@ -23,10 +23,10 @@ struct Row {
     command: Vec<&'static str>,
     fast: (&'static str, Value, &'static str),
     slow: (&'static str, Value, &'static str),
-    /// What makes it one that lasts until its client cancels it. Some servers work to its end all the same, and on nothing else of the
+    /// The arguments of a slow call that its client cancels. Some servers work to its end all the same, and on nothing else of the
     /// session meanwhile.
     cancelled: Value,
-    /// What makes it one that lasts until its server is lost.
+    /// The arguments of a slow call whose server is lost.
     long: Value,
     /// A tool that asks, which member of the form it reads, and what its answer holds.
     asks: Option<(&'static str, &'static str, &'static str)>,
@@ -135,7 +135,7 @@ async fn server_everything() {
         command: vec!["node", "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "sse"],
         fast: ("echo", json!({ "message": "hi" }), "Echo: hi"),
         slow: ("trigger-long-running-operation", json!({ "duration": 2, "steps": 4 }), "Duration: 2 seconds"),
-        cancelled: json!({ "duration": 20, "steps": 80 }),
+        cancelled: json!({ "duration": 15, "steps": 60 }),
         long: json!({ "duration": 600, "steps": 2000 }),
         asks: Some(("trigger-elicitation-request", "name", "Ada")),
         probed: "everything",
@@ -152,7 +152,7 @@ fn python(
         command,
         fast: ("greet", json!({ "name": "Ada" }), "Hello, Ada!"),
         slow: ("slow", json!({ "seconds": 2, "steps": 4 }), "worked 2 s"),
-        cancelled: json!({ "seconds": 20, "steps": 80 }),
+        cancelled: json!({ "seconds": 15, "steps": 60 }),
         long: json!({ "seconds": 600, "steps": 2000 }),
         asks,
         probed,

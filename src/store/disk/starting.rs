@@ -47,14 +47,7 @@ impl DiskStore {
         let ballast = medium.is_none().then(|| Ballast::new(&folder));
         let (at, spare, tuning, shown) = (path.clone(), ballast.clone(), settings.tuning, settings.clock);
         let opened = tokio::task::spawn_blocking(move || {
-            let mut found = open_with_room(&at, spare.as_ref(), tuning, &hooks)?;
-            // The lifetime of a task that ended under an earlier wrong clock is wrong, too.
-            if shown.is_some_and(|shown| (DIFFERENCE_MAX..=found.longest).contains(&shown.since(found.seen)))
-                && let Ok(longest) = rows::longest_lifetime(&found.conn, found.seen.after(DIFFERENCE_MAX))
-            {
-                found.longest = longest;
-            }
-            Ok::<_, OpenError>((found, hooks))
+            open_for_clock(&at, spare.as_ref(), tuning, &hooks, shown).map(|found| (found, hooks))
         });
         let (found, hooks) =
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
@@ -122,6 +115,24 @@ impl DiskStore {
             tracing::warn!(%error, "the task store's file is not checked");
         }
     }
+}
+
+/// Opens the database. If the clock leapt by no more than the longest lifetime, only tasks that ended at a believed time count for it:
+/// the lifetime of a task that ended under an earlier wrong clock is wrong, too.
+fn open_for_clock(
+    path: &Path,
+    ballast: Option<&Ballast>,
+    tuning: DiskTuning,
+    hooks: &FaultHooks,
+    shown: Option<Timestamp>,
+) -> Result<OpenedDatabase, OpenError> {
+    let mut found = open_with_room(path, ballast, tuning, hooks)?;
+    if shown.is_some_and(|shown| (DIFFERENCE_MAX..=found.longest).contains(&shown.since(found.seen)))
+        && let Ok(longest) = rows::longest_lifetime(&found.conn, found.seen.after(DIFFERENCE_MAX))
+    {
+        found.longest = longest;
+    }
+    Ok(found)
 }
 
 /// The thread releases the lock once all is closed. If a bug ends the thread, the lock stays: this process's calls continue.

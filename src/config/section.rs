@@ -310,10 +310,7 @@ impl<'s, 'a> Section<'s, 'a> {
     pub(super) fn words<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}, or an array of them", value::word_list(words));
         let (location, value) = self.value(key, &wanted)?;
-        let items = match value.get_ref().as_array() {
-            Some(items) => items.iter().collect(),
-            None => vec![value],
-        };
+        let items = value.get_ref().as_array().map_or_else(|| vec![value], |items| items.iter().collect());
         if items.is_empty() {
             self.source.report.mistake(&location, format!("is empty; write {wanted}"));
             return None;

@@ -24,7 +24,7 @@ impl Runner {
             return RunnerFlow::Continue(());
         }
         if self.dialog.questions().rounds() >= ROUNDS_MAX {
-            tracing::warn!("too many rounds of questions; the rest is refused");
+            tracing::warn!(upstream = %self.spec.upstream.name(), "too many rounds of questions; the rest is refused");
             return self.refuse_all_open().await;
         }
         let task = match self.engine.load_any(&key).await {

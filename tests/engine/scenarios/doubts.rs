@@ -10,7 +10,8 @@ use taskgate::store::TaskStore;
 use taskgate::task::{
     ChosenId, Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason, SessionScope, TaskMode,
 };
-use taskgate::wire::JsonPieces;
+use taskgate::upstream::BeginError;
+use taskgate::wire::{JsonPieces, RpcError};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -178,6 +179,21 @@ async fn a_failing_store_is_logged_with_the_cause_and_the_task() {
     let reference = taskgate::task::ShortReference::of(&key(&id)).to_string();
     assert!(told("Replace fails on purpose").contains(&reference), "{log}");
     world.is_idle().await;
+}
+
+/// A plain call has no span at this level, so the line itself names the server.
+#[tokio::test(start_paused = true)]
+async fn a_refused_handshake_of_a_plain_call_is_logged_with_its_server() {
+    let log = Log::default();
+    let into = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let refusal = Some(BeginError::Refused(RpcError::new(-1, "not you")));
+    let world = World::with(Rules::mode(TaskMode::Never), Script { refusal, ..Script::silent() });
+    world.send(&Ask::call()).await.json().await;
+    let log = String::from_utf8(log.0.lock().clone()).unwrap();
+    let line = log.lines().find(|line| line.contains("the upstream refused the handshake"));
+    assert!(line.is_some_and(|line| line.contains("upstream=scripted")), "{log}");
 }
 
 #[derive(Clone, Default)]

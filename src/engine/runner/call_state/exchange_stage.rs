@@ -88,7 +88,14 @@ impl ExchangeStage {
         let handed_over = HandedOver::default();
         let context = CallContext { handed_over: handed_over.clone(), ..spec.context.clone() };
         let (upstream, request) = (spec.upstream.clone(), spec.request.clone());
-        BeginFuture { sending: Box::pin(async move { upstream.begin(request, context).await }), handed_over }
+        let sending = async move {
+            let begun = upstream.begin(request, context).await;
+            if let Err(BeginError::Refused(error)) = &begun {
+                tracing::warn!(upstream = %upstream.name(), code = error.code, "the upstream refused the handshake");
+            }
+            begun
+        };
+        BeginFuture { sending: Box::pin(sending), handed_over }
     }
 
     /// Resumes an exchange, without a permit. Fails if the token is not valid any more.
@@ -152,11 +159,7 @@ impl ExchangeStage {
                 },
                 StepFuture::Beginning(begin) => match begin.sending.as_mut().await {
                     Ok(exchange) => self.step = StepFuture::Exchanging(exchange),
-                    Err(BeginError::Gateway(fault)) => return self.not_begun(fault),
-                    Err(BeginError::Refused(error)) => {
-                        tracing::warn!(code = error.code, "the upstream refused the handshake");
-                        return self.not_begun(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
-                    }
+                    Err(error) => return self.not_begun(error.into_fault()),
                 },
                 StepFuture::Exchanging(exchange) => return StageEvent::Exchange(exchange.next().await),
                 StepFuture::Over => return std::future::pending().await,

@@ -41,7 +41,7 @@ use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use http::Method;
+use http::{Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -487,11 +487,16 @@ struct HealthArguments {
 async fn ask_health(arguments: &HealthArguments) -> ExitCode {
     let token = env::var(TOKEN_VARIABLE).ok();
     let answer = match AdminClient::new(&arguments.url, token.as_deref()) {
-        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await.and_then(AdminAnswer::of_readiness),
+        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await,
         Err(error) => Err(error),
     };
     match answer {
-        Ok(answer) if answer.status.is_success() => ExitCode::SUCCESS,
+        Ok(AdminAnswer { status: StatusCode::OK, body }) if body.starts_with(b"ready") => ExitCode::SUCCESS,
+        // The clients' listener, or another program.
+        Ok(AdminAnswer { status: StatusCode::OK | StatusCode::NOT_FOUND, .. }) => {
+            say(AdminRequestError::Unintelligible);
+            ExitCode::FAILURE
+        }
         Ok(AdminAnswer { status, body }) => {
             let reasons = String::from_utf8_lossy(&body).trim().replace('\n', ", ");
             say(format_args!("not ready: {}", if reasons.is_empty() { status.to_string() } else { reasons }));

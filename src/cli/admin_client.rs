@@ -90,17 +90,6 @@ pub(super) struct AdminAnswer {
     pub(super) body: Bytes,
 }
 
-impl AdminAnswer {
-    /// Fails if the clients' listener, or another program, wrote the answer.
-    pub(super) fn of_readiness(self) -> Result<Self, AdminRequestError> {
-        let is_ours = match self.status {
-            StatusCode::OK => self.body.starts_with(b"ready"),
-            status => status != StatusCode::NOT_FOUND,
-        };
-        if is_ours { Ok(self) } else { Err(AdminRequestError::Unintelligible) }
-    }
-}
-
 impl AdminClient {
     /// An empty token counts as none. Fails if a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {

@@ -127,15 +127,13 @@ async fn read(
         for line in received {
             let text = match line {
                 StdioClientLine::Line(text) => text,
-                StdioClientLine::TooLong { id, has_method: true } => {
+                // The server waits for it.
+                StdioClientLine::TooLong { id: Some(id), has_method: false } => {
+                    envelope::error(Some(&id), &too_long(line_bytes_max))
+                }
+                StdioClientLine::TooLong { id, .. } => {
                     // Fails if the receiver is gone.
                     let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max))).await;
-                    continue;
-                }
-                // The server waits for it.
-                StdioClientLine::TooLong { id: Some(id), .. } => envelope::error(Some(&id), &too_long(line_bytes_max)),
-                StdioClientLine::TooLong { id: None, .. } => {
-                    let _ = refusals.send(envelope::error(None, &too_long(line_bytes_max))).await;
                     continue;
                 }
             };

@@ -18,7 +18,7 @@ use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc
 #[derive(Clone, Debug)]
 pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct RefusedAnswer {
     status: StatusCode,
     headers: HeaderMap,
@@ -43,13 +43,7 @@ impl MemberRefusal {
             return self;
         }
         let error = gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No));
-        let RefusedAnswer { status, headers, needed, .. } = &*self.0;
-        Self(Arc::new(RefusedAnswer {
-            status: *status,
-            headers: headers.clone(),
-            error: Some(error),
-            needed: needed.clone(),
-        }))
+        Self(Arc::new(RefusedAnswer { error: Some(error), ..RefusedAnswer::clone(&self.0) }))
     }
 
     pub(super) fn with_message(&self, message: &str) -> Self {

@@ -71,10 +71,9 @@ struct ListenDemand {
 
 #[derive(Clone, Debug, Default)]
 struct ListenState {
-    /// The current stream's filter, and the granted part.
+    /// The filter that the server has decided about, and the part that the current stream grants.
     asked: SubscriptionFilter,
     granted: SubscriptionFilter,
-    refused: SubscriptionFilter,
     failures: u64,
     failed: Option<(Instant, SubscriptionFilter, GatewayFault)>,
 }
@@ -179,14 +178,6 @@ impl ListenDemand {
     }
 }
 
-impl ListenState {
-    fn decides(&self, wishes: &SubscriptionFilter) -> bool {
-        let mut decided = self.asked.clone();
-        decided.extend(&self.refused);
-        decided.cover(wishes)
-    }
-}
-
 type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<UpstreamListenStream, ListenError>)>>;
 
 impl ListenSource {
@@ -224,7 +215,7 @@ impl ListenSource {
         }
         wanted.enter(wishes);
         drop(wanted);
-        if !self.state.borrow().decides(wishes) {
+        if !self.state.borrow().asked.cover(wishes) {
             self.grown.notify_one();
         }
         Some(ListenLease { source: Arc::clone(self), wishes: wishes.clone() })
@@ -243,7 +234,7 @@ impl ListenSource {
         loop {
             {
                 let now = state.borrow_and_update();
-                if now.decides(wishes) {
+                if now.asked.cover(wishes) {
                     return Ok(wishes.in_common(&SubscriptionFilter {
                         // A filter with resources is granted resources, even if none.
                         resources: Some(now.granted.resources.clone().unwrap_or_default()),
@@ -306,7 +297,7 @@ impl ListenSource {
                 },
                 () = until(overlap_end) => before = None,
                 () = self.grown.notified(), if !is_opening => {
-                    if !self.state.borrow().decides(&self.wanted.lock().wishes()) {
+                    if !self.state.borrow().asked.cover(&self.wanted.lock().wishes()) {
                         opening = self.open();
                     }
                 }
@@ -335,16 +326,14 @@ impl ListenSource {
                 if !granted.cover(&asked) {
                     tracing::debug!(upstream = %self.sender.link.name, "the upstream granted fewer notifications than requested");
                 }
-                self.state.send_modify(|state| {
-                    (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
-                });
+                self.state.send_modify(|state| (state.asked, state.granted) = (asked, granted));
                 // Caches from before this stream may be stale.
                 self.tools_changed();
                 Some(Ok(spoken))
             }
             Err(ListenError::Refused { reason, .. }) => {
                 tracing::warn!(upstream = %self.sender.link.name, %reason, "the upstream refused a subscription");
-                self.state.send_modify(|state| state.refused.extend(&asked));
+                self.state.send_modify(|state| state.asked.extend(&asked));
                 None
             }
             Err(ListenError::Failed(fault)) => {

@@ -76,10 +76,6 @@ impl RequestId {
     pub fn payload(&self) -> Payload {
         Payload::copied(&self.0)
     }
-
-    pub fn is_payload(&self, other: &Payload) -> bool {
-        Self::from_payload(other).as_ref() == Some(self)
-    }
 }
 
 impl PartialEq for RequestId {

@@ -28,7 +28,7 @@ use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
 use crate::task::Reason;
 use crate::upstream::reply::EventStream;
-use crate::wire::envelope::{self, Notification, Params, Request};
+use crate::wire::envelope::{self, Params, Request};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, Object, ScanLimits, method};
 
@@ -97,15 +97,8 @@ impl ListenRequest {
             let mut member = MemberListen { at, voice, part, events, has_missed, pause: PAUSE_MIN, reopened_at: None };
             loop {
                 let Some(text) = member.text().await else { return Err(MemberRefusal::fault(Reason::UpstreamClosed)) };
-                match envelope::read(&text, ScanLimits::UPSTREAM) {
-                    Ok(Message::Notification(notification)) => {
-                        if let Some(acknowledged) = acknowledged(&notification) {
-                            return Ok((member, acknowledged));
-                        }
-                    }
-                    // The response to the request: nothing follows.
-                    Ok(Message::Response(response)) => return Err(MemberRefusal::in_stream(response)),
-                    Ok(Message::Request(_)) | Err(_) => (),
+                if let Some(acknowledged) = acknowledged(&text) {
+                    return acknowledged.map(|acknowledged| (member, acknowledged));
                 }
             }
         };
@@ -200,9 +193,17 @@ impl MemberListen {
     }
 }
 
-fn acknowledged(notification: &Notification) -> Option<SubscriptionFilter> {
-    let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
-    SubscriptionFilter::read(params).ok()
+/// The granted part, or the response that comes instead.
+fn acknowledged(text: &Bytes) -> Option<Result<SubscriptionFilter, MemberRefusal>> {
+    match envelope::read(text, ScanLimits::UPSTREAM).ok()? {
+        Message::Notification(notification) if notification.method == method::LISTEN_ACKNOWLEDGED => {
+            SubscriptionFilter::read(notification.params.object()?).ok().map(Ok)
+        }
+        Message::Response(response) => {
+            Some(Err(response.outcome.map_or_else(MemberRefusal::of_error, |_| MemberRefusal::malformed())))
+        }
+        Message::Notification(_) | Message::Request(_) => None,
+    }
 }
 
 fn is_news(text: &Bytes) -> bool {

@@ -12,7 +12,6 @@ use crate::face::answer::{Addressee, ScopesNeeded};
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::reply::{ReadLimits, read_whole};
-use crate::wire::envelope::Response;
 use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
 
 #[derive(Clone, Debug)]
@@ -51,17 +50,12 @@ impl MemberRefusal {
         Self::of(self.0.status, self.0.headers.clone(), error)
     }
 
-    /// A response in place of a stream's messages.
-    pub(super) fn in_stream(response: Response) -> Self {
-        match response.into_outcome() {
-            Ok(_) => Self::malformed(),
-            Err(error) => Self::of(StatusCode::OK, HeaderMap::new(), Some(error)),
-        }
+    pub(super) fn of_error(error: RpcError) -> Self {
+        Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
     }
 
     pub(super) fn fault(reason: Reason) -> Self {
-        let error = gateway_error(&GatewayFault::new(reason, Executed::No));
-        Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
+        Self::of_error(gateway_error(&GatewayFault::new(reason, Executed::No)))
     }
 
     pub(super) fn late() -> Self {

@@ -201,9 +201,8 @@ impl SessionCalls {
         self.0.lock().remove(&call.id);
     }
 
-    pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<SessionCall>> {
-        let id = RequestId::from_payload(token)?;
-        self.0.lock().get(&id).cloned()
+    pub(crate) fn by_token(&self, token: &RequestId) -> Option<Arc<SessionCall>> {
+        self.0.lock().get(token).cloned()
     }
 
     /// The call of an upstream task. An unknown task may be the only call's, if that call still waits for its task.

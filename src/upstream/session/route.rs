@@ -14,6 +14,7 @@ use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
+use crate::wire::progress::{self, ProgressView};
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
@@ -23,7 +24,7 @@ const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 const NEWS_BYTES_MAX: usize = 8 * 1024;
 
 enum NotificationSubject {
-    Progress(Payload, Progress),
+    Progress(RequestId, Progress),
     Log(Payload),
     Withdrawn(Payload),
     TaskChanged(String),
@@ -47,7 +48,7 @@ pub(crate) enum CallMatch {
 impl UpstreamSession {
     pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
-            NotificationSubject::Progress(token, progress) if call.id.is_payload(&token) => {
+            NotificationSubject::Progress(token, progress) if call.id == token => {
                 call.queue(ExchangeEvent::Progress(progress)).await;
             }
             NotificationSubject::Log(params) => call.queue(ExchangeEvent::Log(params)).await,
@@ -233,9 +234,7 @@ pub(crate) fn unassigned_answer(request: &Request) -> Bytes {
 /// The event in a notification on the stream of the request `id`; `None` if there is none.
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
-        NotificationSubject::Progress(token, progress) => {
-            (id.is_payload(&token)).then_some(ExchangeEvent::Progress(progress))
-        }
+        NotificationSubject::Progress(token, progress) => (token == *id).then_some(ExchangeEvent::Progress(progress)),
         NotificationSubject::Log(params) => Some(ExchangeEvent::Log(params)),
         NotificationSubject::Withdrawn(_)
         | NotificationSubject::TaskChanged(_)
@@ -246,24 +245,17 @@ pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<
 
 fn read(notification: &Notification) -> NotificationSubject {
     let params = notification.params.object();
-    match notification.method.as_str() {
-        method::PROGRESS => params
-            .and_then(progress)
-            .map_or(NotificationSubject::Unusable, |(token, progress)| NotificationSubject::Progress(token, progress)),
-        method::LOG_MESSAGE => {
-            params.map_or(NotificationSubject::Unusable, |params| NotificationSubject::Log(relay::unrelated(params)))
-        }
-        method::CANCELLED => params
-            .and_then(|params| params.get("requestId"))
-            .map_or(NotificationSubject::Unusable, NotificationSubject::Withdrawn),
-        method::TASK_STATUS => {
-            params.and_then(relay::changed).map_or(NotificationSubject::Unusable, NotificationSubject::TaskChanged)
-        }
-        _ => NotificationSubject::News,
-    }
+    let subject = match notification.method.as_str() {
+        method::PROGRESS => params.and_then(progress_in),
+        method::LOG_MESSAGE => params.map(|params| NotificationSubject::Log(relay::unrelated(params))),
+        method::CANCELLED => params.and_then(|params| params.get("requestId")).map(NotificationSubject::Withdrawn),
+        method::TASK_STATUS => params.and_then(relay::changed).map(NotificationSubject::TaskChanged),
+        _ => Some(NotificationSubject::News),
+    };
+    subject.unwrap_or(NotificationSubject::Unusable)
 }
 
-fn progress(params: &Object) -> Option<(Payload, Progress)> {
+fn progress_in(params: &Object) -> Option<NotificationSubject> {
     let number =
         |key| params.get(key).filter(|value| value.as_str().starts_with(|c: char| c == '-' || c.is_ascii_digit()));
     let progress = Progress {
@@ -271,7 +263,7 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
         total: number("total"),
         message: params.get_lossy("message").map(Arc::from),
     };
-    Some((params.get(meta::PROGRESS_TOKEN)?, progress))
+    Some(NotificationSubject::Progress(RequestId::from_payload(&params.get(meta::PROGRESS_TOKEN)?)?, progress))
 }
 
 fn unrelated(params: Params) -> Option<Payload> {
@@ -340,16 +332,8 @@ impl QuestionKeepAlive {
     }
 
     fn sign(&self, count: u32) -> Bytes {
-        let params = ObjectWriter::new()
-            .member(meta::PROGRESS_TOKEN, &self.token)
-            .number("progress", u64::from(count))
-            .text("message", "waiting for an answer");
-        let params = match &self.related {
-            Some(related) => {
-                params.member(meta::META, &ObjectWriter::new().member(meta::RELATED_TASK, related).finish())
-            }
-            None => params,
-        };
-        envelope::notification(method::PROGRESS, Some(&params.finish()))
+        let related = self.related.as_ref().map(|task| ObjectWriter::new().member(meta::RELATED_TASK, task).finish());
+        let step = ProgressView { progress: &Payload::of(&count), total: None, message: Some("waiting for an answer") };
+        progress::notification(&self.token, step, related.as_ref())
     }
 }

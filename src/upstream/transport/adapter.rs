@@ -38,6 +38,7 @@ use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
+use call_table::RequestTerms;
 use connection::{AdapterConnection, ConnectionPurpose, SessionTemplate, UnopenedConnectionGuard};
 pub use connection_permits::WAITING_MAX;
 use connection_permits::{ENDING_MAX, PermitWait, RestartBackoff};
@@ -171,7 +172,7 @@ impl TransportAdapter {
             }
             Message::Request(request) => {
                 session.note_level(request);
-                session.request(request, outgoing, handed_over).await
+                session.request_on(request, outgoing, RequestTerms::default(), handed_over).await
             }
             message @ (Message::Notification(_) | Message::Response(_)) => {
                 let sent = match session.target_of(message) {

@@ -118,15 +118,8 @@ impl StdioTransport {
         if files.is_empty() {
             return Ok(Vec::new());
         }
-        let read = move || {
-            files
-                .into_iter()
-                .map(|(name, file)| {
-                    let value = read_secret(&file).map_err(std::io::Error::other)?;
-                    Ok((name, value))
-                })
-                .collect()
-        };
+        let one = |(name, file): (String, PathBuf)| Ok((name, read_secret(&file).map_err(std::io::Error::other)?));
+        let read = move || files.into_iter().map(one).collect();
         tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
     }
 

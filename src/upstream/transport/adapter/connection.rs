@@ -235,15 +235,6 @@ impl AdapterConnection {
     }
 
     /// Sends a request; the response is a stream.
-    pub(super) async fn request(
-        &self,
-        request: &Request,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> AnswerResult {
-        self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
-    }
-
     pub(super) async fn request_on(
         &self,
         request: &Request,

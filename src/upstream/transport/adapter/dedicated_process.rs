@@ -154,10 +154,7 @@ impl AdapterConnection {
     pub(super) fn cancels_opening(&self, message: &Message) -> bool {
         let Message::Notification(notification) = message else { return false };
         let Some(id) = notification.cancelled() else { return false };
-        self.opening.lock().get(&id).is_some_and(|cancelled| {
-            cancelled.cancel();
-            true
-        })
+        self.opening.lock().get(&id).inspect(|cancelled| cancelled.cancel()).is_some()
     }
 
     /// The connection of a notification or answer about such a call, and the text to send there.

@@ -331,7 +331,7 @@ impl ListenSource {
                 self.tools_changed();
                 Some(Ok(spoken))
             }
-            Err(ListenError::Refused { reason, .. }) => {
+            Err(ListenError::Refused(reason) | ListenError::Params(reason)) => {
                 tracing::warn!(upstream = %self.sender.link.name, %reason, "the upstream refused a subscription");
                 self.state.send_modify(|state| state.asked.extend(&asked));
                 None
@@ -379,11 +379,10 @@ async fn until(when: Option<Instant>) {
 
 #[derive(Debug)]
 enum ListenError {
-    /// Another attempt is pointless, unless the refusal is about the resources.
-    Refused {
-        reason: String,
-        names_resources: bool,
-    },
+    /// Another attempt is pointless.
+    Refused(String),
+    /// The filter may name an unknown resource.
+    Params(String),
     Failed(GatewayFault),
 }
 
@@ -407,15 +406,15 @@ impl UpstreamListenStream {
     /// As [`Self::open`], without the resources for which the server refuses all wishes.
     async fn open_known(sender: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let refusal = match Self::open(sender, wishes).await {
-            Err(refusal @ ListenError::Refused { names_resources: true, .. }) => refusal,
+            Err(refusal @ ListenError::Params(_)) => refusal,
             opened => return opened,
         };
         let mut search = ResourceSearch::in_refused(wishes);
         while let Some(part) = search.next_part() {
             match Self::open(sender, &part).await {
                 Ok(_) => search.accepted(&part),
-                Err(ListenError::Refused { .. }) => search.refused(part),
-                Err(failed @ ListenError::Failed(_)) => return Err(failed),
+                Err(ListenError::Params(_)) => search.refused(part),
+                Err(failed @ (ListenError::Refused(_) | ListenError::Failed(_))) => return Err(failed),
             }
         }
         match search.accepted_part(wishes) {
@@ -442,8 +441,7 @@ impl UpstreamListenStream {
             }
             Err(ResponseRefusal::Rpc(error)) => return Err(refused(error)),
             Err(ResponseRefusal::Gateway(fault)) if matches!(fault.http_status, Some(404 | 405 | 501)) => {
-                let reason = "the server has no such method".to_owned();
-                return Err(ListenError::Refused { reason, names_resources: false });
+                return Err(ListenError::Refused("the server has no such method".to_owned()));
             }
             Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
             Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
@@ -536,17 +534,15 @@ const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::Ups
 
 /// An error about the request is permanent, any other may pass.
 fn refused(error: RpcError) -> ListenError {
-    let names_resources = matches!(error.code, rpc_error::INVALID_PARAMS | rpc_error::RESOURCE_NOT_FOUND);
-    let is_for_good = matches!(
-        error.code,
+    match error.code {
+        rpc_error::INVALID_PARAMS | rpc_error::RESOURCE_NOT_FOUND => {
+            ListenError::Params(one_line::name(&error.message))
+        }
         rpc_error::METHOD_NOT_FOUND
-            | rpc_error::INVALID_REQUEST
-            | rpc_error::MISSING_CLIENT_CAPABILITY
-            | rpc_error::HEADER_MISMATCH
-            | rpc_error::UNSUPPORTED_VERSION
-    );
-    match names_resources || is_for_good {
-        true => ListenError::Refused { reason: one_line::name(&error.message), names_resources },
-        false => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
+        | rpc_error::INVALID_REQUEST
+        | rpc_error::MISSING_CLIENT_CAPABILITY
+        | rpc_error::HEADER_MISMATCH
+        | rpc_error::UNSUPPORTED_VERSION => ListenError::Refused(one_line::name(&error.message)),
+        _ => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
     }
 }

@@ -38,7 +38,6 @@ use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLi
 use answer_relay::OpenRequests;
 use client_link::{ClientDisconnected, ClientLink};
 
-/// The limit of concurrent requests; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
 /// The limit of small messages that wait for the client to read. Above it, the client's input is not read.
 const SENDING_MAX: usize = 64;
@@ -57,7 +56,6 @@ const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 #[derive(Clone)]
 pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
-    /// The name of the server, for metrics.
     pub upstream: Arc<str>,
     pub path: String,
     pub caller: Caller,
@@ -148,7 +146,6 @@ struct UnansweredRequest {
 }
 
 enum CompletedWork {
-    /// A handshake message: waiting messages can continue.
     Handshake {
         serial: Option<u64>,
         listens: bool,
@@ -307,7 +304,6 @@ impl StreamClientLoop {
                 self.refuse(None, &RequestError::not_a_request(what));
             }
             None => self.serve_batch(parsed),
-            // Without a session these have no effect.
             Some(Message::Notification(_) | Message::Response(_)) if !self.link.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.is_in_handshake = true;
@@ -401,7 +397,6 @@ impl StreamClientLoop {
         self.unanswered.iter().map(|request| request.open.ids.lock().len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
-    /// `None` if the request was refused.
     fn enter(&mut self, id: &RequestId, is_subscription: bool, face: Face) -> Option<UnansweredRequest> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());

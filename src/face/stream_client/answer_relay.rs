@@ -34,7 +34,6 @@ const ATTEMPTS_MAX: u32 = 10;
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
     Whole,
-    /// A stream ended without the awaited response.
     Short(RelayResumePoint),
     Nothing,
 }
@@ -320,7 +319,6 @@ impl ClientLink {
                     }
                     RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },
-                // The server has no such stream, or the session has ended.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),
                 // The position may be invalid: start again, at growing intervals.
                 status => {

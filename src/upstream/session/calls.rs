@@ -88,7 +88,6 @@ impl SessionCall {
         let _ = self.events.send(Box::new(event)).await;
     }
 
-    /// Queues an event if there is room; returns whether it did.
     pub(crate) fn try_queue(&self, event: ExchangeEvent) -> bool {
         self.queued.fetch_add(1, Ordering::Relaxed);
         let is_queued = self.events.try_send(Box::new(event)).is_ok();
@@ -136,7 +135,6 @@ impl SessionCall {
         }
     }
 
-    /// Records the task that an open question named as its cause.
     pub(crate) fn relate(&self, ask: &Payload, task: Arc<str>) {
         self.questions.lock().related.insert(ask.clone(), task);
     }

@@ -18,7 +18,6 @@ use crate::wire::progress::{self, ProgressView};
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
-/// The questions that a server may ask a client during a call.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 /// Largest params of a notification that belongs to no call: cached tool lists and slow listeners keep hundreds.
 const NEWS_BYTES_MAX: usize = 8 * 1024;
@@ -87,7 +86,6 @@ impl UpstreamSession {
         }
     }
 
-    /// Handles a notification on the stream of a session of the gateway.
     pub(super) fn note(&self, notification: Notification) {
         if self.deliver_to_call(&notification, CallMatch::Pooled).is_some() {
             return;
@@ -99,7 +97,6 @@ impl UpstreamSession {
         }
     }
 
-    /// Handles a request on the stream of a session of the gateway.
     pub(super) fn receive_request(self: &Arc<Self>, request: Request) {
         if let Some(Message::Request(request)) = self.route(Message::Request(request), CallMatch::Pooled) {
             if request.method != method::PING {
@@ -303,7 +300,6 @@ struct QuestionKeepAlive {
 }
 
 impl QuestionKeepAlive {
-    /// `None` if the question has no valid token.
     fn of(id: &RequestId, params: &Params) -> Option<Self> {
         let question_meta = params.object()?.get_object(meta::META)?;
         let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;

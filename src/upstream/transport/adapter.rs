@@ -90,7 +90,6 @@ pub(crate) struct TransportAdapter {
     shared: Arc<AdapterShared>,
     wire: Box<dyn MessageTransport>,
     dedicated: DedicatedProcessRules,
-    /// For stateless clients.
     connections: Mutex<stateless::StatelessConnections>,
 }
 
@@ -276,7 +275,6 @@ impl TransportAdapter {
         let _ = tokio::time::timeout(ENDING_MAX, ended).await;
     }
 
-    /// Bounded in time.
     pub(crate) async fn close(&self) {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         all.iter().for_each(|session| session.end_with_gateway());
@@ -381,7 +379,6 @@ fn events(messages: AnswerMessages) -> Response<AnswerBody> {
     response
 }
 
-/// As [`events`]; `kept` is dropped with the response.
 fn events_with(messages: AnswerMessages, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
     events(messages).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }

@@ -61,7 +61,6 @@ pub(super) struct AdapterConnection {
     pub(super) dedicated: Mutex<Vec<Arc<Self>>>,
     /// Calls that wait for their dedicated connection. A client's cancel cancels the call's token.
     pub(super) opening: Mutex<HashMap<RequestId, CancellationToken>>,
-    /// Requests that got an id of the adapter.
     pub(super) numbered: AtomicI64,
     /// Whether the server has responded with a result.
     pub(super) is_proven: AtomicBool,
@@ -234,7 +233,6 @@ impl AdapterConnection {
         Err(self.fault())
     }
 
-    /// Sends a request; the response is a stream.
     pub(super) async fn request_on(
         &self,
         request: &Request,
@@ -263,7 +261,6 @@ impl AdapterConnection {
         Ok(events(begun.messages))
     }
 
-    /// Sends a notification or an answer.
     pub(super) async fn send_one_way(
         &self,
         message: &Message,

@@ -117,10 +117,8 @@ impl CoreTasks {
 
 /// Adds a task's parent and children, by the ids that `tasks/get` takes (SEP-2268).
 fn tree_fields(writer: ObjectWriter, tree: &TreeLinks) -> ObjectWriter {
-    let writer = match tree.parent {
-        Some(parent) => writer.plain_text("parentTaskId", &parent.text()),
-        None => writer,
-    };
+    let parent = tree.parent.as_ref().map(ToString::to_string);
+    let writer = writer.optional_text("parentTaskId", parent.as_deref());
     if tree.children.is_empty() {
         return writer;
     }

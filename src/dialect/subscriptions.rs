@@ -314,8 +314,7 @@ impl Subscription {
     pub fn anything(&self, granted: &SubscriptionFilter) -> impl Iterator<Item = Bytes> {
         granted.everything().map(|(name, uri)| {
             let params = ObjectWriter::new().member(META, &self.tag(None));
-            let params = if let Some(uri) = uri { params.text("uri", uri) } else { params };
-            envelope::notification(name, Some(&params.finish()))
+            envelope::notification(name, Some(&params.optional_text("uri", uri.map(String::as_str)).finish()))
         })
     }
 

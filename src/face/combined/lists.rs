@@ -143,13 +143,10 @@ impl CombinedUpstreams {
         let from = start.map_or(0, |start| gathered.items.partition_point(|(at, index, _)| (*at, *index) < start));
         let until = gathered.items.len().min(from + PAGE_ITEMS_MAX);
         let items: Vec<&Payload> = gathered.items[from..until].iter().map(|(.., item)| item).collect();
-        let writer = ObjectWriter::new().member(list.items(), &Payload::of(&items));
-        let writer = match gathered.items.get(until) {
-            // Upstreams are named, so that the cursor stays valid if another one is removed.
-            Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
-            None => writer,
-        };
-        let page = writer.finish();
+        // Upstreams are named, so that the cursor stays valid if another one is removed.
+        let next = gathered.items.get(until).map(|(at, index, _)| format!("{}:{index}", self.settings.upstreams[*at]));
+        let page = ObjectWriter::new().member(list.items(), &Payload::of(&items));
+        let page = page.optional_text("nextCursor", next.as_deref()).finish();
         let held = self.common().engine.limits().answers_to(client.principal()).rehold(page.bytes().clone());
         Ok(Ok(page.in_buffer(held)))
     }

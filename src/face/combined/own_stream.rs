@@ -143,17 +143,14 @@ pub(super) async fn open(
     session: Arc<CombinedSession>,
     inbound: &Inbound,
 ) -> FaceResponse {
-    let last = match inbound.headers.get(headers::LAST_EVENT_ID).map(|last| last.to_str().ok()) {
-        Some(last) => {
-            let read = last.and_then(MarkedEvent::read);
-            match read.and_then(|(upstream, id)| Some((upstreams.position(upstream, &inbound.caller)?, id))) {
-                Some(last) => Some(last),
-                // Not 404, which means that the session has ended.
-                None => return bare(StatusCode::BAD_REQUEST),
-            }
-        }
-        None => None,
-    };
+    let last = inbound.headers.get(headers::LAST_EVENT_ID).map(|last| {
+        let (upstream, id) = MarkedEvent::read(last.to_str().ok()?)?;
+        Some((upstreams.position(upstream, &inbound.caller)?, id))
+    });
+    if matches!(last, Some(None)) {
+        // Not 404, which means that the session has ended.
+        return bare(StatusCode::BAD_REQUEST);
+    }
     let permit = match inbound.is_counted || inbound.carriage == MessageChannel::Stream {
         true => None,
         false => match upstreams.common().listeners.take(&inbound.counted_as(), &upstreams.settings.path) {
@@ -162,7 +159,7 @@ pub(super) async fn open(
             Err(fault) => return too_many(&fault),
         },
     };
-    let response = match last {
+    let response = match last.flatten() {
         Some((at, MarkedEvent::Answer(mark, id))) => {
             let refused = |refusal: MemberRefusal| refusal.into_response(&addressee(None, AcceptedTypes::Both));
             let answer = reopened(&client, at, Some(id)).await.unwrap_or_else(refused);

@@ -482,9 +482,7 @@ impl SessionFaceState {
         };
         for task in &mut page.tasks {
             self.leave_out_unrecorded(task);
-        }
-        if self.tasks.drafts.has(Draft::Sep2268) {
-            for task in &mut page.tasks {
+            if self.tasks.drafts.has(Draft::Sep2268) {
                 task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;
             }
         }

@@ -65,10 +65,7 @@ pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -
 
 /// As [`stateless_result`], in pieces, without copying large ones.
 pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -> JsonPieces {
-    match completed(method, result, server_info, |edit| edit.finish_pieces()) {
-        Some(pieces) => pieces,
-        None => result.clone().into(),
-    }
+    completed(method, result, server_info, |edit| edit.finish_pieces()).unwrap_or_else(|| result.clone().into())
 }
 
 /// As [`stateless_result`], in consecutive pieces: unchanged parts of at least `large` bytes are not copied.

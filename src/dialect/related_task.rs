@@ -57,11 +57,9 @@ impl RelatedTask {
     }
 
     fn beside(&self, meta: Option<&Object>) -> Payload {
-        let related = ObjectWriter::new().text("taskId", &self.id);
-        let related = match self.parent {
-            Some(parent) => related.plain_text("parentTaskId", &parent.text()).finish(),
-            None => related.finish(),
-        };
+        let parent = self.parent.as_ref().map(ToString::to_string);
+        let related = ObjectWriter::new().text("taskId", &self.id).optional_text("parentTaskId", parent.as_deref());
+        let related = related.finish();
         match meta {
             Some(meta) => meta.edit().set(self.member, related).finish(),
             None => ObjectWriter::new().member(self.member, &related).finish(),

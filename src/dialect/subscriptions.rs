@@ -260,10 +260,7 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
     if array.len() > NAMES_BYTES_MAX {
         return Err(complaint(member, &format!("has more than {NAMES_BYTES_MAX} bytes")));
     }
-    match array.read::<Vec<String>>() {
-        Ok(strings) => Ok(Some(strings)),
-        Err(_) => Err(complaint(member, "must be an array of strings")),
-    }
+    array.read().map(Some).map_err(|_| complaint(member, "must be an array of strings"))
 }
 
 /// The params of an upstream's notification without the gateway's own subscription id, and that id.

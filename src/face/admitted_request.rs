@@ -50,11 +50,7 @@ pub(super) fn admit(served: &Served, mut inbound: Box<Inbound>) -> AdmittedReque
             Err(refusal) => AdmittedRequest::Refused(too_often(&refusal)),
         };
     }
-    let read = match inbound.message.take() {
-        Some(message) => Ok(message),
-        None => envelope::read(&inbound.body, ScanLimits::CLIENT),
-    };
-    match read {
+    match inbound.message.take().map_or_else(|| envelope::read(&inbound.body, ScanLimits::CLIENT), Ok) {
         Ok(message) if !inbound.arrival.is_wanted([&message]) => {
             AdmittedRequest::Refused(FaceResponse::new(empty_body()))
         }

@@ -227,10 +227,7 @@ impl IssuedCredentials {
     async fn renew(&self, holder: Holder, refused: Option<&HeaderValue>) -> Result<KeptToken, TokenFailure> {
         let Holder { key, attempt, subject } = holder;
         let state = &self.0;
-        let is_wanted = |token: &KeptToken| match refused {
-            Some(refused) => token.header != refused,
-            None => token.is_fresh(),
-        };
+        let is_wanted = |token: &KeptToken| refused.map_or_else(|| token.is_fresh(), |refused| token.header != refused);
         let known = || {
             let kept = state.issued.get(&key).filter(is_wanted).map(Ok);
             kept.or_else(|| state.failed.get(&attempt).map(Err))

@@ -136,10 +136,7 @@ pub(in crate::face) fn brings_answer(text: &MessageText, id: &RequestId) -> bool
         EnvelopeError::Batch => false,
     };
     match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
-        Ok(messages) => messages.iter().any(|message| match message {
-            Ok(message) => is_answer(message),
-            Err(error) => bears_id(error),
-        }),
+        Ok(messages) => messages.iter().any(|message| message.as_ref().map_or_else(bears_id, is_answer)),
         Err(error) => bears_id(&error),
     }
 }

@@ -142,10 +142,8 @@ impl SaltedKeys {
     pub(super) fn for_sealing(&self, now: Instant) -> (Salt, Arc<LessSafeKey>) {
         let mut seals = self.seals.lock();
         let is_good = |current: &SealingSalt| current.left > 0 && now.duration_since(current.began) < USED_FOR;
-        let current = match seals.take().filter(is_good) {
-            Some(current) => seals.insert(current),
-            None => seals.insert(self.draw(now)),
-        };
+        let current = seals.take().filter(is_good).unwrap_or_else(|| self.draw(now));
+        let current = seals.insert(current);
         current.left -= 1;
         (current.salt, Arc::clone(&current.key))
     }

@@ -115,10 +115,7 @@ fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notif
 fn deliver_answer(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };
-    let answer = match response.outcome {
-        Ok(result) => Answer::Result(result.detached()),
-        Err(error) => Answer::Error(error),
-    };
+    let answer = response.outcome.map_or_else(Answer::Error, |result| Answer::Result(result.detached()));
     let question = id.as_text().and_then(|id| shared.open.questions.take(session.token.nonce, &id));
     if let Some(question) = question {
         let refusal = shared.refusal_of_answer(session, question.tool.as_deref().map(AskingTool::Named));

@@ -343,10 +343,8 @@ impl BridgedCall {
             self.shared.served.unmatched_rules.look_at(&page);
         }
         let support = self.support.as_deref();
-        let result = match support.and_then(|support| rewrite::tools(&Object::of(&result)?, Some(support))) {
-            Some(offering) => offering,
-            None => result,
-        };
+        let offering = support.and_then(|support| rewrite::tools(&Object::of(&result)?, Some(support)));
+        let result = offering.unwrap_or(result);
         let listed = self.fallback.as_ref().and_then(|fallback| fallback.listed(&Object::of(&result)?));
         let listed = listed.unwrap_or(result);
         Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)

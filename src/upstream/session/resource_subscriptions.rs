@@ -131,10 +131,9 @@ impl UpstreamSession {
         let Ok(response) = self.post(message, &HandedOver::default()).await else { return false };
         let limits = ReadLimits::of_bytes(ANSWER_BYTES_MAX);
         match self.open(response, id, &limits).await {
-            Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, &limits).await {
-                Ok(text) => self.answer_in(&text, id) == Some(true),
-                Err(_) => false,
-            },
+            Ok(AcceptedResponse::Json(body)) => {
+                reply::read_whole(body, &limits).await.is_ok_and(|text| self.answer_in(&text, id) == Some(true))
+            }
             Ok(AcceptedResponse::Events(mut events)) => {
                 while let Ok(Some(event)) = events.next().await {
                     if let Some(agreed) = reply::message_in(&event).and_then(|text| self.answer_in(text, id)) {

@@ -32,10 +32,7 @@ pub(super) fn notification_for(notification: &Notification, id: &RequestId) -> B
         let metadata = metadata.edit().set(meta::SUBSCRIPTION_ID, id.payload()).finish();
         Some(params.edit().set(meta::META, metadata).finish())
     });
-    match edited {
-        Some(params) => envelope::notification(&notification.method, Some(&params)),
-        None => verbatim(notification),
-    }
+    edited.map_or_else(|| verbatim(notification), |params| envelope::notification(&notification.method, Some(&params)))
 }
 
 pub(super) fn progress_of(notification: &Notification, token: &Payload) -> Bytes {
@@ -64,10 +61,9 @@ pub(super) fn without_tasks(request: &Request) -> Request {
         let metadata = metadata.edit().set(meta::CLIENT_CAPABILITIES, declared).finish();
         Some(params.edit().set(meta::META, metadata).finish())
     });
-    match edited {
-        Some(params) => Request { params: params_of(&params), ..request.clone() },
-        None => request.clone(),
-    }
+    let mut request = request.clone();
+    edited.iter().for_each(|params| request.params = params_of(params));
+    request
 }
 
 /// A question's id, or its token, for the session's client.

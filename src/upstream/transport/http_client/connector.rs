@@ -224,10 +224,8 @@ fn own_credentials(url: &Url) -> Option<HeaderValue> {
 }
 
 fn read_credentials(path: PathBuf) -> Result<HeaderValue, ProxyError> {
-    let held = match secret_file::read(&path, "credentials", CREDENTIALS_BYTES_MAX) {
-        Ok(held) => held,
-        Err(source) => return Err(ProxyError::File { path, source }),
-    };
+    let held = secret_file::read(&path, "credentials", CREDENTIALS_BYTES_MAX)
+        .map_err(|source| ProxyError::File { path: path.clone(), source })?;
     let line = held.trim_ascii();
     let is_line = line.contains(&b':') && !line.iter().any(u8::is_ascii_control);
     basic(line).filter(|_| is_line).ok_or(ProxyError::Content { path })

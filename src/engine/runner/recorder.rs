@@ -11,6 +11,7 @@ use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallStreamSender;
 use crate::engine::retry_delays::RetryDelays;
 use crate::task::{Attempt, Event, Executed, SendAttempt, StoredCall, Task, TaskKey, TaskVisibility};
+use crate::waits::or_pending;
 use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
@@ -112,10 +113,7 @@ impl Recorder {
 
     /// The next command for the runner; pends while the call has no row. Cancel safe.
     pub(super) async fn next_command(&mut self) -> RunnerCommand {
-        match &mut self.row {
-            Some(row) => row.commands.next().await,
-            None => std::future::pending().await,
-        }
+        or_pending(self.row.as_mut().map(|row| row.commands.next())).await
     }
 
     /// Whether the clients of repetitions may receive questions.

@@ -21,6 +21,7 @@ use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::session_results::{initialize_result, session_error};
 use crate::face::answer::{accepted, addressee, bare};
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::ClientInitialize;
 use crate::task::{Answer, Executed, GatewayFault, Principal, Reason};
@@ -46,10 +47,7 @@ pub(super) async fn post(
     if let Message::Request(request) = &message
         && let Some(answering) = bridge_stream::subscription(shared, &session, request, &inbound.caller.principal)
     {
-        return match answering.await {
-            Ok(result) => addressee.result(result),
-            Err(error) => addressee.error(StatusCode::OK, &error),
-        };
+        return RequestAnswer::from(answering.await).into_response(&addressee);
     }
     match message {
         Message::Request(request) => match own_answer(shared, &session, &request) {

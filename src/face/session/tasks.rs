@@ -30,7 +30,7 @@ use crate::engine::{
 };
 use crate::face::answer::{Addressee, TaskMethodError, addressee, bare};
 use crate::face::call_stream::progress::{MonotonicProgress, progress_token};
-use crate::face::call_stream::request_answer::unanswered;
+use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::handle_delay;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
@@ -188,7 +188,7 @@ impl SessionFaceState {
                     return addressee.error(StatusCode::OK, &gateway_error(&fault));
                 }
                 match self.as_seen(task).await {
-                    Ok(task) => respond(&addressee, self.tasks.handle(&task, text)),
+                    Ok(task) => RequestAnswer::from(self.tasks.handle(&task, text)).into_response(&addressee),
                     Err(error) => answer_refused(error.into(), &addressee),
                 }
             }
@@ -495,13 +495,6 @@ impl SessionFaceState {
 fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     Some(rising.notification(&value, progress.message.as_deref(), Some(&task.meta())))
-}
-
-fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {
-    match encoded {
-        Ok(result) => addressee.result(result),
-        Err(error) => addressee.error(StatusCode::OK, &error),
-    }
 }
 
 /// An error for a request has status 200 here.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Fuse, FusedFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::stateless_sender::{DraftRequest, StatelessSender};
@@ -23,6 +23,7 @@ use crate::upstream::outgoing::HandedOver;
 use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal};
 use crate::upstream::session::{SessionKey, UpstreamLink, route};
 use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, ServerNotification, own_ids};
+use crate::waits::{at, or_pending};
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope, method, one_line, rpc_error};
@@ -287,22 +288,22 @@ impl ListenSource {
                     Some(Err(())) if current.is_none() => return,
                     Some(Err(())) | None => (),
                 },
-                news = next_of(current.as_mut()) => match news {
+                news = or_pending(current.as_mut().map(UpstreamListenStream::next)) => match news {
                     Some(news) => self.publish(news),
                     None => return,
                 },
-                news = next_of(before.as_mut().map(|(spoken, _)| spoken)) => match news {
+                news = or_pending(before.as_mut().map(|(spoken, _)| spoken.next())) => match news {
                     Some(news) => self.publish(news),
                     None => before = None,
                 },
-                () = until(overlap_end) => before = None,
+                () = at(overlap_end) => before = None,
                 () = self.grown.notified(), if !is_opening => {
                     if !self.state.borrow().asked.cover(&self.wanted.lock().wishes()) {
                         opening = self.open();
                     }
                 }
                 () = self.shrunk.notified() => settle = Some(Instant::now() + SETTLE),
-                () = until(settle), if !is_opening => {
+                () = at(settle), if !is_opening => {
                     settle = None;
                     let wanted = self.wanted.lock().wishes();
                     let asked = &self.state.borrow().asked;
@@ -361,21 +362,6 @@ impl ListenSource {
 }
 
 const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
-
-/// Pends without a stream. Cancel safe.
-async fn next_of(spoken: Option<&mut UpstreamListenStream>) -> Option<ServerNotification> {
-    match spoken {
-        Some(spoken) => spoken.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(when: Option<Instant>) {
-    match when {
-        Some(when) => sleep_until(when).await,
-        None => std::future::pending().await,
-    }
-}
 
 #[derive(Debug)]
 enum ListenError {

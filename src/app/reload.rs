@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::files::FileUse;
@@ -106,9 +107,12 @@ impl ServedUpstream {
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
+        // Later calls are another upstream's, which may have the same name at another path.
+        let last_call = Instant::now();
         async move {
             // Calls hold the permits, or are counted: clients may resume those in the pipe, but not at an upstream that was replaced.
-            let is_counted = || !streams_end.is_cancelled() && permits.upgrade().is_some_and(|all| all.has_calls());
+            let has_begun = || permits.upgrade().is_some_and(|permits| permits.has_calls_begun_by(last_call));
+            let is_counted = || !streams_end.is_cancelled() && has_begun();
             let has_calls = || permits.strong_count() > 1 || is_counted();
             // Requests in progress hold the endpoint.
             let is_over = || !has_calls() && endpoint.strong_count() <= holders;

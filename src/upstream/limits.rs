@@ -14,6 +14,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::answer_budget::AnswerShare;
 use crate::metric;
@@ -205,8 +206,8 @@ impl CallPermits {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
-    pub fn has_calls(&self) -> bool {
-        !self.0.in_progress.is_empty()
+    pub fn has_calls_begun_by(&self, time: Instant) -> bool {
+        self.0.in_progress.has_calls_begun_by(time)
     }
 
     /// The bytes that responses to `owner` may hold.

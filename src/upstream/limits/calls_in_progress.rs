@@ -86,8 +86,8 @@ impl CallsInProgress {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.records.lock().calls.is_empty()
+    pub(super) fn has_calls_begun_by(&self, time: Instant) -> bool {
+        self.records.lock().calls.iter().any(|(_, record)| record.call.began <= time)
     }
 
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {

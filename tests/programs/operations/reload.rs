@@ -233,6 +233,21 @@ async fn f115_a_call_at_a_removed_server_is_resumed_until_it_ends() {
     assert_eq!(client.get(Some("e-2")).await.status, StatusCode::NOT_FOUND);
 }
 
+/// F66: calls at the new path are not the old one's, although both have one name and its permits.
+#[tokio::test]
+async fn f66_an_upstream_at_another_path_is_let_go_of_beside_calls_at_the_new_one() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&at_one_path(&worker.server));
+    let program = Program::serve(&folder).await;
+    let _session = client(&program).opened("2025-11-25").await;
+    folder.write(&block("up", &worker.server));
+    program.says(READ, 1).await;
+    let call = held(&worker, &program, "/up/mcp", 1).await;
+    program.says("it was removed", 1).await;
+    worker.answer_all();
+    assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+}
+
 /// SEC-81: else a program would start again. With another status than 202 some clients end.
 #[tokio::test]
 async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_closed() {

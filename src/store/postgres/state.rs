@@ -101,7 +101,7 @@ impl StoreState {
         if new == PostgresHealth::Good {
             tracing::info!("the database is used again");
         } else {
-            tracing::warn!("the database cannot be used: {new}; {}", new.remedy());
+            tracing::warn!("the database has a fault: {new}; {}", new.remedy());
         }
         let together = parts.together();
         // Sent under the lock, so that the newest health is sent last.

@@ -208,7 +208,7 @@ async fn readiness_says_what_is_in_the_way_of_the_database() {
     let log = program.log();
     assert_eq!(outages() - before, 1, "one line for an outage: {log}");
     for (fault, remedy) in [("has no connection left", "limit of connections"), ("is read-only", "primary is found")] {
-        let fault = format!("the database cannot be used: the database's server {fault}");
+        let fault = format!("the database has a fault: the database's server {fault}");
         assert!(log.lines().any(|line| line.contains(&fault) && line.contains(remedy)), "{fault}: {log}");
     }
 }

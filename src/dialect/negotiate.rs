@@ -131,6 +131,11 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
+    /// All of its capabilities that questions need, without the request's body: calls keep them to their end.
+    pub fn of_questions(&self) -> Object {
+        if self.takes_questions() { self.capabilities.detached() } else { Object::empty() }
+    }
+
     /// Whether its stream may carry a notification: own progress, requested logs, or an unknown one (MOD-22, MOD-23).
     pub fn admits(&self, name: &str, params: Option<&Object>) -> bool {
         match name {
@@ -191,7 +196,8 @@ pub fn declared_by(capabilities: &Payload) -> impl Fn(&Payload) -> bool + Send +
     move |question| declared.as_ref().is_some_and(|all| can_be_asked(all, question))
 }
 
-fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
+/// As [`StatelessRequest::missing`].
+pub fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (capability, part) in questions.into_iter().filter_map(need_of) {
         if !has(capabilities, capability, part) {
@@ -290,6 +296,10 @@ mod tests {
         assert!(!request.declared().payload().is_exact());
         let kept = request.detached();
         assert!(kept.declared().payload().is_exact() && kept.takes_questions());
+        let asked = request.of_questions();
+        assert!(asked.payload().is_exact() && asked.has_object("elicitation"));
+        let unasked = with_capabilities(r#"{"extensions":{"a/b":{}},"sampling":7}"#).of_questions();
+        assert_eq!(unasked.payload(), &Payload::empty_object());
     }
 
     /// EXT-02, EXT-62: only the extension in this request's own capabilities counts.
@@ -386,7 +396,9 @@ mod tests {
                 .iter()
                 .map(|text| Payload::parse(&bytes::Bytes::from_static(text.as_bytes()), ScanLimits::UPSTREAM).unwrap())
                 .collect();
-            let data = with_capabilities(capabilities).missing(&texts);
+            let request = with_capabilities(capabilities);
+            let data = request.missing(&texts);
+            assert_eq!(super::missing(&request.of_questions(), &texts), data, "{capabilities} {questions:?}");
             assert_eq!(data.as_ref().map(Payload::as_str), missing, "{capabilities} {questions:?}");
         }
     }

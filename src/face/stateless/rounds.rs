@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
-use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::negotiate::{StatelessRequest, missing};
 use crate::dialect::{RequestError, inputs};
 use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RetryRefusal, RoundRetry, TaskError};
 use crate::face::call_stream::engine_call::RoundSeal;
@@ -19,8 +19,8 @@ use crate::wire::{Object, Payload, method};
 
 /// The questions that the client can answer (MOD-19, MOD-27).
 pub(super) fn questions_for(metadata: &StatelessRequest) -> QuestionFilter {
-    let metadata = metadata.clone();
-    Arc::new(move |question| match metadata.missing([question]) {
+    let capabilities = metadata.of_questions();
+    Arc::new(move |question| match missing(&capabilities, [question]) {
         None => Askable::Declared,
         // Servers request roots at the start of a session, for no call in particular, and work without.
         Some(_) if asks_for_roots(question) => Askable::Undeclared,

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rusqlite::Connection;
 
 use super::columns::{RowColumns, RowOutline, is_damage};
 use super::resident::OWN;
 use super::resident::RowChange;
-use super::rows::{self, FoundRow, UnfreeableRows};
+use super::rows::{self, FoundRow, RowStatements, UnfreeableRows};
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteOutcome, WriteRole};
@@ -70,7 +69,7 @@ impl InsertRefusal {
 
 /// Dropping it decides nothing: the connection's owner commits or rolls back.
 pub(super) struct WriteBatch<'a> {
-    pub(super) conn: &'a Connection,
+    pub(super) statements: RowStatements<'a>,
     pub(super) no_new: Option<InsertRefusal>,
     /// The size of all rows, including this transaction's.
     pub(super) bytes: usize,
@@ -96,7 +95,7 @@ impl WriteBatch<'_> {
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
             RowWrite::Barrier => {
                 self.has_barrier = true;
-                rows::probe(self.conn).map(|()| Ok(WriteOutcome::Done))
+                rows::probe(self.statements.conn).map(|()| Ok(WriteOutcome::Done))
             }
         }
     }
@@ -115,10 +114,10 @@ impl WriteBatch<'_> {
         }
         let now = self.clock.expiry_time(task.created_at).max(self.seen);
         let is_named = match &task.idempotency {
-            Some(named) => rows::is_named(self.conn, &task.key.owner, &named.key, now)?,
+            Some(named) => rows::is_named(self.statements.conn, &task.key.owner, &named.key, now)?,
             None => false,
         };
-        if is_named || !rows::insert(self.conn, task)? {
+        if is_named || !rows::insert(&mut self.statements, task)? {
             return Ok(Err(StoreError::Exists));
         }
         self.bytes += bytes;
@@ -135,7 +134,7 @@ impl WriteBatch<'_> {
     ) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         // The revision of a row with damaged columns is unknown: the next write repairs it.
         let is_next = |found: &FoundRow| found.columns.revision == expected || !found.is_sound;
-        let Some(found) = rows::find(self.conn, &task.key)?.filter(is_next) else {
+        let Some(found) = rows::find(&mut self.statements, &task.key)?.filter(is_next) else {
             return Ok(Err(StoreError::Conflict));
         };
         let before = found.columns.outline;
@@ -153,9 +152,9 @@ impl WriteBatch<'_> {
             && let Some(record) = found.record().filter(|_| !anew)
         {
             // SQLite writes the new record before it frees the old one; a full disk lacks the space for both.
-            rows::empty(self.conn, record)?;
+            rows::empty(self.statements.conn, record)?;
         }
-        rows::update(self.conn, &found, revision, task, anew, self.stuck)?;
+        rows::update(&mut self.statements, &found, revision, task, anew, self.stuck)?;
         self.bytes = (self.bytes + bytes).saturating_sub(before.bytes);
         Ok(Ok(self.note(task, revision, Some(before))))
     }
@@ -173,12 +172,12 @@ impl WriteBatch<'_> {
         gone_at: Option<Timestamp>,
     ) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         let is_there = |row: &RowOutline| gone_at.is_some_and(|now| !row.is_settled || row.expires_at > now);
-        match rows::find(self.conn, key)? {
+        match rows::find(&mut self.statements, key)? {
             Some(found) if is_there(&found.columns.outline) => (),
             Some(found) => {
                 self.delete(found)?;
                 if let Some(now) = gone_at {
-                    rows::note_seen(self.conn, now)?;
+                    rows::note_seen(self.statements.conn, now)?;
                 }
             }
             // A missing row must not be served from memory.
@@ -191,7 +190,7 @@ impl WriteBatch<'_> {
         // Rows that cannot be freed are the oldest, so they come first.
         let stuck = self.stuck.lock().rows.len();
         let (mut freed, bytes) = (0, self.bytes);
-        for row in rows::gone(self.conn, now, limit.saturating_add(stuck))? {
+        for row in rows::gone(self.statements.conn, now, limit.saturating_add(stuck))? {
             if freed == limit || bytes - self.bytes >= SWEEP_BYTES_MAX {
                 break;
             }
@@ -199,7 +198,7 @@ impl WriteBatch<'_> {
                 continue;
             }
             let records = self.stuck.lock().records.len();
-            if let Err(error) = rows::numbered(self.conn, row).and_then(|found| self.delete(found)) {
+            if let Err(error) = rows::numbered(self.statements.conn, row).and_then(|found| self.delete(found)) {
                 if is_damage(&error) && self.stuck.lock().records.len() == records {
                     self.stuck.lock().rows.insert(row);
                     metrics::counter!(metric::STORE_DAMAGED).increment(1);
@@ -211,13 +210,13 @@ impl WriteBatch<'_> {
         }
         if freed > 0 {
             // If the clock is set back later, a freed row must still count as expired.
-            rows::note_seen(self.conn, now)?;
+            rows::note_seen(self.statements.conn, now)?;
         }
         Ok(Ok(WriteOutcome::Count(freed)))
     }
 
     fn delete(&mut self, found: FoundRow) -> rusqlite::Result<()> {
-        rows::delete(self.conn, &found, self.stuck)?;
+        rows::delete(self.statements.conn, &found, self.stuck)?;
         let RowColumns { key, outline, .. } = found.columns;
         self.bytes = self.bytes.saturating_sub(outline.bytes);
         self.changes.push(RowChange { key, before: Some(outline), after: None });

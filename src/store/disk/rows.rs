@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rusqlite::blob::ZeroBlob;
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 
 use super::columns::{COLUMNS, MOVING, RowColumns, at, id, is_damage, number, time};
 use crate::store::record;
@@ -29,11 +29,32 @@ impl FoundRow {
     }
 }
 
+/// Statements of one transaction. The connection's cache hashes a statement's text twice for each use.
+pub(super) struct RowStatements<'c> {
+    pub(super) conn: &'c Connection,
+    prepared: Vec<(&'static str, CachedStatement<'c>)>,
+}
+
+impl<'c> RowStatements<'c> {
+    pub(super) const fn new(conn: &'c Connection) -> Self {
+        Self { conn, prepared: Vec::new() }
+    }
+
+    fn get(&mut self, sql: &'static str) -> rusqlite::Result<&mut CachedStatement<'c>> {
+        let known = self.prepared.iter().position(|(known, _)| *known == sql);
+        if known.is_none() {
+            self.prepared.push((sql, self.conn.prepare_cached(sql)?));
+        }
+        Ok(&mut self.prepared[known.unwrap_or(self.prepared.len() - 1)].1)
+    }
+}
+
 static FIND: LazyLock<String> =
     LazyLock::new(|| format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3"));
 
-pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<FoundRow>> {
-    conn.prepare_cached(&FIND)?
+pub(super) fn find(statements: &mut RowStatements<'_>, key: &TaskKey) -> rusqlite::Result<Option<FoundRow>> {
+    statements
+        .get(&FIND)?
         .query_row(params![ShortReference::of(key).0, key.owner.as_str(), id(key)], |row| {
             let (columns, checked) = RowColumns::checked(row, 1)?;
             Ok(FoundRow { row: row.get(0)?, columns, is_sound: checked.is_ok() })
@@ -73,8 +94,9 @@ fn update_of(columns: &str, values: &str) -> String {
 /// A larger record is written over zeros, which take no memory: as a value of a statement, SQLite would copy it twice.
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
-fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
-    let mut statement = conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?;
+fn put_record(statements: &mut RowStatements<'_>, task: &Task) -> rusqlite::Result<i64> {
+    let conn = statements.conn;
+    let statement = statements.get("INSERT INTO records (record) VALUES (?1)")?;
     if task.stored_bytes() <= VALUE_BYTES_MAX {
         statement.execute([record::encode(task)])?;
         return Ok(conn.last_insert_rowid());
@@ -86,8 +108,9 @@ fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<i64> {
 }
 
 /// Returns whether the record was there.
-fn replace_record(conn: &Connection, row: i64, task: &Task) -> rusqlite::Result<bool> {
-    let mut statement = conn.prepare_cached("UPDATE records SET record = ?2 WHERE row = ?1")?;
+fn replace_record(statements: &mut RowStatements<'_>, row: i64, task: &Task) -> rusqlite::Result<bool> {
+    let conn = statements.conn;
+    let statement = statements.get("UPDATE records SET record = ?2 WHERE row = ?1")?;
     if task.stored_bytes() <= VALUE_BYTES_MAX {
         return Ok(statement.execute(params![row, record::encode(task)])? == 1);
     }
@@ -127,21 +150,21 @@ fn drop_record(conn: &Connection, record: i64, stuck: &Mutex<UnfreeableRows>) ->
 }
 
 /// Returns `false` if its key exists.
-pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
+pub(super) fn insert(statements: &mut RowStatements<'_>, task: &Task) -> rusqlite::Result<bool> {
     let reference = ShortReference::of(&task.key);
     let sql = "SELECT 1 FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3";
-    if conn.prepare_cached(sql)?.exists(params![reference.0, task.key.owner.as_str(), id(&task.key)])? {
+    if statements.get(sql)?.exists(params![reference.0, task.key.owner.as_str(), id(&task.key)])? {
         return Ok(false);
     }
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(conn, task)?);
-    let mut statement = conn.prepare_cached(&INSERT)?;
+    let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(statements, task)?);
+    let statement = statements.get(&INSERT)?;
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
 /// `anew` inserts another record and leaves the old one alone, which may be damaged.
 pub(super) fn update(
-    conn: &Connection,
+    statements: &mut RowStatements<'_>,
     found: &FoundRow,
     to: Revision,
     task: &Task,
@@ -151,13 +174,13 @@ pub(super) fn update(
     let before = found.record();
     let record = match before {
         Some(row) if !anew => {
-            if replace_record(conn, row, task)? {
+            if replace_record(statements, row, task)? {
                 row
             } else {
-                put_record(conn, task)?
+                put_record(statements, task)?
             }
         }
-        Some(_) | None => put_record(conn, task)?,
+        Some(_) | None => put_record(statements, task)?,
     };
     // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
@@ -165,12 +188,12 @@ pub(super) fn update(
     let columns = RowColumns::of(task, found.columns.reference, to, record);
     let columns = RowColumns { name: columns.name.or(kept), ..columns };
     let sql = if found.columns.stands_with(&columns) { &UPDATE_MOVING } else { &UPDATE };
-    let mut statement = conn.prepare_cached(sql)?;
+    let statement = statements.get(sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())
     })?;
-    before.filter(|before| *before != record).map_or(Ok(()), |before| drop_record(conn, before, stuck))
+    before.filter(|before| *before != record).map_or(Ok(()), |before| drop_record(statements.conn, before, stuck))
 }
 
 /// Empties a record that is rewritten in the same transaction.

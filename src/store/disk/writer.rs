@@ -19,6 +19,7 @@ use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
 use super::readers::ReaderPool;
 use super::resident::{ResidentRows, UnresolvedInserts, totals};
+use super::rows::RowStatements;
 use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
 use crate::metric;
@@ -225,7 +226,7 @@ impl DiskWriter {
         let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
         let began = Instant::now();
         let mut batch = WriteBatch {
-            conn,
+            statements: RowStatements::new(conn),
             no_new: no_new(self.monitor.now()),
             bytes: self.resident.usage().bytes,
             bytes_max: self.stored_bytes_max,
@@ -467,9 +468,9 @@ impl DiskWriter {
         }
         execute(conn, BEGIN)?;
         rows::probe(conn)?;
-        let mut found = 0_usize;
+        let (mut found, mut statements) = (0_usize, RowStatements::new(conn));
         for key in &keys {
-            if let Some(row) = rows::find(conn, key)? {
+            if let Some(row) = rows::find(&mut statements, key)? {
                 rows::delete(conn, &row, self.resident.stuck())?;
                 found += 1;
             }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::columns::{RowColumns, RowOutline, is_damage};
-use super::resident::OWN;
-use super::resident::RowChange;
+use super::resident::{OWN, RowChange};
 use super::rows::{self, FoundRow, RowStatements, UnfreeableRows};
 use crate::metric;
 use crate::store::clock_trust::ClockTrust;
@@ -77,7 +76,6 @@ pub(super) struct WriteBatch<'a> {
     pub(super) seen: Timestamp,
     pub(super) clock: ClockTrust,
     pub(super) stuck: &'a Mutex<UnfreeableRows>,
-    /// Whether records are inserted anew instead of overwritten.
     pub(super) is_careful: bool,
     pub(super) changes: Vec<RowChange>,
     pub(super) has_barrier: bool,
@@ -124,7 +122,6 @@ impl WriteBatch<'_> {
         Ok(Ok(self.note(task, Revision::FIRST, None)))
     }
 
-    /// `anew` inserts a new record instead of overwriting the old one.
     fn put(
         &mut self,
         expected: Revision,

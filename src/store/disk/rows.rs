@@ -94,32 +94,24 @@ fn update_of(columns: &str, values: &str) -> String {
 /// A larger record is written over zeros, which take no memory: as a value of a statement, SQLite would copy it twice.
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
-fn put_record(statements: &mut RowStatements<'_>, task: &Task) -> rusqlite::Result<i64> {
+/// Replaces the record `row`, or inserts one if there is none; returns its number.
+fn put_record(statements: &mut RowStatements<'_>, row: Option<i64>, task: &Task) -> rusqlite::Result<i64> {
     let conn = statements.conn;
-    let statement = statements.get("INSERT INTO records (record) VALUES (?1)")?;
-    if task.stored_bytes() <= VALUE_BYTES_MAX {
-        statement.execute([record::encode(task)])?;
-        return Ok(conn.last_insert_rowid());
+    let statement = statements.get(match row {
+        Some(_) => "UPDATE records SET record = ?2 WHERE row = ?1",
+        None => "INSERT INTO records (row, record) VALUES (?1, ?2)",
+    })?;
+    let is_value = task.stored_bytes() <= VALUE_BYTES_MAX;
+    let pieces = if is_value { Vec::new() } else { record::encode_in_pieces(task, VALUE_BYTES_MAX) };
+    let written = match is_value {
+        true => statement.execute(params![row, record::encode(task)])?,
+        false => statement.execute(params![row, room_for(&pieces)])?,
+    };
+    if written == 0 {
+        return put_record(statements, None, task);
     }
-    let pieces = record::encode_in_pieces(task, VALUE_BYTES_MAX);
-    statement.execute([room_for(&pieces)])?;
-    let row = conn.last_insert_rowid();
-    fill(conn, row, &pieces).map(|()| row)
-}
-
-/// Returns whether the record was there.
-fn replace_record(statements: &mut RowStatements<'_>, row: i64, task: &Task) -> rusqlite::Result<bool> {
-    let conn = statements.conn;
-    let statement = statements.get("UPDATE records SET record = ?2 WHERE row = ?1")?;
-    if task.stored_bytes() <= VALUE_BYTES_MAX {
-        return Ok(statement.execute(params![row, record::encode(task)])? == 1);
-    }
-    let pieces = record::encode_in_pieces(task, VALUE_BYTES_MAX);
-    let is_there = statement.execute(params![row, room_for(&pieces)])? == 1;
-    if is_there {
-        fill(conn, row, &pieces)?;
-    }
-    Ok(is_there)
+    let row = row.unwrap_or_else(|| conn.last_insert_rowid());
+    if is_value { Ok(row) } else { fill(conn, row, &pieces).map(|()| row) }
 }
 
 fn room_for(pieces: &[Bytes]) -> ZeroBlob {
@@ -157,7 +149,7 @@ pub(super) fn insert(statements: &mut RowStatements<'_>, task: &Task) -> rusqlit
         return Ok(false);
     }
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(statements, task)?);
+    let columns = RowColumns::of(task, reference, Revision::FIRST, put_record(statements, None, task)?);
     let statement = statements.get(&INSERT)?;
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
@@ -172,16 +164,7 @@ pub(super) fn update(
     stuck: &Mutex<UnfreeableRows>,
 ) -> rusqlite::Result<()> {
     let before = found.record();
-    let record = match before {
-        Some(row) if !anew => {
-            if replace_record(statements, row, task)? {
-                row
-            } else {
-                put_record(statements, task)?
-            }
-        }
-        Some(_) | None => put_record(statements, task)?,
-    };
+    let record = put_record(statements, before.filter(|_| !anew), task)?;
     // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
@@ -198,8 +181,7 @@ pub(super) fn update(
 
 /// Empties a record that is rewritten in the same transaction.
 pub(super) fn empty(conn: &Connection, record: i64) -> rusqlite::Result<()> {
-    conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record])?;
-    Ok(())
+    conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([record]).map(drop)
 }
 
 pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
@@ -234,11 +216,9 @@ pub(super) fn longest_lifetime(conn: &Connection, until: Timestamp) -> rusqlite:
 }
 
 pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<()> {
-    conn.prepare_cached("UPDATE marks SET value = max(value, ?1) WHERE name = 'seen'")?.execute([at(seen)])?;
-    Ok(())
+    conn.prepare_cached("UPDATE marks SET value = max(value, ?1) WHERE name = 'seen'")?.execute([at(seen)]).map(drop)
 }
 
 pub(super) fn probe(conn: &Connection) -> rusqlite::Result<()> {
-    conn.prepare_cached("UPDATE marks SET value = value + 1 WHERE name = 'probe'")?.execute(())?;
-    Ok(())
+    conn.prepare_cached("UPDATE marks SET value = value + 1 WHERE name = 'probe'")?.execute(()).map(drop)
 }

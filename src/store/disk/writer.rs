@@ -499,7 +499,6 @@ impl DiskWriter {
 const BEGIN: &str = "BEGIN IMMEDIATE";
 const COMMIT: &str = "COMMIT";
 
-/// Runs a statement without parameters and rows. A connection parses it once.
 fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
     conn.prepare_cached(sql)?.execute(()).map(drop)
 }

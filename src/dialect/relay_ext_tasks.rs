@@ -120,12 +120,10 @@ pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
         "input_required" => object
             .get_object("inputRequests")
             .map_or(ExtensionTaskState::Malformed(Executed::Unknown), ExtensionTaskState::Asking),
-        "completed" => match object.get("result") {
-            Some(result) if matches!(answered(method::TOOLS_CALL, &result), StatelessResult::Complete) => {
-                ExtensionTaskState::Returned(result)
-            }
-            Some(_) | None => ExtensionTaskState::Malformed(Executed::Yes),
-        },
+        "completed" => object
+            .get("result")
+            .filter(|result| matches!(answered(method::TOOLS_CALL, result), StatelessResult::Complete))
+            .map_or(ExtensionTaskState::Malformed(Executed::Yes), ExtensionTaskState::Returned),
         "failed" => object
             .get_object("error")
             .as_ref()

@@ -184,13 +184,11 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let now = Instant::now();
-        let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
-        let silent = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
         if self.pace.deadline.is_some_and(|deadline| now >= deadline) {
-            return Some(self.give_up(&late));
+            return Some(self.give_up(Reason::DeadlineExceeded));
         }
         if self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle) {
-            return Some(self.give_up(&silent));
+            return Some(self.give_up(Reason::UpstreamTimeout));
         }
         let is_due = self.events.is_some() && now >= self.silence.ends_at();
         if is_due {
@@ -247,19 +245,15 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     /// Ends the call, and cancels it upstream.
-    fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
-        if let Some(call) = &self.call {
-            call.cancel(fault.reason);
-        }
-        self.end_with(fault)
+    fn give_up(&mut self, reason: Reason) -> Result<Frame<BodyPart>, io::Error> {
+        self.call.iter().for_each(|call| call.cancel(reason));
+        self.end_with(&GatewayFault::new(reason, Executed::Unknown))
     }
 
     /// Ends the client's body with an error event. JSON, and a stream without a call, are aborted.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
-        if let Some(call) = &self.call {
-            call.ended(fault);
-        }
+        self.call.iter().for_each(|call| call.ended(fault));
         let Some(call) = self.call.take().filter(|_| self.events.is_some()) else {
             return Err(io::Error::other("the response cannot be completed"));
         };
@@ -297,7 +291,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     fn broke(&mut self, error: io::Error) -> Result<Frame<BodyPart>, io::Error> {
         // Behind a response that is too large to be recognised, an error would be a second response.
         let may_be_answered = self.call.as_ref().is_some_and(AnsweredRequest::may_end_unanswered)
-            && self.tail.as_ref().is_some_and(|tail| tail.is_lost);
+            && self.tail.as_ref().is_some_and(|tail| tail.has_large);
         if self.events.is_some() && !self.can_be_taken_up() && !may_be_answered {
             return self.end_with(&fault_in(&error));
         }
@@ -521,8 +515,7 @@ pub(in crate::face) struct StreamPause {
 #[derive(Debug)]
 struct StreamTail {
     id: RequestId,
-    /// Whether an event was too large to parse, and whether one has ended since.
-    is_lost: bool,
+    /// Whether an event has ended that was too large to parse.
     has_large: bool,
     event: Option<String>,
     retry: Duration,
@@ -533,21 +526,12 @@ struct StreamTail {
 
 impl StreamTail {
     fn new(id: &RequestId) -> Self {
-        Self {
-            id: id.clone(),
-            is_lost: false,
-            has_large: false,
-            event: None,
-            retry: Duration::ZERO,
-            data: None,
-            was_answered: false,
-        }
+        Self { id: id.clone(), has_large: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
     }
 
     /// Records the next events; `None` once one is too large. `is_whole`: whether the last of them has ended.
     fn pass(&mut self, events: Option<Vec<SseEvent>>, is_whole: bool) {
-        self.is_lost |= events.is_none();
-        self.has_large |= self.is_lost && is_whole;
+        self.has_large |= events.is_none() && is_whole;
         for event in events.into_iter().flatten() {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
@@ -561,7 +545,7 @@ impl StreamTail {
 
     /// Whether the response has arrived; an event that is too large counts as the response once it has ended.
     fn is_answered(&mut self) -> bool {
-        if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
+        if let Some(data) = self.data.take().filter(|_| !self.was_answered) {
             self.was_answered = brings_answer(&data, &self.id);
         }
         self.was_answered || self.has_large

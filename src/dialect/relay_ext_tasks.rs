@@ -126,8 +126,7 @@ pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
             .map_or(ExtensionTaskState::Malformed(Executed::Yes), ExtensionTaskState::Returned),
         "failed" => object
             .get_object("error")
-            .as_ref()
-            .and_then(RpcError::from_object)
+            .and_then(|error| RpcError::from_object(&error))
             .map_or(ExtensionTaskState::Malformed(Executed::Yes), ExtensionTaskState::Faulted),
         "cancelled" => ExtensionTaskState::Cancelled,
         _ => ExtensionTaskState::Unknown,

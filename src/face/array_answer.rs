@@ -25,11 +25,11 @@ use super::served::Served;
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
-use crate::task::Principal;
-use crate::upstream::reply::{ReadLimits, read_whole};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::reply::{ReadLimits, answer_in, read_whole};
 use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Message, ProtocolVersion, RequestId, method};
+use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
 
 pub(super) type ArrayItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
 
@@ -101,10 +101,7 @@ where
     let inbound = Inbound { array_tools: Some(Arc::default()), ..inbound.clone() };
     let served = Arc::clone(served);
     let serve = move |(read, text): (Result<Message, EnvelopeError>, Bytes)| {
-        let id = match &read {
-            Ok(Message::Request(request)) => Some(request.id.clone()),
-            Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
-        };
+        let id = read.as_ref().ok().and_then(Message::request).map(|request| request.id.clone());
         let posted = match read {
             Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
                 let what = Cow::Borrowed("initialize must not be in a batch");
@@ -221,15 +218,46 @@ async fn response_text(
     }
     let needed = answer.extensions_mut().remove().map(|ScopesNeeded(needed)| needed);
     let limits = ReadLimits::within(result_bytes_max, served.engine.limits().answers_to(&principal)).with_envelope();
-    match read_whole(answer.into_body(), &limits).await {
+    match read_whole(answer.into_body(), &limits).await.and_then(|text| item_text(text, id.as_ref())) {
         Ok(text) => Some(ItemAnswer { text, needed }).filter(|answer| !answer.text.is_empty()),
         Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault)).into()),
+    }
+}
+
+/// The text of one response, if there is one. Other text would spoil the responses around it (F34).
+fn item_text(text: Bytes, id: Option<&RequestId>) -> Result<Bytes, GatewayFault> {
+    let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    let is_meant = |named: &RequestId| id.is_none_or(|id| named.says(id));
+    match envelope::read(&text, ScanLimits::UPSTREAM) {
+        _ if text.is_empty() => Ok(text),
+        Ok(Message::Response(response)) if response.id.as_ref().is_none_or(is_meant) => Ok(text),
+        Err(EnvelopeError::Batch) => id.and_then(|id| Some(answer_in(&text, id)?.under(id))).ok_or(malformed),
+        Ok(_) | Err(_) => Err(malformed),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// LEG-12, F34.
+    #[test]
+    fn a_response_that_is_no_message_fails() {
+        let id = RequestId::number(1);
+        let read = |text: &str| item_text(Bytes::copy_from_slice(text.as_bytes()), Some(&id));
+        let fine = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+        let other = fine.replace('1', "2");
+        let unaddressed = r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}"#;
+        for kept in ["", fine, &format!(" {fine}\n"), unaddressed] {
+            assert_eq!(read(kept).unwrap(), kept);
+        }
+        assert_eq!(read(&format!("[{other},{fine}]")).unwrap(), fine);
+        for odd in
+            [&fine[1..], &format!("{fine},{other}"), &format!("{fine}]"), &format!("\u{feff}{fine}"), &other, "[]"]
+        {
+            assert_eq!(read(odd).unwrap_err().reason, Reason::UpstreamMalformed, "{odd}");
+        }
+    }
 
     #[tokio::test]
     async fn requests_of_an_array_whose_client_leaves_are_still_processed() {

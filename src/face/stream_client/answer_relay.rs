@@ -158,12 +158,8 @@ impl ClientLink {
             return (Some(text.into_bytes()), is_answer);
         }
         self.dropped();
-        let kept: Vec<_> = messages
-            .into_iter()
-            .zip(kinds)
-            .filter(|(_, kind)| *kind != RelayedKind::None)
-            .map(|(message, _)| message)
-            .collect();
+        let kept = |(message, kind): (Bytes, RelayedKind)| (kind != RelayedKind::None).then_some(message);
+        let kept: Vec<_> = messages.into_iter().zip(kinds).filter_map(kept).collect();
         (envelope::batch(&kept), is_answer)
     }
 

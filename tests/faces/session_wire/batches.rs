@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
 use super::client::{TestGateway, call, initialize};
-use super::upstream::{Once, ScriptedServer, SeenRequest, in_time};
+use super::upstream::{Once, ScriptedServer, SeenRequest, in_time, json_text};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/n"}"#;
 const ANSWER: &str = r#"{"jsonrpc":"2.0","id":"q","result":{}}"#;
@@ -75,6 +75,24 @@ async fn an_array_that_asks_nothing_is_accepted() {
     let client = gate.client_of("2025-03-26").await;
     let reply = client.post(batch(&[NOTE, ANSWER])).await;
     assert_eq!((reply.status, reply.text().await), (StatusCode::ACCEPTED, String::new()));
+}
+
+/// F34: the client can read the responses to its other calls, which may be of other servers.
+#[tokio::test]
+async fn a_response_that_is_no_json_fails_alone() {
+    let fine = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    for body in [&fine[..fine.len() - 1], &format!("{fine}]"), &format!("\u{feff}{fine}"), &format!("{fine},{fine}")] {
+        let body = body.to_owned();
+        let server = ScriptedServer::start(move |seen| (seen.body["id"] == 1).then(|| json_text(body.clone()))).await;
+        let gate = TestGateway::before(&server).await;
+        let client = gate.client_of("2025-03-26").await;
+        let Value::Array(answers) = client.post(batch(&[&call(1), &call(2)])).await.json().await else {
+            panic!("no array");
+        };
+        let answers = by_id(answers);
+        assert_eq!((answers.len(), &answers[0]["error"]["code"]), (2, &json!(-32603)), "{answers:?}");
+        assert_eq!(answers[1]["result"], json!({"n": 2}));
+    }
 }
 
 /// Of a call's stream the array has the response alone.

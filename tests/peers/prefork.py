@@ -32,7 +32,7 @@ def run(path, words):
 
 
 def preload(program, is_script):
-    """Imports what the program imports at its top, but for files beside a script. What fails fails again in the fork, which shows it."""
+    """Imports what the program imports, but for files beside a script. What fails fails again in the fork, which shows it."""
     import ast
     import gc
     import importlib.util
@@ -41,10 +41,10 @@ def preload(program, is_script):
     try:
         file = program if is_script else importlib.util.find_spec(f"{program}.__main__").origin
         with open(file, encoding="utf-8") as text:
-            body = ast.parse(text.read()).body
+            tree = ast.parse(text.read())
     except (OSError, ImportError, SyntaxError):
         return
-    imports += [ast.unparse(statement) for statement in body if isinstance(statement, (ast.Import, ast.ImportFrom))]
+    imports += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     folder = sys.path[0] = os.path.dirname(file)
     for statement in imports:
         try:

@@ -1,9 +1,10 @@
 """Stands between a client and a server that speak over standard input and output, and makes calls slow.
 
-    slow_stdio.py SWITCH SECONDS COMMAND...
+    slow_stdio.py SWITCH COMMAND...
 
-runs COMMAND and passes lines both ways as they are. While the file SWITCH is there, each `tools/call` reaches the server
-SECONDS later; one that is cancelled meanwhile never does. The file gets a line for each. It ends as the server does.
+runs COMMAND and passes lines both ways as they are. While the file SWITCH is there, each `tools/call` reaches the server as
+many seconds later as its first line says; one that is cancelled meanwhile never does. The file gets a line for each. It ends
+as the server does.
 """
 
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 
-switch, seconds, command = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+switch, command = sys.argv[1], sys.argv[2:]
 server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 lock = threading.Lock()
 waiting: dict[str, threading.Timer] = {}
@@ -28,6 +29,14 @@ def deliver(line: bytes) -> None:
             pass
 
 
+def seconds_later() -> float | None:
+    try:
+        with open(switch) as file:
+            return float(file.readline())
+    except FileNotFoundError:
+        return None
+
+
 def take(line: bytes) -> None:
     try:
         message = json.loads(line)
@@ -40,7 +49,8 @@ def take(line: bytes) -> None:
         timer = waiting.pop(json.dumps(message.get("params", {}).get("requestId")), None)
         if timer:
             timer.cancel()
-    if method != "tools/call" or not os.path.exists(switch):
+    seconds = seconds_later() if method == "tools/call" else None
+    if seconds is None:
         return deliver(line)
     timer = threading.Timer(seconds, deliver, [line])
     timer.daemon = True

@@ -9,20 +9,11 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 MANY = 50
-RUNS_S = 0.7
+LOOK_S = 0.05
 TIME_LIMIT_S = 150
 
 url, row = sys.argv[1], json.loads(sys.argv[2])
-fast, slow, switch = row["fast"], row["slow"], row.get("switch")
-
-
-def make_slow(is_slow: bool) -> None:
-    if not switch:
-        return
-    if is_slow:
-        Path(switch).touch()
-    else:
-        Path(switch).unlink(missing_ok=True)
+fast, held, switch = row["fast"], row["held"], Path(row["switch"]) if row.get("switch") else None
 
 
 def reason(error: BaseException) -> str:
@@ -41,29 +32,40 @@ async def drive() -> dict[str, object]:
             text = "\n".join(part.text for part in result.content if part.type == "text")
             return not result.is_error and fast["holds"] in text
 
-        async def lasting() -> str:
+        async def lasting(begun: asyncio.Event) -> str:
+            async def stepped(*_: object) -> None:
+                begun.set()
+
             try:
-                await client.call_tool(slow["tool"], slow["arguments"])
+                await client.call_tool(held["tool"], held["arguments"], progress_callback=stepped)
                 return "answered"
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
                 return reason(error)
 
+        async def hold() -> asyncio.Task[str]:
+            """Makes a held call, and returns once it is there: the server tells of a step, or its delay has begun."""
+            if switch:
+                switch.write_text(f"{held['seconds']}\n")
+            begun = asyncio.Event()
+            call = asyncio.create_task(lasting(begun))
+            while not (call.done() or ("waits" in switch.read_text() if switch else begun.is_set())):
+                await asyncio.sleep(LOOK_S)
+            return call
+
         facts["fast"] = await quick()
         facts["many"] = sum(await asyncio.gather(*(quick() for _ in range(MANY))))
-        make_slow(True)
-        left = asyncio.create_task(lasting())
-        await asyncio.sleep(RUNS_S)
+        left = await hold()
         left.cancel()
         [ended] = await asyncio.gather(left, return_exceptions=True)
         facts["cancel"] = "cancelled" if isinstance(ended, asyncio.CancelledError) else str(ended)
-        lost = asyncio.create_task(lasting())
-        await asyncio.sleep(RUNS_S)
+        lost = await hold()
         print("READY", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         facts["crash"] = await lost
-        make_slow(False)
+        if switch:
+            switch.unlink(missing_ok=True)
         facts["after"] = await quick()
     return facts
 

@@ -2,24 +2,25 @@
 //
 //   table_ts1.mjs URL JSON
 //
-// JSON is {fast: {tool, arguments, holds}, slow: {tool, arguments}, switch}. While the file `switch` is there, if it names
-// one, calls are slow. Prints READY while a slow call runs, goes on when it reads a line on stdin, and then prints one
-// line of facts: what `fast`, `many` (50 at once), `task`, `cancel` and `crash` came to, and `after`, a call after the crash.
+// JSON is {fast: {tool, arguments, holds}, slow: {tool, arguments, seconds}, held, is_resumable, switch}; `held` is as `slow`,
+// for calls that are cancelled or lost. If it names a file `switch`, calls are as many seconds slower as that says. Prints READY
+// while a held call runs, goes on when it reads a line on stdin, and then prints one line of facts: what `fast`, `many` (50 at
+// once), `task`, `cancel` and `crash` came to, and `after`, a call after the crash.
 
-import { rmSync, writeFileSync } from 'node:fs';
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 
 const MANY = 50;
-const RUNS_MS = 700;
-// A stream with event ids is taken up by the client; at a server that has lost the session it tries in vain.
-const LOST_MS = 5_000;
+const LOOK_MS = 50;
 const TIME_LIMIT_MS = 150_000;
+// A stream with event ids is taken up by the client; at a server that has lost the session it tries in vain.
+const IN_VAIN_MS = 5_000;
 
 const [url, json] = process.argv.slice(2);
-const { fast, slow, switch: file } = JSON.parse(json);
+const { fast, slow, held, is_resumable: isResumable, switch: file } = JSON.parse(json);
 
 const textOf = ({ content = [] }) => content.filter(({ type }) => type === 'text').map(({ text }) => text).join('\n');
 
@@ -31,31 +32,35 @@ async function drive() {
     const result = await client.callTool({ name: fast.tool, arguments: fast.arguments });
     return !result.isError && textOf(result).includes(fast.holds);
   };
-  const makeSlow = (isSlow) => file && (isSlow ? writeFileSync(file, '') : rmSync(file, { force: true }));
+  const makeSlow = ({ seconds }) => file && writeFileSync(file, `${seconds}\n`);
+  /** Makes a held call, and resolves once it is there: the server tells of a step, or its delay has begun. */
+  const hold = async (options) => {
+    makeSlow(held);
+    let [hasBegun, hasEnded] = [false, false];
+    const onprogress = () => { hasBegun = true; };
+    const call = client.callTool({ name: held.tool, arguments: held.arguments }, undefined, { onprogress, ...options });
+    const end = call.then(() => 'answered', (error) => error.data?.reason ?? String(error)).finally(() => { hasEnded = true; });
+    while (!hasEnded && !(file ? readFileSync(file, 'utf8').includes('waits') : hasBegun)) await sleep(LOOK_MS);
+    return { end };
+  };
   const facts = { fast: await quick() };
   facts.many = (await Promise.all(Array.from({ length: MANY }, quick))).filter(Boolean).length;
 
-  makeSlow(true);
+  makeSlow(slow);
   for await (const message of client.experimental.tasks.callToolStream({ name: slow.tool, arguments: slow.arguments })) {
     if (message.type === 'error') throw message.error;
     if (message.type === 'taskCreated') facts.task = (await client.experimental.tasks.getTask(message.task.taskId)).status;
     if (message.type === 'result') facts.task += message.result.isError ? ', failed' : ', completed';
   }
   const abort = new AbortController();
-  const left = client.callTool({ name: slow.tool, arguments: slow.arguments }, undefined, { signal: abort.signal });
-  const seen = left.then(() => 'answered', () => 'cancelled');
-  await sleep(RUNS_MS);
+  const left = await hold({ signal: abort.signal });
   abort.abort('no longer needed');
-  facts.cancel = await seen;
-  const lost = client.callTool({ name: slow.tool, arguments: slow.arguments }, undefined, { timeout: LOST_MS }).then(
-    () => 'answered',
-    (error) => error.data?.reason ?? String(error),
-  );
-  await sleep(RUNS_MS);
+  facts.cancel = (await left.end) === 'answered' ? 'answered' : 'cancelled';
+  const lost = await hold({ timeout: isResumable ? IN_VAIN_MS : TIME_LIMIT_MS });
   console.log('READY');
   await new Promise((go) => createInterface({ input: process.stdin }).once('line', go).once('close', go));
-  facts.crash = await lost;
-  makeSlow(false);
+  facts.crash = await lost.end;
+  if (file) rmSync(file, { force: true });
   facts.after = await quick();
   await client.close();
   return facts;

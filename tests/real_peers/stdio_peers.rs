@@ -19,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use client::{StandaloneClient, fault, text};
+use client::{StandaloneClient, StreamedReply, fault, text};
 use futures_util::future::join_all;
 use gate::{GatewayProcess, in_time};
 use install::Peers;
@@ -28,8 +28,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use upstream::{PeerServer, Program};
 
-/// How much later calls reach a server that is made slow.
-const SLOWER_BY_S: &str = "2";
+/// How many seconds later calls reach a server that is made slow, and one whose calls are cancelled or lost, however busy the
+/// machine is.
+const SLOWER_BY: u64 = 2;
+const HELD_FOR: u64 = 600;
 /// The longest time that a client of an SDK may take for its row.
 const ROW_MAX: Duration = Duration::from_secs(100);
 
@@ -40,7 +42,15 @@ struct Row {
     tool: &'static str,
     arguments: Value,
     holds: &'static str,
-    slow: Option<(&'static str, Value)>,
+    slow: Option<Slow>,
+}
+
+/// A slow call of the server's own. It tells of its steps.
+struct Slow {
+    tool: &'static str,
+    arguments: Value,
+    /// Those of a call that is cancelled or lost.
+    held: Value,
 }
 
 enum Reached {
@@ -76,7 +86,7 @@ struct Table {
     peers: Peers,
     gate: GatewayProcess,
     server: Option<PeerServer>,
-    /// While this file is there, calls are slow.
+    /// While this file is there, calls are slow by as many seconds as it says.
     switch: Option<PathBuf>,
     _files: TempDir,
 }
@@ -93,7 +103,6 @@ impl Table {
                     let python = folder.join("py-modern/bin/python");
                     let script = folder.join("slow_stdio.py");
                     words.extend([&python, &script, switch].map(|path| path.display().to_string()));
-                    words.push(SLOWER_BY_S.to_owned());
                 }
                 words.extend(command.clone());
                 let memory = files.path().join("memory.json");
@@ -109,14 +118,42 @@ impl Table {
         Self { row, peers, gate, server, switch, _files: files }
     }
 
-    fn make_slow(&self, is_slow: bool) {
+    fn make_slow(&self, seconds: Option<u64>) {
         let Some(switch) = &self.switch else { return };
-        if is_slow { fs::write(switch, "").unwrap() } else { fs::remove_file(switch).unwrap() }
+        match seconds {
+            Some(seconds) => fs::write(switch, format!("{seconds}\n")).unwrap(),
+            None => fs::remove_file(switch).unwrap(),
+        }
     }
 
     /// The slow call: one of the server's own, or the fast one while it is made slow.
-    fn slow(&self) -> (&'static str, Value) {
-        self.row.slow.clone().unwrap_or_else(|| (self.row.tool, self.row.arguments.clone()))
+    fn slow(&self) -> (&'static str, &Value) {
+        self.row.slow.as_ref().map_or((self.row.tool, &self.row.arguments), |slow| (slow.tool, &slow.arguments))
+    }
+
+    /// The same for a call that is cancelled or lost.
+    fn held(&self) -> (&'static str, &Value) {
+        self.row.slow.as_ref().map_or((self.row.tool, &self.row.arguments), |slow| (slow.tool, &slow.held))
+    }
+
+    /// Makes such a call, and returns once it is there: the server tells of a step, or its delay has begun.
+    async fn hold(&self, client: &StandaloneClient, id: u32) -> StreamedReply {
+        self.make_slow(Some(HELD_FOR));
+        let (tool, arguments) = self.held();
+        let params = json!({ "name": tool, "arguments": arguments, "_meta": { "progressToken": "p" } });
+        let mut running = client.ask(id, "tools/call", params).await;
+        let Some(switch) = &self.switch else {
+            let step = running.next().await.unwrap();
+            assert_eq!(step["method"], "notifications/progress", "{step}");
+            return running;
+        };
+        in_time(async {
+            while !fs::read_to_string(switch).unwrap().contains("waits") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        running
     }
 
     async fn call(&self, client: &StandaloneClient, id: u32) {
@@ -140,7 +177,7 @@ impl Table {
     async fn task(&self) {
         let client = StandaloneClient::stateless(&self.gate).with_tasks();
         let (tool, arguments) = self.slow();
-        let handle = client.call(70, tool, arguments).await;
+        let handle = client.call(70, tool, arguments.clone()).await;
         let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
         let poll = async || client.ask(71, "tasks/get", json!({ "taskId": id })).await.answer().await.0;
         assert_eq!(handle["result"]["status"], "working", "{handle}");
@@ -157,33 +194,20 @@ impl Table {
     }
 
     async fn cancel(&self, client: &StandaloneClient) {
-        let (tool, arguments) = self.slow();
-        let mut cancelled = client.ask(60, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
+        let mut cancelled = self.hold(client, 60).await;
         client.note("notifications/cancelled", json!({ "requestId": 60 })).await;
-        // Some servers leave the stream open, on which nothing comes any more.
-        while let Ok(Some(message)) = tokio::time::timeout(Duration::from_millis(500), cancelled.next()).await {
-            assert!(message.get("result").is_none(), "{message}");
-        }
+        // Some servers leave the stream open, or work on.
+        let rest = async {
+            while let Some(message) = cancelled.next().await {
+                assert!(message.get("result").is_none(), "{message}");
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_millis(500), rest).await;
     }
 
     async fn lose(&mut self, client: &StandaloneClient) {
-        let (tool, arguments) = self.slow();
-        self.make_slow(true);
-        let params = json!({ "name": tool, "arguments": arguments, "_meta": { "progressToken": "p" } });
-        let mut running = client.ask(62, "tools/call", params).await;
-        // It crashes once the call is there: the server tells of a step, or its delay has begun.
-        let mut last = match &self.switch {
-            Some(switch) => {
-                in_time(async {
-                    while fs::read(switch).unwrap().is_empty() {
-                        tokio::time::sleep(Duration::from_millis(20)).await;
-                    }
-                })
-                .await;
-                None
-            }
-            None => running.next().await,
-        };
+        let mut running = self.hold(client, 62).await;
+        let mut last = None;
         self.crash().await;
         while let Some(message) = running.next().await {
             last = Some(message);
@@ -204,10 +228,12 @@ impl Table {
 
     /// The whole row with a client of an SDK.
     async fn drive(&mut self, program: &str, script: &str, expected: &Value) {
-        let (tool, arguments) = self.slow();
+        let ((tool, slow), (_, held)) = (self.slow(), self.held());
         let row = json!({
             "fast": { "tool": self.row.tool, "arguments": self.row.arguments, "holds": self.row.holds },
-            "slow": { "tool": tool, "arguments": arguments },
+            "slow": { "tool": tool, "arguments": slow, "seconds": SLOWER_BY },
+            "held": { "tool": tool, "arguments": held, "seconds": HELD_FOR },
+            "is_resumable": self.row.server.resumable(),
             "switch": self.switch,
         });
         let command =
@@ -235,11 +261,11 @@ async fn check(folder: &Path, row: Row) {
         table.call(client, 1).await;
         join_all((2..52).map(|id| table.call(client, id))).await;
     }
-    table.make_slow(true);
+    table.make_slow(Some(SLOWER_BY));
     table.task().await;
     table.cancel(&client).await;
     table.lose(&client).await;
-    table.make_slow(false);
+    table.make_slow(None);
     table.call(&client, 63).await;
     client.leave().await;
     let facts = json!({ "fast": true, "many": 50, "cancel": "cancelled", "crash": "upstream_closed", "after": true });
@@ -277,7 +303,11 @@ fn everything(name: &'static str, server: Reached) -> Row {
         tool: "echo",
         arguments: json!({ "message": "hi" }),
         holds: "Echo: hi",
-        slow: Some(("trigger-long-running-operation", json!({ "duration": 3, "steps": 3 }))),
+        slow: Some(Slow {
+            tool: "trigger-long-running-operation",
+            arguments: json!({ "duration": 3, "steps": 3 }),
+            held: json!({ "duration": HELD_FOR, "steps": 4 * HELD_FOR }),
+        }),
     }
 }
 
@@ -369,7 +399,11 @@ async fn fastmcp(name: &'static str, server: impl FnOnce(&Peers) -> Reached) {
         tool: "greet",
         arguments: json!({ "name": "Ada" }),
         holds: "Hello, Ada!",
-        slow: Some(("slow", json!({ "seconds": 3 }))),
+        slow: Some(Slow {
+            tool: "slow",
+            arguments: json!({ "seconds": 3 }),
+            held: json!({ "seconds": HELD_FOR, "steps": 4 * HELD_FOR }),
+        }),
     };
     check(&peers, row).await;
 }

@@ -10,14 +10,15 @@ import time
 from fastmcp import FastMCP
 from ready_server import serve
 
-SECONDS_EACH = 1
+# On a busy machine, calls that are made at the same time arrive within this time.
+SECONDS_EACH = 3
 
 server = FastMCP("fastmcp-pages-upstream")
 
 
 @server.tool
 async def fetch_pages(urls: list[str]) -> dict:
-    """Fetches pages, each for a second, and says when: by a clock of the server's own."""
+    """Fetches pages, each for three seconds, and says when: by a clock of the server's own."""
     pages = []
     for url in urls:
         began = time.monotonic()

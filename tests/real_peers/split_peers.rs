@@ -1,4 +1,4 @@
-//! A real server that needs a second for each element of a list, in front of which one call is made as one for each:
+//! A real server that needs three seconds for each element of a list, in front of which one call is made as one for each:
 //! for every kind of client.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the

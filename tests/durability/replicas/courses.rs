@@ -103,7 +103,7 @@ async fn settle(site: &Site<'_>) -> usize {
         }
     }
     if !is_in_time(async || site.tables.are_all_settled()).await {
-        let rows = site.tables.sql(&format!("SELECT encode(id, 'hex'), holder, state, rev {unsettled}"));
+        let rows = site.tables.sql(&format!("SELECT encode(id, 'hex'), holder, rev {unsettled}"));
         let logs: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
         panic!("not settled in time: {rows}\nsee {}", logs.join(", "));
     }

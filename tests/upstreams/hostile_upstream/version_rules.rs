@@ -55,7 +55,9 @@ fn rules_broken_in(answer: &Answer) -> Vec<&'static str> {
         let message = serde_json::from_str::<Value>(&text);
         return message.iter().filter_map(rule_broken_by).collect();
     }
-    let lines = text.split(['\r', '\n']);
+    // Clients ignore an event that its server left incomplete.
+    let events = text.split("\n\n").filter(|event| !event.contains("\nevent: incomplete\n"));
+    let lines = events.flat_map(|event| event.split(['\r', '\n']));
     let broken = lines.filter_map(|line| match line.split_once(':') {
         Some(("id" | "retry", _)) => Some(POSITION),
         Some(("data", data)) => serde_json::from_str(data).map_or(Some(MESSAGE), |message| rule_broken_by(&message)),

@@ -27,9 +27,7 @@ use crate::upstream::session::calls::SessionCall;
 use crate::upstream::session::own::SessionLease;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
-use crate::upstream::{
-    BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, SubtaskQuota, Timeouts,
-};
+use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, SubtaskQuota};
 use crate::wire::{Payload, envelope};
 use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
@@ -103,7 +101,7 @@ pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
     session: Mutex<Arc<UpstreamSession>>,
     source: SessionSource,
-    timeouts: Timeouts,
+    first_byte: Option<Duration>,
     forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,
     pub(super) began: Instant,
@@ -138,7 +136,7 @@ impl HttpCall {
             call,
             session: Mutex::new(session),
             source,
-            timeouts: context.timeouts,
+            first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),
             limits: ReadLimits::of_call(context),
             began,
@@ -215,7 +213,7 @@ impl HttpCall {
     async fn head(&self, session: &UpstreamSession, message: Bytes, handed_over: &HandedOver) -> AnswerResult {
         let with = |post: OutgoingRequest| post.forwarding(self.forwarded.clone()).kept_if(self.limits.is_kept());
         let head = session.post_with(message, with, handed_over);
-        let Some(max) = self.timeouts.first_byte else { return head.await };
+        let Some(max) = self.first_byte else { return head.await };
         tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
             Err(GatewayFault::new(Reason::UpstreamTimeout, executed))

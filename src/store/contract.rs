@@ -109,6 +109,7 @@ async fn check_incarnations<K: StoreOpener>(kind: &K) {
     incarnations::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
     incarnations::what_an_incarnation_left_is_claimed_once(kind, roomy().await).await;
     incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
+    incarnations::a_clock_that_leapt_ahead_is_distrusted_for_one_task(kind, roomy().await).await;
     incarnations::a_settled_row_is_claimed_until_its_upstream_was_notified(kind, roomy().await).await;
     incarnations::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
     incarnations::without_an_unknown_commit_a_row_is_what_it_was(&*roomy().await).await;

@@ -97,6 +97,29 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
     store.close().await;
 }
 
+/// F88: the only task runs on, and ends, under such a clock.
+pub(super) async fn a_clock_that_leapt_ahead_is_distrusted_for_one_task<K: StoreOpener>(
+    kind: &K,
+    store: Arc<K::Store>,
+) {
+    let mut live = task("a", 1);
+    store.insert(&live).await.unwrap();
+    row(&*store, &live.key).await;
+    let Some((mut store, mut shown)) = kind.next_incarnation_ahead(store).await else { return };
+    let attempt = Attempt::FIRST;
+    for event in [
+        Event::Progressed { attempt, message: Arc::from("half") },
+        Event::Returned { attempt, result: Payload::of("r"), is_error: false },
+    ] {
+        let found = row(&*store, &live.key).await;
+        live = transition(live, event, shown).0;
+        store.replace(found.revision, WriteRole::Command, &live).await.unwrap();
+        (store, shown) = kind.next_incarnation_ahead(store).await.unwrap();
+        assert!(store.is_time_distrusted(), "{live:?}");
+    }
+    store.close().await;
+}
+
 /// Only commands change a row before it is claimed; afterwards its former holder is fenced.
 pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..6_u8).map(|id| task(["a", "b"][usize::from(id % 2)], id.into())).collect();

@@ -208,11 +208,12 @@ pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
 
-/// Of the rows that were last written by this time.
+/// Of the rows whose expiry was set by this time; not zero, as the store is not empty.
 pub(super) fn longest_lifetime(conn: &Connection, until: Timestamp) -> rusqlite::Result<Duration> {
-    let sql = "SELECT max(expires_at - created_at) FROM tasks WHERE updated_at <= ?1";
-    let longest: Option<i64> = conn.query_row(sql, [at(until)], |row| row.get(0))?;
-    Ok(Duration::from_millis(longest.and_then(|longest| u64::try_from(longest).ok()).unwrap_or(0)))
+    let sql = "SELECT coalesce(max(expires_at - created_at), 0) FROM tasks
+        WHERE CASE settled WHEN 0 THEN created_at ELSE updated_at END <= ?1";
+    let longest: i64 = conn.query_row(sql, [at(until)], |row| row.get(0))?;
+    Ok(Duration::from_millis(u64::try_from(longest).unwrap_or(0).max(1)))
 }
 
 pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<()> {

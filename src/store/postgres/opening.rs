@@ -41,12 +41,14 @@ const IDENTITY: &str = "SELECT generation::text, EXISTS (
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
 /// Returns the server's time, the store's last use, and the expiry of its last task. The last use is the last heartbeat
-/// with a trusted time, or a slightly later write. A task with a later time was created or changed under a wrong clock.
+/// with a trusted time, or a slightly later write. The expiry of a task that was created, or ended, later is wrong; a
+/// store that has only such tasks is not empty.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
         greatest((SELECT max(expires) FROM tg_task WHERE settled AND updated <= last + 10000),
-            (SELECT max(expires) FROM tg_task WHERE NOT settled AND updated <= last + 10000))
+            (SELECT max(expires) FROM tg_task WHERE NOT settled AND created <= last + 10000),
+            (SELECT last + 10001 FROM tg_task LIMIT 1))
     FROM beat";
 /// Corrects last-use times that lie after the server's clock.
 const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8

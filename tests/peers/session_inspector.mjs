@@ -69,7 +69,17 @@ async function run(program, args) {
 const cli = async (...args) =>
   (await run(CLI, ['--config', config, '--server', 'peer', '--format', 'json', ...args])).result;
 const mcpdo = (...args) => run(MCPDO, ['--format', 'json', '--connection', 'peer', ...args]);
-const connect = () => run(MCPDO, ['--format', 'json', '--config', config, 'connect', 'peer']);
+
+/** Connects. On a busy machine the program's daemon may begin later than the program waits for it: then the next attempt finds it. */
+async function connect() {
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      return await run(MCPDO, ['--format', 'json', '--config', config, 'connect', 'peer']);
+    } catch (error) {
+      if (attempt === 5 || !error.message.includes('waiting for connection daemon')) throw error;
+    }
+  }
+}
 
 const textOf = (content = []) => content.filter(({ type }) => type === 'text').map(({ text }) => text).join('\n');
 const returned = ({ content, isError }) => ({ outcome: isError ? 'tool_error' : 'ok', text: textOf(content) });

@@ -46,7 +46,7 @@ impl Addressee {
         if result.is_large() {
             let body = joined_body(envelope::result_of_pieces(id, result.into_pieces()));
             return match self.accepted {
-                AcceptedTypes::EventStream => event_stream(ResponseBody::new(SingleEventBody::new(body))),
+                AcceptedTypes::EventStream => event_stream(ResponseBody::new(SingleEventBody::new(body, None))),
                 AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => json(body),
             };
         }

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, stream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::StreamBody;
@@ -20,12 +20,14 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::arrival::Arrival;
+use crate::dialect::faults::gateway_error;
 use crate::task::{Caller, Principal, WithheldBy};
+use crate::upstream::answer_body::fault_in;
 use crate::upstream::body::PartlyReadBody;
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::{ForwardedHeaders, spare_headers};
-use crate::wire::framing::BodyPart;
-use crate::wire::{Message, MessageText};
+use crate::wire::framing::{BodyPart, INCOMPLETE_EVENT_END, StreamEvent};
+use crate::wire::{Message, MessageText, RequestId, envelope};
 
 /// A complete body, or an event stream. An error aborts the connection.
 pub type ResponseBody = RawBody;
@@ -37,7 +39,7 @@ pub fn empty_body() -> ResponseBody {
 }
 
 pub(crate) fn broken_body(error: io::Error) -> ResponseBody {
-    ResponseBody::new(StreamBody::new(futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)])))
+    ResponseBody::new(StreamBody::new(stream::iter([Err::<Frame<BodyPart>, _>(error)])))
 }
 
 pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
@@ -269,6 +271,8 @@ const LINES_MAX: usize = 64 << 10;
 /// A JSON body as one event, without copying large payloads. Line ends in whitespace become data lines: equal JSON.
 pub(super) struct SingleEventBody {
     source: ResponseBody,
+    /// The request that gets an error if the source breaks.
+    id: Option<RequestId>,
     at: SingleEventPart,
     /// The rest of a frame, or the prefix of the event.
     left: Bytes,
@@ -282,8 +286,8 @@ enum SingleEventPart {
 }
 
 impl SingleEventBody {
-    pub(super) const fn new(source: ResponseBody) -> Self {
-        Self { source, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
+    pub(super) const fn new(source: ResponseBody, id: Option<RequestId>) -> Self {
+        Self { source, id, at: SingleEventPart::Head, left: Bytes::from_static(b"event: message\ndata: ") }
     }
 
     pub(super) fn named(self, id: Option<String>) -> Self {
@@ -330,7 +334,12 @@ impl Body for SingleEventBody {
                 this.left = frame.into_data().unwrap_or_default().into_bytes();
                 part(if this.left.is_empty() { Bytes::new() } else { this.next_part() })
             }
-            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            Some(Err(error)) => {
+                this.at = SingleEventPart::Over;
+                let Some(id) = &this.id else { return Poll::Ready(Some(Err(error))) };
+                let error = StreamEvent::message(envelope::error(Some(id), &gateway_error(&fault_in(&error))));
+                Poll::Ready(Some(Ok(Frame::data(BodyPart::Event(error.after(INCOMPLETE_EVENT_END))))))
+            }
             None => {
                 this.at = SingleEventPart::Over;
                 part(Bytes::from_static(b"\n\n"))
@@ -363,6 +372,19 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
+    use crate::wire::framing::SseDecoder;
+
+    #[tokio::test]
+    async fn u22_an_error_follows_json_that_breaks_in_an_event() {
+        let begun: Result<_, io::Error> = Ok(Frame::data(BodyPart::from(Bytes::from_static(b"{\"jsonrpc\":"))));
+        let source = RawBody::new(StreamBody::new(stream::iter([begun, Err(io::Error::other("reset"))])));
+        let body = SingleEventBody::new(source, Some(RequestId::number(1)));
+        let text = body.collect().await.unwrap().to_bytes();
+        let events = SseDecoder::new(1_000).feed(&text).unwrap();
+        let messages: Vec<_> = events.iter().filter(|event| event.is_message()).collect();
+        assert_eq!(messages.len(), 1, "{events:?}");
+        assert!(memchr::memmem::find(&messages[0].data, b"\"reason\":\"upstream_closed\"").is_some(), "{events:?}");
+    }
 
     #[tokio::test]
     async fn a_body_in_pieces_announces_its_whole_length() {

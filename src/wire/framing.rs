@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 pub use gate::{EventGate, EventVerdict, GateOutput, HoldPolicy, PrimerPolicy};
 pub use message_classifier::{MessageClass, MessageClassifier};
-pub use part::{BodyPart, SseEvent, StreamEvent};
+pub use part::{BodyPart, INCOMPLETE_EVENT_END, SseEvent, StreamEvent};
 use sse::BYTE_ORDER_MARK;
 pub use sse::SseDecoder;
 

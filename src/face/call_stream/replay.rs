@@ -95,7 +95,7 @@ impl CallMessages for ReplayStream {
                 let id = self.sealed.as_ref().map(|sealed| event_id(sealed, number));
                 let message =
                     self.request.as_ref().map(|request| envelope::result_of_pieces(request, result.into_pieces()));
-                let body = SingleEventBody::new(joined_body(message.into_iter().flatten())).named(id);
+                let body = SingleEventBody::new(joined_body(message.into_iter().flatten()), None).named(id);
                 CallMessage::Answer(RequestAnswer::Events(ResponseBody::new(body)))
             }
             ReplayItem::Last(ending, number) => {

@@ -41,7 +41,7 @@ impl RequestAnswer {
     pub(in crate::face) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
-                event_stream(ResponseBody::new(SingleEventBody::new(body)))
+                event_stream(ResponseBody::new(SingleEventBody::new(body, addressee.id.clone())))
             }
             Self::Json(body) => json(body),
             Self::Events(body) => event_stream(body),
@@ -57,7 +57,7 @@ impl RequestAnswer {
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
             AnswerContent::Message(message) => Some(full_body(BodyPart::message(message))),
-            AnswerContent::Json(body) => Some(ResponseBody::new(SingleEventBody::new(body))),
+            AnswerContent::Json(body) => Some(ResponseBody::new(SingleEventBody::new(body, addressee.id.clone()))),
             AnswerContent::Events(body) => Some(body),
             AnswerContent::Nothing => None,
         }

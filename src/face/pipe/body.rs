@@ -22,13 +22,11 @@ use crate::face::lazy_timer::within;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::framing::{BodyPart, SseDecoder, SseEvent, StreamEvent};
+use crate::wire::framing::{BodyPart, INCOMPLETE_EVENT_END, SseDecoder, SseEvent, StreamEvent};
 use crate::wire::{MessageText, RequestId, envelope};
 
 /// Parts in a row that a client does not get, before the time limits are checked.
 const LEFT_OUT_MAX: usize = 64;
-/// Ends an event that its server left incomplete, wherever it was cut: clients ignore its name, and its data is no JSON.
-const INCOMPLETE_EVENT_END: &[u8] = b"x\nevent: incomplete\ndata: x\n\n";
 /// The outcome of a call with a response that was forwarded unread.
 const FORWARDED: &str = "answered";
 

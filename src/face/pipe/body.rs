@@ -533,7 +533,7 @@ impl StreamTail {
         for event in events.into_iter().flatten() {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
-            if !event.data.is_empty() {
+            if event.is_message() && !event.data.is_empty() {
                 // Most streams have one event, which is parsed at the end.
                 self.is_answered();
                 self.data = Some(event.data);

@@ -64,9 +64,9 @@ async fn parts_that_a_client_does_not_get_show_that_the_server_lives() {
     }
 }
 
-/// U22: an event that the server leaves incomplete, of any size and cut anywhere, is not read as a message.
+/// U22: an event that is incomplete, of any size and cut anywhere, or that has another name, is no response.
 #[tokio::test(start_paused = true)]
-async fn u22_an_error_follows_an_event_that_is_incomplete() {
+async fn u22_an_error_follows_an_event_that_clients_do_not_read_as_a_message() {
     let large =
         format!("data: {{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"a\":\"{}", "a".repeat(2 * EVENT_BYTES_MAX));
     for cut in [
@@ -74,6 +74,7 @@ async fn u22_an_error_follows_an_event_that_is_incomplete() {
         "event: message\ndata: {\"jsonrpc\":\"2.0\",\"result",
         ANSWER.trim_ascii_end(),
         &ANSWER[..ANSWER.len() - 1],
+        &format!("event: other\n{ANSWER}"),
         &large,
     ] {
         let parts: &'static [&'static str] = vec![&*cut.to_owned().leak()].leak();

@@ -179,5 +179,10 @@ fn a_test_has_one_turn_and_others_wait_for_it() {
     let most = others.into_iter().map(|other| other.join().unwrap()).max();
     assert!(most.is_some_and(|most| (2..=TESTS_MAX).contains(&most)), "{most:?} at a time");
     drop(first);
-    assert_eq!(*RUNNING.lock(), 0);
+    // Other tests of this process have their permits for a while.
+    let begun = std::time::Instant::now();
+    while *RUNNING.lock() > 0 {
+        assert!(begun.elapsed().as_secs() < 60, "a permit is not given back");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }

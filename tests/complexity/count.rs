@@ -15,7 +15,7 @@ pub(crate) fn is_there() -> bool {
 pub(crate) fn counted(order: impl FnOnce(&mut Command)) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("valgrind");
-    command.args(["--quiet", "--tool=callgrind", "--compress-strings=no", "--compress-pos=no"]);
+    command.args(["--quiet", "--tool=callgrind", "--dump-line=no"]);
     command.arg(format!("--toggle-collect={REGION}")).arg(format!("--dump-after={REGION}"));
     command.arg(format!("--callgrind-out-file={}", folder.path().join("counts").display()));
     command.arg(std::env::current_exe().unwrap());
@@ -28,9 +28,9 @@ pub(crate) fn counted(order: impl FnOnce(&mut Command)) -> Vec<u64> {
     counts
 }
 
-/// The sum of one dump; `None` if there is none of this number.
+/// The sum of one dump, at the end of millions of bytes; `None` if there is none of this number.
 fn total(dump: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(dump).ok()?;
-    let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).unwrap();
+    let totals = text.lines().rev().find_map(|line| line.strip_prefix("totals: ")).unwrap();
     Some(totals.trim().parse().unwrap())
 }

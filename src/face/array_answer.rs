@@ -227,7 +227,7 @@ async fn response_text(
 /// The text of one response, if there is one. Other text would spoil the responses around it (F34).
 fn item_text(text: Bytes, id: Option<&RequestId>) -> Result<Bytes, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
-    let is_meant = |named: &RequestId| id.is_none_or(|id| named.says(id));
+    let is_meant = |named: &RequestId| id.is_none_or(|id| named == id);
     match envelope::read(&text, ScanLimits::UPSTREAM) {
         _ if text.is_empty() => Ok(text),
         Ok(Message::Response(response)) if response.id.as_ref().is_none_or(is_meant) => Ok(text),

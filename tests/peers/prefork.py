@@ -4,7 +4,7 @@
     prefork.py run SOCKET PROGRAM [WORD]...  runs PROGRAM in such a fork, with the words, folder, variables and pipes of this process
 
 PROGRAM is a script, or `-m` and a module. A run ends with its fork. The fork of a run that was killed is killed too, before
-another run begins. The server and all forks end once nobody reads the server's stdout.
+another run begins. The server ends once nobody reads its stdout, and all forks end with it.
 """
 
 import marshal
@@ -14,6 +14,7 @@ import sys
 
 LENGTH_BYTES = 4
 PIPES = (0, 1, 2)
+PR_SET_PDEATHSIG = 1
 # What packages import at the first request.
 LATER = ("anyio._backends._asyncio", "anyio._core._sockets", "httpcore", "httpcore2")
 
@@ -114,6 +115,8 @@ class Server:
             self.runs.remove(run)
 
     def fork(self, connection):
+        import ctypes
+
         length, pipes, *_ = socket.recv_fds(connection, LENGTH_BYTES, len(PIPES))
         request = connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
         try:
@@ -126,6 +129,7 @@ class Server:
             if program not in self.known:
                 self.known.add(program)
                 preload(program, is_script)
+        prctl = ctypes.CDLL(None).prctl
         child = os.fork() if words else None
         if child != 0:
             for pipe in pipes:
@@ -133,6 +137,7 @@ class Server:
             if child:
                 self.runs.append(Run(connection, child))
             return None
+        prctl(PR_SET_PDEATHSIG, 9)
         for run in self.runs:
             run.close()
         connection.close()
@@ -146,8 +151,6 @@ class Server:
         return words
 
     def end(self):
-        for run in self.runs:
-            os.kill(run.child, 9)
         path = self.listener.getsockname()
         os.unlink(path)
         os.rmdir(os.path.dirname(path))

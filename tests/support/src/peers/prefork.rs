@@ -76,7 +76,7 @@ mod tests {
     use crate::ports::reserved_address;
 
     const PROGRAM: &str = r#"
-import os, signal, socket, sys
+import os, signal, socket, sys, time
 
 what = sys.argv[1]
 if what == "listen":
@@ -85,6 +85,9 @@ if what == "listen":
     listener.accept()
 if what == "end":
     os.kill(os.getpid(), signal.SIGTERM)
+if what == "alone":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(20)
 print(os.getppid(), os.getcwd(), os.environ["MARK"], sys.stdin.read(), what)
 sys.exit(7)
 "#;
@@ -117,6 +120,20 @@ sys.exit(7)
         assert_eq!(servers[0], servers[1], "one process forks for both");
         let ended = program(&peers, folder.path()).arg("end").output().unwrap();
         assert_eq!(ended.status.code(), Some(128 + 15));
+    }
+
+    #[test]
+    fn a_run_ends_with_its_server_before_it_says_anything() {
+        let Some(peers) = Peers::find("a Python program whose server is killed") else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let command = program(&peers, folder.path());
+        let python = peers.join("py-legacy/bin/python");
+        let own = start(&peers, &python, Kind::Others).unwrap();
+        let others = words(&peers, &python, "").pop().unwrap();
+        let arguments = command.get_args().map(|word| if *word == *others { own.socket.as_os_str() } else { word });
+        let mut alone = Command::new(&python);
+        let ended = alone.args(arguments).arg("alone").env("MARK", "marked").output().unwrap();
+        assert_eq!((ended.status.code(), ended.stdout.as_slice()), (Some(1), &b""[..]), "{ended:?}");
     }
 
     #[test]

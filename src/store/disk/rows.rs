@@ -42,10 +42,11 @@ impl<'c> RowStatements<'c> {
 
     fn get(&mut self, sql: &'static str) -> rusqlite::Result<&mut CachedStatement<'c>> {
         let known = self.prepared.iter().position(|(known, _)| *known == sql);
+        let at = known.unwrap_or(self.prepared.len());
         if known.is_none() {
             self.prepared.push((sql, self.conn.prepare_cached(sql)?));
         }
-        Ok(&mut self.prepared[known.unwrap_or(self.prepared.len() - 1)].1)
+        Ok(&mut self.prepared[at].1)
     }
 }
 

@@ -155,8 +155,10 @@ pub struct AnswerShare {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoomWait {
-    /// The part that was read is in memory. Waits this long at most; new requests are refused meanwhile.
-    InMemory(Duration),
+    /// The part that was read is in memory. Waits [`WAIT_MAX`] at most; new requests are refused meanwhile.
+    InMemory,
+    /// As [`Self::InMemory`], behind a refused response of its connection: bytes have been missing for long.
+    BehindRefused,
     /// The outcome will be stored for its owner: waits until the call's deadline.
     UntilDeadline,
     /// The response stays in the store until there are bytes for it. Waits this long at most.
@@ -166,13 +168,19 @@ enum RoomWait {
 impl RoomWait {
     const fn max(self) -> Option<Duration> {
         match self {
-            Self::InMemory(max) | Self::InStore(max) => Some(max),
+            Self::InMemory => Some(WAIT_MAX),
+            Self::BehindRefused => Some(BRIEF_WAIT_MAX),
+            Self::InStore(max) => Some(max),
             Self::UntilDeadline => None,
         }
     }
 
-    const fn refuses_others(self) -> bool {
-        matches!(self, Self::InMemory(_))
+    const fn refuses_others_after(self) -> Option<Duration> {
+        match self {
+            Self::InMemory => Some(STALLED_AFTER),
+            Self::BehindRefused => Some(Duration::ZERO),
+            Self::InStore(_) | Self::UntilDeadline => None,
+        }
     }
 }
 
@@ -216,13 +224,7 @@ impl AnswerBudget {
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         let request = REQUEST.try_with(|request| *request).ok();
-        AnswerShare {
-            budget: self.clone(),
-            principal: principal.clone(),
-            bytes_max,
-            request,
-            wait: RoomWait::InMemory(WAIT_MAX),
-        }
+        AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, request, wait: RoomWait::InMemory }
     }
 
     /// Why a new request of a principal is refused; `share_max` is the bound of the principal's share.
@@ -230,9 +232,8 @@ impl AnswerBudget {
         if self.0.waiting.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let stalled = Instant::now().checked_sub(STALLED_AFTER)?;
         let counts = self.0.counts.lock();
-        let full = counts.waiting.stalled_since(stalled, principal)?;
+        let full = counts.waiting.stalled_at(Instant::now(), principal)?;
         let bytes_max = match full {
             FullBound::Share => share_max(),
             // A small response needs no bytes, and this principal has no large one in progress.
@@ -347,8 +348,8 @@ impl AnswerShare {
 
     /// The share of a response that follows a refused one on its connection, whose other messages wait behind it.
     #[must_use]
-    pub fn briefly(self) -> Self {
-        Self { wait: RoomWait::InMemory(BRIEF_WAIT_MAX), ..self }
+    pub fn behind_refused(self) -> Self {
+        Self { wait: RoomWait::BehindRefused, ..self }
     }
 
     /// The share of a response that stays in its store while it waits.

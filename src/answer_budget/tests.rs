@@ -207,6 +207,11 @@ async fn new_requests_are_refused_while_nothing_becomes_free_for_an_answer_that_
     drop((first, second));
     waiting.await.unwrap();
     assert!(budget.refusal(&ada, || MIB).is_none());
+    let (mut fourth, mut fifth) = <(AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut fourth, MIB).await.unwrap();
+    let brief = share.behind_refused();
+    let waiting = pin!(brief.grow(&mut fifth, MIB));
+    assert!(is_pending(waiting) && budget.refusal(&ada, || MIB).is_some(), "its bytes have been missing for a minute");
 }
 
 /// Responses that wait for the store, or in it, do not depend on how fast clients read.

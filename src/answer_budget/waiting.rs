@@ -1,6 +1,7 @@
 //! Queues the responses that wait for bytes.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ pub(super) struct WaitingAnswer {
     pub(super) request: AnswerRequest,
     /// The bounds that it exceeds already.
     pub(super) excess: Excess,
-    refuses_others: bool,
+    refuses_others_after: Option<Duration>,
     since: Instant,
     /// The exhausted bound at the last attempt.
     full: FullBound,
@@ -37,7 +38,7 @@ impl WaitingAnswer {
             share_max: share.bytes_max,
             request,
             excess,
-            refuses_others: share.wait.refuses_others(),
+            refuses_others_after: share.wait.refuses_others_after(),
             since: Instant::now(),
             full: FullBound::Share,
             granted,
@@ -101,11 +102,12 @@ impl WaitingAnswers {
         self.0 = left;
     }
 
-    /// The bound for which a response of the principal has waited since `then` without another one being served, or a response of
+    /// The bound for which a response of the principal has waited too long without another one being served, or a response of
     /// any principal if the whole is exhausted. Only responses that refuse others count.
-    pub(super) fn stalled_since(&self, then: Instant, principal: &Principal) -> Option<FullBound> {
-        let waiting = self.0.iter().filter(|answer| answer.refuses_others && !answer.granted.is_closed());
-        let stalled = waiting.filter(|answer| answer.since <= then);
+    pub(super) fn stalled_at(&self, now: Instant, principal: &Principal) -> Option<FullBound> {
+        let is_over =
+            |answer: &&WaitingAnswer| answer.refuses_others_after.is_some_and(|max| answer.since + max <= now);
+        let stalled = self.0.iter().filter(is_over).filter(|answer| !answer.granted.is_closed());
         let mut bounds = stalled.filter(|answer| answer.full == FullBound::Whole || answer.principal == *principal);
         bounds.next().map(|answer| answer.full)
     }

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
@@ -45,6 +46,8 @@ use connection_permits::{ENDING_MAX, PermitWait, RestartBackoff};
 use dedicated_process::DedicatedProcessRules;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// How long a message without bytes shortens the waits of those behind it.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 #[async_trait]
 pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
@@ -284,8 +287,8 @@ impl TransportAdapter {
 }
 
 /// Charges a connection's incoming message to its principal's answer budget, from the first byte on. Without budget the
-/// connection is not read for up to a minute; then the message is dropped, and other calls continue. Large messages after it wait
-/// a second each until one gets its bytes.
+/// connection is not read for up to a minute; then the message is dropped, and other calls continue. Large messages that come within
+/// a minute after it wait a second each, until one gets its bytes.
 pub(crate) struct MessageRoom {
     /// The present share of the connection's principal.
     current: Box<dyn Fn() -> AnswerShare + Send + Sync>,
@@ -294,13 +297,13 @@ pub(crate) struct MessageRoom {
     held: AnswerPermit,
     /// Why the budget refused bytes for the message.
     refused: Option<GatewayFault>,
-    /// Whether the budget refused bytes for the last large message.
-    is_full: bool,
+    /// When the budget refused bytes for the last large message.
+    refused_at: Option<Instant>,
 }
 
 impl MessageRoom {
     fn new(current: impl Fn() -> AnswerShare + Send + Sync + 'static) -> Self {
-        Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None, is_full: false }
+        Self { current: Box::new(current), share: None, held: AnswerPermit::default(), refused: None, refused_at: None }
     }
 
     /// Waits until a message with `bytes` so far may grow. Cancel safe.
@@ -311,10 +314,11 @@ impl MessageRoom {
         } else if self.refused.is_none() {
             let share = self.share.get_or_insert_with(|| {
                 let share = (self.current)();
-                if self.is_full { share.briefly() } else { share }
+                let is_behind = self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR);
+                if is_behind { share.behind_refused() } else { share }
             });
             self.refused = share.grow(&mut self.held, bytes).await.err();
-            self.is_full = self.refused.is_some();
+            self.refused_at = self.refused.map(|_| Instant::now());
         }
     }
 

@@ -92,6 +92,8 @@ async fn b190_behind_a_message_without_bytes_each_message_waits_for_a_second() {
     };
     assert_eq!(waited().await, (true, 60));
     assert_eq!([waited().await, waited().await], [(true, 1); 2], "its other messages do not wait a minute each");
+    tokio::time::advance(REFUSED_FOR).await;
+    assert_eq!(waited().await, (true, 60), "the refusal was long ago");
     drop(within);
     drop(exceeding);
     assert_eq!(waited().await, (false, 0));

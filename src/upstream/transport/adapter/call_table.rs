@@ -226,16 +226,16 @@ impl CallTable {
     }
 
     pub(super) fn has(&self, id: &RequestId) -> bool {
-        self.call(id).is_some()
+        self.calls.contains_key(id)
     }
 
     /// Whether a store keeps the response, so that no client must read it.
     pub(super) fn is_kept(&self, id: &RequestId) -> bool {
-        self.call(id).is_some_and(|call| call.terms.is_kept)
+        self.calls.get(id).is_some_and(|call| call.terms.is_kept)
     }
 
     pub(super) fn is_tool(&self, id: &RequestId) -> bool {
-        self.call(id).is_some_and(|call| call.is_tool)
+        self.calls.get(id).is_some_and(|call| call.is_tool)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -384,7 +384,7 @@ impl CallTable {
 /// For stateless clients' shared connection: ids and tokens are the adapter's. Messages without a request are dropped.
 impl CallTable {
     pub(super) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
-        self.call(id)?.terms.outer.clone()
+        self.calls.get(id)?.terms.outer.clone()
     }
 
     /// Delivers to the named request. Log messages name none: they go to the only one that requested them (MOD-23).
@@ -409,13 +409,13 @@ impl CallTable {
             .and_then(|params| params.get_object(meta::META)?.get(meta::SUBSCRIPTION_ID))
             .and_then(|id| RequestId::from_payload(&id));
         if let Some(id) = subscription {
-            let call = self.call(&id)?;
+            let call = self.calls.get(&id)?;
             let outer = call.terms.outer.as_ref()?;
             return Some((call, request_ids::notification_for(notification, &outer.id)));
         }
         match notification.method.as_str() {
             method::PROGRESS => {
-                let call = self.call(&RequestId::from_payload(&params?.get(meta::PROGRESS_TOKEN)?)?)?;
+                let call = self.calls.get(&RequestId::from_payload(&params?.get(meta::PROGRESS_TOKEN)?)?)?;
                 let token = call.terms.outer.as_ref()?.token.as_ref()?;
                 Some((call, request_ids::progress_of(notification, token)))
             }
@@ -427,10 +427,6 @@ impl CallTable {
             }
             _ => None,
         }
-    }
-
-    fn call(&self, id: &RequestId) -> Option<&CallEntry> {
-        self.calls.get(id)
     }
 }
 

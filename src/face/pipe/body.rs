@@ -531,9 +531,10 @@ impl StreamTail {
     fn pass(&mut self, events: Option<Vec<SseEvent>>, is_whole: bool) {
         self.has_large |= events.is_none() && is_whole;
         for event in events.into_iter().flatten() {
+            let is_message = event.is_message();
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
-            if event.is_message() && !event.data.is_empty() {
+            if is_message && !event.data.is_empty() {
                 // Most streams have one event, which is parsed at the end.
                 self.is_answered();
                 self.data = Some(event.data);

@@ -200,12 +200,12 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     fn life_sign(&mut self) -> BodyPart {
-        let is_wanted = !self.is_cancelled();
+        let is_wanted = !self.end_if_cancelled();
         self.signs.as_ref().filter(|_| is_wanted).map_or_else(BodyPart::comment, LifeSigns::life_sign)
     }
 
     /// Ends the body of a call that its client has cancelled: it has no response (LEG-14, U90).
-    fn is_cancelled(&mut self) -> bool {
+    fn end_if_cancelled(&mut self) -> bool {
         self.is_over |= self.call.take_if(|call| !call.is_wanted()).is_some();
         self.is_over
     }
@@ -237,7 +237,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         // A server may go on with its comments and messages after a cancel (U90).
         if self.last_frame >= self.looked + LIFE_SIGN && self.is_between_events() {
             self.looked = self.last_frame;
-            self.is_cancelled();
+            self.end_if_cancelled();
         }
         Frame::data(part)
     }
@@ -349,7 +349,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let must_answer = self.call.as_ref().is_some_and(|call| !call.may_end_unanswered());
         let is_open = must_answer && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
-        if is_open && !self.is_cancelled() && !self.can_be_taken_up() {
+        if is_open && !self.end_if_cancelled() && !self.can_be_taken_up() {
             return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
         }
         self.rest();

@@ -70,7 +70,7 @@ pub(super) async fn post(
 }
 
 pub(super) fn delete(shared: &SessionFaceState, session: &ClientSession) -> FaceResponse {
-    shared.is_ended(session);
+    shared.end_here(session);
     bare(StatusCode::OK)
 }
 

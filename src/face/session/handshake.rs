@@ -137,7 +137,7 @@ impl SessionFaceState {
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
         if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
             // Tasks may still run in the upstream session; the client's session ends regardless.
-            self.is_ended(session);
+            self.end_here(session);
             return bare(StatusCode::OK);
         }
         let is_replaced = self.sessions.is_replaced(session);
@@ -152,7 +152,7 @@ impl SessionFaceState {
         }
         // An endpoint may meanwhile have opened another session under this nonce: it continues.
         if self.sessions.has_ended(session.token.nonce) {
-            self.is_ended(session);
+            self.end_here(session);
         }
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
@@ -170,11 +170,11 @@ impl SessionFaceState {
     /// Ends a session that the server refuses with an unknown error: its client gets 404 and opens another one.
     pub(super) fn end_if_over(&self, session: &ClientSession) {
         if self.own.is_over(&session.own) {
-            self.is_ended(session);
+            self.end_here(session);
         }
     }
 
-    pub(super) fn is_ended(&self, session: &ClientSession) {
+    pub(super) fn end_here(&self, session: &ClientSession) {
         // A late refusal of an earlier session does not end the one that replaced it.
         if self.sessions.is_replaced(session) {
             return;

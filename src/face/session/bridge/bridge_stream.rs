@@ -104,7 +104,7 @@ pub(in crate::face::session) async fn get(
         shared: Arc::clone(shared),
         session,
     };
-    listen.attend();
+    listen.adopt_wishes();
     event_stream(stream(listen, addressee(None, AcceptedTypes::Both), None))
 }
 
@@ -124,7 +124,7 @@ struct BridgeListenStream {
 
 impl BridgeListenStream {
     /// Adopts the session's current wishes, if this stream is the newest.
-    fn attend(&mut self) {
+    fn adopt_wishes(&mut self) {
         let mut agreed = AgreedResources::default();
         self.wanted = match self.own.turn() {
             StreamTurn::Newest => {
@@ -157,7 +157,7 @@ impl CallMessages for BridgeListenStream {
                     Some(message) => return Some(CallMessage::event(message)),
                     None if self.own.turn() == StreamTurn::Over => return None,
                     None => {
-                        self.attend();
+                        self.adopt_wishes();
                         continue;
                     }
                 },
@@ -172,7 +172,7 @@ impl CallMessages for BridgeListenStream {
                     }
                 }
                 SubscriberEvent::TooMuch => {
-                    self.attend();
+                    self.adopt_wishes();
                     self.due.extend(self.wanted.everything().map(|(name, uri)| untagged_notification(name, uri)));
                 }
             }

@@ -82,7 +82,7 @@ impl TaskNotifier {
                 };
                 pauses = RetryDelays::of_readers();
                 let task = shared.as_seen(Arc::clone(&task)).await.unwrap_or(task);
-                let due = self.carry(&task);
+                let due = self.send_due(&task);
                 if task.is_settled() {
                     break;
                 }
@@ -101,16 +101,16 @@ impl TaskNotifier {
     }
 
     /// Sends all due messages; returns the time of the next attempt, if one is needed.
-    fn carry(&mut self, task: &Task) -> Option<Instant> {
+    fn send_due(&mut self, task: &Task) -> Option<Instant> {
         let none = BTreeMap::new();
         let open = match &task.phase {
             Phase::AwaitingInput(open) => open,
             Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
         };
         let related = self.shared.tasks.codec().related(task);
-        self.subscribers.is_named(&related);
+        self.subscribers.relate_to(&related);
         self.withdraw(open, &related);
-        self.show(task);
+        self.send_status(task);
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related, &task.origin)).min()
     }
 
@@ -128,7 +128,7 @@ impl TaskNotifier {
     }
 
     /// Sends a changed status to the session (L25-32). Clients that chose the task's id do not know this message.
-    fn show(&mut self, task: &Task) {
+    fn send_status(&mut self, task: &Task) {
         if task.chosen.is_some() {
             return;
         }

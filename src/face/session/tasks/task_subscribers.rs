@@ -169,7 +169,7 @@ impl SubscriberList {
         self.state.lock().related.clone()
     }
 
-    pub(super) fn is_named(&self, related: &RelatedTask) {
+    pub(super) fn relate_to(&self, related: &RelatedTask) {
         self.state.lock().related.get_or_insert_with(|| related.clone());
     }
 

@@ -210,12 +210,8 @@ impl CallerRules {
         ItemRules(chosen)
     }
 
-    pub const fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
     }
 }
 
@@ -239,12 +235,8 @@ impl ItemRules {
         })
     }
 
-    pub const fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
     }
 }
 

@@ -335,7 +335,6 @@ impl ToolAccess {
 const BYTES_MAX: usize = 32 << 20;
 const CALLER_BYTES: usize = 1_024;
 const ITEM_BYTES: usize = 128;
-const CANDIDATE_BYTES: usize = 16;
 /// The rules of longer names are chosen for each call.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -374,7 +373,7 @@ impl AccessMemo {
         }
         let own = rules.for_caller(caller, upstream);
         let of_claims = caller.claims.as_ref().map_or(0, |claims| claims.bytes());
-        let size = CALLER_BYTES + of_claims + own.len() * CANDIDATE_BYTES;
+        let size = CALLER_BYTES + of_claims + own.bytes();
         let made = Arc::new(CallerAccess {
             rules: Arc::clone(rules),
             upstream: own.upstream(rules),
@@ -417,7 +416,7 @@ impl CallerAccess {
         }
         let made = self.own.about(&self.rules, item);
         let decision = made.decide(&self.rules, arguments);
-        let size = ITEM_BYTES + name.len() + made.len() * CANDIDATE_BYTES;
+        let size = ITEM_BYTES + name.len() + made.bytes();
         if name.len() <= NAME_BYTES_MAX && self.bytes.load(Ordering::Relaxed) + size <= BYTES_MAX {
             self.bytes.fetch_add(size, Ordering::Relaxed);
             entries.write().insert(name.into(), Arc::new(made));

@@ -434,10 +434,7 @@ impl SessionFaceState {
 
     async fn cancel(&self, caller: &Caller, id: TaskId) -> Result<Payload, TaskMethodError> {
         let cancelled = self.served.engine.cancel_for(caller, id).await?;
-        if let Some(subscribers) = self.tasks.subscribers.get(&caller.task(id)) {
-            // Later progress of the upstream is dropped (L25-47).
-            subscribers.mute();
-        }
+        self.tasks.subscribers.mute(&caller.task(id));
         let task = self.as_seen(cancelled.task).await?;
         let reply = TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled };
         Ok(self.tasks.codec().encode(reply)?)

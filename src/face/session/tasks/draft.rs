@@ -90,9 +90,7 @@ impl SessionFaceState {
             Ok(_) | Err(TaskError::Unknown) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "a cancel could not be stored"),
         }
-        if let Some(subscribers) = self.tasks.subscribers.get(key) {
-            subscribers.mute();
-        }
+        self.tasks.subscribers.mute(key);
     }
 
     /// Answers a task method for chosen ids; `None` for a request that may be about tasks of 2025-11-25.
@@ -142,11 +140,8 @@ impl SessionFaceState {
                 return Ok(engine.within_budget(&asking.caller.principal, reply)?);
             }
             TaskCommand::Cancel(id) => {
-                let key = caller.task(id);
                 let cancelled = engine.cancel_for(caller, id).await?;
-                if let Some(subscribers) = self.tasks.subscribers.get(&key) {
-                    subscribers.mute();
-                }
+                self.tasks.subscribers.mute(&caller.task(id));
                 dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             TaskCommand::Delete(id) => match engine.delete(caller, id).await? {

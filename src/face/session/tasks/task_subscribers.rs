@@ -74,6 +74,11 @@ impl TaskSubscribers {
         self.by_task.lock().get(key).cloned()
     }
 
+    /// Drops later progress of the upstream (L25-47).
+    pub(super) fn mute(&self, key: &TaskKey) {
+        self.get(key).iter().for_each(|subscribers| subscribers.state.lock().is_muted = true);
+    }
+
     /// Sets the nonce of the task's session; returns `true` for a new list, which needs a notifier.
     pub(super) fn open(&self, key: &TaskKey, nonce: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
@@ -179,10 +184,6 @@ impl SubscriberList {
         if !state.is_closed {
             state.request = Some(request);
         }
-    }
-
-    pub(super) fn mute(&self) {
-        self.state.lock().is_muted = true;
     }
 
     /// An answered question is not withdrawn.

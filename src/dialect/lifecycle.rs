@@ -6,24 +6,24 @@ use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::{ObjectEdit, ObjectWriter};
 use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RequestId, envelope, method};
 
-#[derive(Clone, Copy, Debug)]
-pub struct SessionServerDescription<'a> {
-    pub capabilities: &'a Payload,
-    pub instructions: Option<&'a Payload>,
-    pub server_info: &'a Payload,
+#[derive(Clone, Debug)]
+pub struct SessionServerDescription {
+    pub capabilities: Payload,
+    pub instructions: Option<Payload>,
+    pub server_info: Payload,
 }
 
-pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
+pub fn discover_result(server: &SessionServerDescription) -> Payload {
     let versions = ProtocolVersion::advertised_stateless();
     ObjectWriter::new()
         .text("resultType", "complete")
         .member("supportedVersions", &Payload::of(&versions))
-        .member("capabilities", &stateless_capabilities(server.capabilities))
-        .optional("instructions", server.instructions)
+        .member("capabilities", &stateless_capabilities(&server.capabilities))
+        .optional("instructions", server.instructions.as_ref())
         // Instructions and capabilities may depend on the client, so the response is private.
         .number("ttlMs", 0)
         .text("cacheScope", "private")
-        .member(META, &server_meta(server.server_info))
+        .member(META, &server_meta(&server.server_info))
         .finish()
 }
 
@@ -248,12 +248,12 @@ mod tests {
     #[test]
     fn discover_lists_the_stateless_version_and_is_private() {
         let description = SessionServerDescription {
-            capabilities: &payload(r#"{"tools":{}}"#),
-            instructions: Some(&payload(r#""be kind""#)),
-            server_info: &payload(r#"{"name":"s","version":"1"}"#),
+            capabilities: payload(r#"{"tools":{}}"#),
+            instructions: Some(payload(r#""be kind""#)),
+            server_info: payload(r#"{"name":"s","version":"1"}"#),
         };
         assert_eq!(
-            discover_result(description).as_str(),
+            discover_result(&description).as_str(),
             r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}},"instructions":"be kind","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}}}"#
         );
     }

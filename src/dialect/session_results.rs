@@ -14,12 +14,12 @@ use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion
 pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
 /// The result of `initialize`, for a server that has no handshake.
-pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
+pub fn initialize_result(server: &SessionServerDescription, version: ProtocolVersion) -> Payload {
     ObjectWriter::new()
         .text("protocolVersion", version.as_str())
-        .member("capabilities", &session_capabilities(server.capabilities))
-        .member("serverInfo", server.server_info)
-        .optional("instructions", server.instructions)
+        .member("capabilities", &session_capabilities(&server.capabilities))
+        .member("serverInfo", &server.server_info)
+        .optional("instructions", server.instructions.as_ref())
         .finish()
 }
 
@@ -210,14 +210,14 @@ mod tests {
     #[test]
     fn a_stateless_server_is_described_in_the_version_of_its_client() {
         let description = SessionServerDescription {
-            capabilities: &payload(
+            capabilities: payload(
                 r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
             ),
-            instructions: Some(&payload(r#""be kind""#)),
-            server_info: &payload(r#"{"name":"s","version":"1"}"#),
+            instructions: Some(payload(r#""be kind""#)),
+            server_info: payload(r#"{"name":"s","version":"1"}"#),
         };
         assert_eq!(
-            initialize_result(description, ProtocolVersion::V2025_06_18).as_str(),
+            initialize_result(&description, ProtocolVersion::V2025_06_18).as_str(),
             r#"{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true}},"serverInfo":{"name":"s","version":"1"},"instructions":"be kind"}"#
         );
     }

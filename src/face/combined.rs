@@ -41,7 +41,7 @@ use super::served::Served;
 use super::{affinity, session as session_face};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
-use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, own_identity};
+use crate::dialect::lifecycle::{completed_result, discover_result, own_identity};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::face::answer::{Addressee, stateless_addressee};
 use crate::face::catalog::CircularLists;
@@ -373,14 +373,8 @@ impl CombinedUpstreams {
     }
 
     async fn discover(&self, client: &EndpointClient, addressee: &Addressee) -> Result<FaceResponse, MemberRefusal> {
-        let descriptions = self.descriptions(client).await?;
-        let instructions = merge::instructions(descriptions.iter().map(|(name, server)| (&**name, &**server)));
-        let description = SessionServerDescription {
-            capabilities: &merge::advertised(descriptions.iter().map(|(_, server)| &server.capabilities)),
-            instructions: instructions.as_ref(),
-            server_info: &own_identity(),
-        };
-        Ok(addressee.result(discover_result(description)))
+        let merged = merge::described(&self.descriptions(client).await?);
+        Ok(addressee.result(discover_result(&merged)))
     }
 
     async fn asked_alone(

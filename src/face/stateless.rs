@@ -38,9 +38,7 @@ use super::served::Served;
 use super::{handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::handshake_late;
-use crate::dialect::lifecycle::{
-    SessionServerDescription, completed_result, discover_result, own_identity, server_meta,
-};
+use crate::dialect::lifecycle::{completed_result, discover_result, own_identity, server_meta};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::dialect::split_call::SplitCall;
@@ -280,12 +278,7 @@ impl StatelessFace {
         match self.served.upstream.handshake(&self.context(request)).await {
             Ok(handshake) => {
                 self.cache_identity(&handshake);
-                let description = SessionServerDescription {
-                    capabilities: &handshake.capabilities,
-                    instructions: handshake.instructions.as_ref(),
-                    server_info: &handshake.server_info.clone().unwrap_or_else(own_identity),
-                };
-                request.addressee.result(discover_result(description))
+                request.addressee.result(discover_result(&handshake.description()))
             }
             Err(error) => request.addressee.fault(&error.into_fault()),
         }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
 use crate::answer_budget::AnswerShare;
+use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::dialect::negotiate;
 use crate::dialect::plain::{self, QuestionRefusal};
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -275,6 +276,15 @@ pub struct Handshake {
 }
 
 impl Handshake {
+    /// The server for its clients: one without a name has the gateway's.
+    pub(crate) fn description(&self) -> SessionServerDescription {
+        SessionServerDescription {
+            capabilities: self.capabilities.clone(),
+            instructions: self.instructions.clone(),
+            server_info: self.server_info.clone().unwrap_or_else(own_identity),
+        }
+    }
+
     /// The server's identity, if it is an object: the gateway repeats it in the results that it composes.
     pub(crate) fn identity_in(object: &Object, name: &str) -> Option<Payload> {
         object.get_object(name).map(|identity| identity.payload().detached())

@@ -2,7 +2,9 @@
 //! servers have different values for one member, the first one wins.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method};
@@ -48,8 +50,16 @@ impl ServerDescription {
     }
 }
 
+pub(super) fn described(servers: &[(Arc<str>, Arc<ServerDescription>)]) -> SessionServerDescription {
+    SessionServerDescription {
+        capabilities: advertised(servers.iter().map(|(_, server)| &server.capabilities)),
+        instructions: instructions(servers.iter().map(|(name, server)| (&**name, &**server))),
+        server_info: own_identity(),
+    }
+}
+
 /// Capabilities of all servers that the endpoint routes.
-pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
+fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
     let mut writer = ObjectWriter::new();
@@ -122,7 +132,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Each text stands under its server's name; `None` if there are none.
-pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerDescription)>) -> Option<Payload> {
+fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerDescription)>) -> Option<Payload> {
     let texts: Vec<String> =
         servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();
     (!texts.is_empty()).then(|| Payload::text(&texts.join("\n\n")))

@@ -18,7 +18,6 @@ use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams, HANDSHAKE_MAX, messages, own_stream};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
-use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
@@ -342,7 +341,6 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Merges the capabilities of all available upstreams.
     async fn initialize(self: &Arc<Self>, inbound: &Inbound, request: &Request) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         let Some(initialize) = ClientInitialize::read(request) else {
@@ -376,13 +374,7 @@ impl CombinedUpstreams {
             Ok(descriptions) => descriptions,
             Err(refusal) => return refusal.into_response(&addressee),
         };
-        let instructions = merge::instructions(descriptions.iter().map(|(name, server)| (&**name, &**server)));
-        let description = SessionServerDescription {
-            capabilities: &merge::advertised(descriptions.iter().map(|(_, server)| &server.capabilities)),
-            instructions: instructions.as_ref(),
-            server_info: &own_identity(),
-        };
-        let result = initialize_result(description, initialize.version);
+        let result = initialize_result(&merge::described(&descriptions), initialize.version);
         let offer = session::tasks::offer(initialize.version, &inbound.caller.principal, Drafts::default());
         let Some(result) = Object::of(&result).map(|result| edited_initialize(&result, initialize.version, offer))
         else {

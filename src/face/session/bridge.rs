@@ -17,7 +17,6 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse, vet};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::session_results::{initialize_result, session_error};
 use crate::face::answer::{accepted, addressee, bare};
@@ -139,11 +138,6 @@ pub(super) async fn bridged_initialize(
         Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
         Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
     };
-    let description = SessionServerDescription {
-        capabilities: &handshake.capabilities,
-        instructions: handshake.instructions.as_ref(),
-        server_info: &handshake.server_info.clone().unwrap_or_else(own_identity),
-    };
-    let result = initialize_result(description, initialize.version);
+    let result = initialize_result(&handshake.description(), initialize.version);
     Object::of(&result).ok_or_else(|| gateway_error(&GatewayFault::new(Reason::Internal, Executed::No)))
 }

@@ -225,7 +225,7 @@ impl TransportAdapter {
         patience: PermitWait,
         forwarded: &ForwardedHeaders,
     ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
-        self.shared.backoff.wait().await?;
+        self.shared.backoff.wait(owner).await?;
         let id = new_id()?;
         // Before any wait, so that never too many are opened.
         let permit = self.acquire_permit(owner, patience).await?;

@@ -357,7 +357,8 @@ impl AdapterConnection {
         // The gateway may have ended the connection: then there is no failure to report.
         if let Some(fault) = fault.filter(|_| !self.is_closed()) {
             let _ = self.why.set(fault);
-            self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
+            let owner = self.owner().filter(|_| self.is_proven.load(Ordering::Relaxed));
+            self.shared.backoff.note_end(owner, began.elapsed(), self.has_served.load(Ordering::Relaxed));
             self.shared.health.failed(UpstreamFailure::of(&fault));
         }
         self.closed.cancel();

@@ -4,6 +4,7 @@
 //! is renewed at the next use. Connections with a call or a task of the server are never evicted for another principal.
 //! Also delays the next start of a server that ended by itself.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -123,26 +124,32 @@ fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Dura
 /// Consecutive failures of one server. The first has no pause: many servers crash on one input.
 #[derive(Debug)]
 pub(super) struct RestartBackoff {
-    state: Mutex<BackoffState>,
+    /// Of the owners of connections that the server had answered in (SEC-91), and of all in which it had not.
+    states: Mutex<HashMap<Option<Principal>, BackoffState>>,
     pause_max: Duration,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct BackoffState {
     failures: u32,
-    until: Option<Instant>,
+    until: Instant,
 }
 
 impl RestartBackoff {
     pub(super) fn new(pause_max: Duration) -> Self {
-        Self { state: Mutex::default(), pause_max }
+        Self { states: Mutex::default(), pause_max }
     }
 
-    /// Waits until the server may be started, or fails with the time to retry.
-    pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
-        let until = self.state.lock().until;
-        let Some(until) = until else { return Ok(()) };
-        let left = until.saturating_duration_since(Instant::now());
+    /// Waits until the server may be started for `owner`, or fails with the time to retry.
+    pub(super) async fn wait(&self, owner: &Principal) -> Result<(), GatewayFault> {
+        let until = {
+            let states = self.states.lock();
+            [None, Some(owner.clone())].iter().filter_map(|of| Some(states.get(of)?.until)).max()
+        };
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Ok(());
+        }
         if left > WAIT_MAX {
             let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
             return Err(GatewayFault { retry_after: Some(left), ..fault });
@@ -151,22 +158,24 @@ impl RestartBackoff {
         Ok(())
     }
 
-    /// Resets the count of failures: another server was started.
+    /// Resets the counts of failures: another server was started.
     pub(super) fn reset(&self) {
-        *self.state.lock() = BackoffState::default();
+        self.states.lock().clear();
     }
 
     pub(super) fn note_failure(&self) {
-        self.note_end(Duration::ZERO, false);
+        self.note_end(None, Duration::ZERO, false);
     }
 
-    /// Records a connection's end. A long connection, or a tool's result, resets the count.
-    pub(super) fn note_end(&self, lasted: Duration, has_served: bool) {
-        let mut state = self.state.lock();
-        state.failures = if has_served || lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
-        state.until = state.failures.checked_sub(2).map(|repeated| {
-            Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(self.pause_max)
-        });
+    /// Records a connection's end, with its owner if the server had answered. A long one, or a tool's result, resets the count.
+    pub(super) fn note_end(&self, owner: Option<Principal>, lasted: Duration, has_served: bool) {
+        let (now, is_useful) = (Instant::now(), has_served || lasted >= USEFUL_AFTER);
+        let mut states = self.states.lock();
+        states.retain(|of, state| now < state.until + self.pause_max && !(is_useful && of.is_none()));
+        let state = states.entry(owner).or_insert(BackoffState { failures: 0, until: now });
+        state.failures = if is_useful { 1 } else { state.failures.saturating_add(1) };
+        let pause = state.failures.checked_sub(2).map(|more| PAUSE_MIN.saturating_mul(2_u32.saturating_pow(more)));
+        state.until = now + pause.unwrap_or_default().min(self.pause_max);
     }
 }
 
@@ -176,25 +185,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
-        let backoff = RestartBackoff::new(Duration::from_secs(30));
+        let (backoff, owner) = (RestartBackoff::new(Duration::from_secs(30)), Principal::local());
         let mut waited = Vec::new();
         for _ in 0..6 {
             backoff.note_failure();
             let began = Instant::now();
-            backoff.wait().await.unwrap();
+            backoff.wait(&owner).await.unwrap();
             waited.push(began.elapsed().as_millis());
         }
         assert_eq!(waited, [0, 100, 200, 400, 800, 1600]);
         for _ in 0..100 {
             backoff.note_failure();
         }
-        let refused = backoff.wait().await.unwrap_err();
+        let refused = backoff.wait(&owner).await.unwrap_err();
         assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(Duration::from_secs(30))));
         for (lasted, has_served) in [(USEFUL_AFTER, false), (Duration::ZERO, true)] {
             (0..10).for_each(|_| backoff.note_failure());
-            backoff.note_end(lasted, has_served);
+            backoff.note_end(None, lasted, has_served);
             let began = Instant::now();
-            backoff.wait().await.unwrap();
+            backoff.wait(&owner).await.unwrap();
             assert_eq!(began.elapsed(), Duration::ZERO, "it was of use");
         }
     }

@@ -198,3 +198,50 @@ async fn a_flood_of_messages_leaves_other_tasks_their_turn() {
     assert!(taken < 1_000, "{taken} messages in one turn");
     scope.stop.cancel();
 }
+
+#[derive(Debug)]
+struct CrashingTransport;
+
+struct CrashingReceiver(Option<Bytes>);
+
+#[async_trait]
+impl MessageTransport for CrashingTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let answer = text(&json!({ "jsonrpc": "2.0", "id": 1, "result": {} }));
+        let receiver = Box::new(CrashingReceiver(Some(answer)));
+        Ok(ConnectionEnds { sender: Arc::new(SlowSender::default()), receiver })
+    }
+}
+
+#[async_trait]
+impl MessageReceiver for CrashingReceiver {
+    async fn next(&mut self, _: &mut MessageRoom) -> Result<Bytes, GatewayFault> {
+        self.0.take().ok_or(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sec_91_a_server_that_ends_in_one_principals_sessions_is_started_at_once_for_another() {
+    let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let adapter = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(CrashingTransport),
+        NonZeroUsize::new(8).unwrap(),
+        SharedLimits::default(),
+        scope.clone(),
+    );
+    let initialize = text(&json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {} }));
+    let open = async |owner: &str| {
+        let post = SessionHeaders::default().post(initialize.clone()).on_behalf_of(Principal::new(owner));
+        let opened = adapter.send(&post, &HandedOver::default()).await;
+        while !adapter.shared.sessions.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        opened.map(drop).map_err(|fault| fault.reason)
+    };
+    while open("ada").await.is_ok() {}
+    assert_eq!(open("ada").await, Err(Reason::UpstreamUnreachable), "it pauses for more than a request waits");
+    let began = Instant::now();
+    assert_eq!((open("bob").await, began.elapsed()), (Ok(()), Duration::ZERO));
+    scope.stop.cancel();
+}

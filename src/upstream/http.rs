@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
-use tokio::sync::Semaphore;
 
 use super::era::{EraCache, EraUpstream};
 use super::exchange::ExchangeLatencies;
@@ -25,7 +24,7 @@ use super::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse
 use super::resource_metadata::ResourceMetadata;
 use super::session::own::{OwnSessionChannel, SessionLease};
 use super::session::pool::SessionPool;
-use super::session::{POLLS_MAX, SessionKey, UpstreamLink};
+use super::session::{POLLS, SessionKey, UpstreamLink};
 use super::transport::adapter::TransportAdapter;
 use super::transport::credential::{Credential, CredentialIssuer};
 use super::transport::http_client::{ClientTls, HttpClient};
@@ -230,8 +229,8 @@ impl SessionUpstream {
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: scope.tracker,
             stop: scope.stop,
+            polls: CallPermits::unmetered(POLLS, limits.clone()),
             limits,
-            polls: Semaphore::new(POLLS_MAX),
         });
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
     }

@@ -177,7 +177,7 @@ impl CallPermits {
         }
     }
 
-    /// As [`Self::acquire`], for an earlier process's call: not refused, so callers bound it. Cancel safe. `Internal`.
+    /// As [`Self::acquire`], for an earlier process's call, or a poll: callers bound these. Cancel safe. `Internal`.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
             PermitRequest::Taken(turn) => turn.permit(None).await,

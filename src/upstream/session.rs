@@ -11,6 +11,7 @@ mod refusals;
 pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
 
+use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +27,7 @@ use tracing::Instrument as _;
 
 use super::answer_body::{AnswerBody, AnswerResult};
 use super::exchange::{ExchangeClass, ExchangeLatencies};
+use super::limits::{CallPermitSettings, CallPermits};
 use super::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use super::transport::Transport;
@@ -60,11 +62,13 @@ pub(crate) struct UpstreamLink {
     pub(crate) stop: CancellationToken,
     /// The accounts for bytes of streams that belong to no call.
     pub(crate) limits: SharedLimits,
-    /// Permits for polls of the upstream's tasks: [`POLLS_MAX`] run at once.
-    pub(crate) polls: Semaphore,
+    /// Permits for polls of the upstream's tasks: of several principals, each has its share (SEC-92).
+    pub(crate) polls: CallPermits,
 }
 
-pub(crate) const POLLS_MAX: usize = 64;
+/// The number of tasks bounds the queue.
+pub(crate) const POLLS: CallPermitSettings =
+    CallPermitSettings { in_flight_max: NonZeroUsize::new(64).unwrap(), queue_max: 0 };
 
 impl UpstreamLink {
     /// Records how an exchange ended, unless its owner ended it.

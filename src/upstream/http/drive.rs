@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::resume_token::StreamPositions;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::own_ids;
@@ -83,6 +83,13 @@ impl SessionSource {
         }
     }
 
+    pub(super) fn owner(&self) -> &Principal {
+        match self {
+            Self::Pool { key, .. } => &key.principal,
+            Self::Own(lease) => lease.counted_as(),
+        }
+    }
+
     async fn renew(
         &self,
         lost: &Arc<UpstreamSession>,
@@ -100,7 +107,7 @@ impl SessionSource {
 pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
     session: Mutex<Arc<UpstreamSession>>,
-    source: SessionSource,
+    pub(super) source: SessionSource,
     first_byte: Option<Duration>,
     forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,

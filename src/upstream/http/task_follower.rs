@@ -189,7 +189,7 @@ impl TaskFollower<'_> {
         let link = Arc::clone(&self.http_call.session().link);
         let (link_of_poll, http_call, params) = (Arc::clone(&link), Arc::clone(self.http_call), self.params.clone());
         let polling = async move {
-            let turn = link_of_poll.polls.acquire().await;
+            let turn = link_of_poll.polls.acquire_again(http_call.source.owner()).await;
             let mut polled = pin!(http_call.request_beside_call(method::TASKS_GET, &params, AnswerWait::Short));
             match timeout(TURN_MAX, polled.as_mut()).await {
                 Ok(polled) => polled,

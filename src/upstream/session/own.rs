@@ -492,6 +492,10 @@ impl SessionLease {
         adopted
     }
 
+    pub(crate) fn counted_as(&self) -> &Principal {
+        &self.session.opened.counted_as
+    }
+
     /// Leaves the session open at the server after its client and its last call here have ended.
     pub(crate) fn keep_for_later(&self) {
         self.sessions.leases.keep(self.session.opened.nonce);

@@ -1,5 +1,7 @@
 //! A server of 2026-07-28 as exchanges: rounds of questions, tasks of its own, headers, loss.
 
+mod polls;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +15,6 @@ use taskgate::upstream::{
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer as result, json_text, status};
 use super::{call, context, in_time, line, lines, next, until_some_are_held, upstream_of, upstream_of_4_mib};
@@ -439,77 +440,6 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     in_time(exchange.cancel("enough")).await;
     in_time(events.left()).await;
     assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
-}
-
-/// UPC-06: a server that answers no poll hears of a cancel all the same, though its client polls no further task meanwhile.
-#[tokio::test]
-async fn upc06_a_cancel_goes_ahead_of_the_polls_of_other_tasks() {
-    const POLLS_AT_ONCE: usize = 64;
-    let server = ScriptedServer::slow(|seen: SeenRequest, _| async move {
-        match seen.rpc() {
-            "tools/call" => Some(result(&seen, &handle().1)),
-            "tasks/get" => std::future::pending().await,
-            _ => Some(result(&seen, &json!({"resultType": "complete"}))),
-        }
-    })
-    .await;
-    let upstream = upstream(&server);
-    let mut exchanges = Vec::new();
-    for _ in 0..POLLS_AT_ONCE {
-        exchanges.push(begin(&upstream).await);
-    }
-    let polling = futures_util::future::join_all(exchanges.iter_mut().map(|exchange| exchange.next()));
-    tokio::select! {
-        _ = polling => panic!("no poll is answered"),
-        _ = server.world.nth(POLLS_AT_ONCE - 1, |seen| seen.rpc() == "tasks/get") => (),
-    }
-    let mut exchange = begin(&upstream).await;
-    in_time(async {
-        while exchange.resume_token().is_none() {
-            let event = tokio::time::timeout(Duration::from_millis(20), exchange.next()).await;
-            assert!(event.is_err(), "{event:?}");
-        }
-    })
-    .await;
-    in_time(exchange.cancel("enough")).await;
-    server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
-    assert_eq!(server.world.count("tasks/get"), POLLS_AT_ONCE);
-}
-
-/// U50: a poll ends by itself: a call that is not polled, since its client reads slowly, keeps no permit.
-#[tokio::test]
-async fn u50_polls_of_calls_that_are_not_read_keep_no_other_task_waiting() {
-    const POLLS_AT_ONCE: usize = 64;
-    let gate = CancellationToken::new();
-    let opened = gate.clone();
-    let server = ScriptedServer::slow(move |seen: SeenRequest, _| {
-        let opened = opened.clone();
-        async move {
-            if seen.rpc() != "tasks/get" {
-                return Some(result(&seen, &handle().1));
-            }
-            opened.cancelled().await;
-            Some(result(&seen, &task("completed", &json!({"result": {"content": []}}))))
-        }
-    })
-    .await;
-    let upstream = upstream(&server);
-    let mut exchanges = Vec::new();
-    for _ in 0..POLLS_AT_ONCE {
-        exchanges.push(begin(&upstream).await);
-    }
-    let polling = futures_util::future::join_all(exchanges.iter_mut().map(|exchange| exchange.next()));
-    tokio::select! {
-        _ = polling => panic!("no poll is answered"),
-        _ = server.world.nth(POLLS_AT_ONCE - 1, |seen| seen.rpc() == "tasks/get") => (),
-    }
-    gate.cancel();
-    let mut read = begin(&upstream).await;
-    assert_eq!(lines(&mut read).await, [r#"returned {"content":[]}"#]);
-    for exchange in &mut exchanges {
-        assert_eq!(lines(exchange).await, [r#"returned {"content":[]}"#], "its poll has ended");
-    }
-    assert_eq!(server.world.count("tasks/get"), POLLS_AT_ONCE + 1);
 }
 
 /// UPC-06: what ran before the cancel came is a task at the server, though its handle is still on its way.

@@ -208,9 +208,10 @@ pub(super) async fn request_cancel(sender: &StatelessSender, id: &str) -> Result
 async fn send_request(sender: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let (owned_sender, draft) = (sender.clone(), draft.clone());
     let asking = async move {
-        // Only polls take permits. The semaphore is never closed.
+        // Only polls take permits.
         let is_poll = &*draft.method == method::TASKS_GET;
-        let _turn = if is_poll { owned_sender.link.polls.acquire().await.ok() } else { None };
+        let StatelessSender { link, principal, .. } = &owned_sender;
+        let _turn = if is_poll { link.polls.acquire_again(principal).await.ok() } else { None };
         owned_sender.answer(&draft, None).await
     };
     let asking = async move {

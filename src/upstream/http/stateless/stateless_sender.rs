@@ -151,7 +151,7 @@ pub(super) struct StatelessSender {
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
     forwarded: ForwardedHeaders,
-    principal: Principal,
+    pub(super) principal: Principal,
     limits: ReadLimits,
 }
 

@@ -1,7 +1,6 @@
 //! Eviction from the pool, without a network.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -11,7 +10,8 @@ use crate::shared_limits::SharedLimits;
 use crate::task::Principal;
 use crate::upstream::ClientCredential;
 use crate::upstream::exchange::ExchangeLatencies;
-use crate::upstream::session::POLLS_MAX;
+use crate::upstream::limits::CallPermits;
+use crate::upstream::session::POLLS;
 use crate::upstream::transport::Transport;
 use crate::upstream::transport::http_client::{ClientTls, HttpClient, ProxySettings};
 use crate::upstream::version_choice::VersionChoice;
@@ -35,7 +35,7 @@ fn pool() -> Arc<SessionPool> {
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),
         stop: CancellationToken::new(),
-        polls: Semaphore::new(POLLS_MAX),
+        polls: CallPermits::unmetered(POLLS, SharedLimits::default()),
         limits: SharedLimits::default(),
     };
     SessionPool::new(Arc::new(link))

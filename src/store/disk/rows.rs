@@ -41,9 +41,8 @@ impl<'c> RowStatements<'c> {
     }
 
     fn get(&mut self, sql: &'static str) -> rusqlite::Result<&mut CachedStatement<'c>> {
-        let known = self.prepared.iter().position(|(known, _)| *known == sql);
-        let at = known.unwrap_or(self.prepared.len());
-        if known.is_none() {
+        let at = self.prepared.iter().position(|(known, _)| *known == sql).unwrap_or(self.prepared.len());
+        if at == self.prepared.len() {
             self.prepared.push((sql, self.conn.prepare_cached(sql)?));
         }
         Ok(&mut self.prepared[at].1)

@@ -56,7 +56,7 @@ fn rules_broken_in(answer: &Answer) -> Vec<&'static str> {
         return message.iter().filter_map(rule_broken_by).collect();
     }
     // Clients ignore an event that its server left incomplete.
-    let events = text.split("\n\n").filter(|event| !event.contains("\nevent: incomplete\n"));
+    let events = text.split("\n\n").filter(|event| !event.contains("event: incomplete\n"));
     let lines = events.flat_map(|event| event.split(['\r', '\n']));
     let broken = lines.filter_map(|line| match line.split_once(':') {
         Some(("id" | "retry", _)) => Some(POSITION),

@@ -260,9 +260,8 @@ impl CombinedUpstreams {
                 Some(MemberSession::Opening(opening)) => opening.clone(),
                 Some(MemberSession::Open(_) | MemberSession::Refused) | None => {
                     let opening = self.opening(session, at, client);
-                    let is_kept = |name: &HeaderName| self.members.iter().any(|member| member.endpoint.forwards(name));
-                    let kept = client.head.headers.iter().filter(|&(name, _)| is_kept(name));
-                    state.identifying = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+                    let forwards = |name: &HeaderName| self.members.iter().any(|member| member.endpoint.forwards(name));
+                    state.identifying = identifying(&client.head.headers, forwards);
                     state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
                     opening
                 }
@@ -321,6 +320,17 @@ impl CombinedUpstreams {
 
 /// The limit for all principals.
 const SESSIONS_MAX: usize = 20_000;
+/// The most bytes of a client's headers that a session keeps.
+const IDENTIFYING_BYTES_MAX: usize = 4 * 1024;
+
+/// Copies the forwarded headers, as each value would keep the head of its request. None are kept if they are too long.
+fn identifying(headers: &HeaderMap, forwards: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let forwarded = headers.iter().filter(|&(name, _)| forwards(name));
+    let copy = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();
+    let copies: HeaderMap = forwarded.filter_map(|(name, value)| Some((name.clone(), copy(value)?))).collect();
+    let bytes = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + size_of_val(value);
+    if copies.iter().map(bytes).sum::<usize>() <= IDENTIFYING_BYTES_MAX { copies } else { HeaderMap::new() }
+}
 
 /// Clients' sessions at endpoints, by nonce, with a share for each principal; `S` is a session's state. An evicted
 /// session loses its upstream sessions. The principal with most sessions makes room; used ones stay ([`RecentMap`]).
@@ -387,6 +397,21 @@ mod tests {
 
     fn with_room(sessions_max: usize) -> KnownSessions<u8> {
         KnownSessions { by_nonce: RecentMap::of_one_shard(sessions_max) }
+    }
+
+    /// U96.
+    #[test]
+    fn a_clients_headers_are_kept_as_copies_unless_they_are_long() {
+        let head = Bytes::from("t".repeat(IDENTIFYING_BYTES_MAX));
+        let kept = |bytes: usize| {
+            let tenant = HeaderValue::from_maybe_shared(head.slice(..bytes)).unwrap();
+            let named = [(HeaderName::from_static("x-tenant"), tenant), (headers::SESSION_ID, "s-1".parse().unwrap())];
+            identifying(&HeaderMap::from_iter(named), |name| *name == "x-tenant")
+        };
+        let short = kept(3);
+        assert_eq!((short.len(), short["x-tenant"].as_bytes()), (1, &b"ttt"[..]));
+        assert_ne!(short["x-tenant"].as_bytes().as_ptr(), head.as_ptr(), "the session would keep the request's head");
+        assert!(kept(IDENTIFYING_BYTES_MAX).is_empty());
     }
 
     #[test]

@@ -223,7 +223,6 @@ impl MemberHandshake {
     }
 }
 
-/// The parts of a handshake with a member: the head of the opening request, and the client's sealed `initialize`.
 #[derive(Clone, Copy)]
 pub(super) struct HandshakeSource<'a> {
     pub(super) head: &'a Inbound,
@@ -318,7 +317,6 @@ impl CombinedUpstreams {
     }
 }
 
-/// The limit for all principals.
 const SESSIONS_MAX: usize = 20_000;
 /// The most bytes of a client's headers that a session keeps.
 const IDENTIFYING_BYTES_MAX: usize = 4 * 1024;

@@ -224,7 +224,6 @@ impl Drop for AuditedCall {
     }
 }
 
-/// The `arguments` of a call's params, for [`AuditLog::call`].
 pub fn arguments_of(params: Option<&Object>) -> Option<Payload> {
     params.and_then(|params| params.get("arguments"))
 }

@@ -1,6 +1,5 @@
-//! Holds the only writer of tasks, and the runners that own upstream calls. Uses no status names of the protocol and
-//! never parses a payload. Read [`apply`] first (how a task changes), then [`runner`] (how a call becomes a task) and
-//! `change` (the operations that clients may request).
+//! Holds the only writer of tasks, and the runners that own upstream calls; never parses a payload. Read [`apply`] first
+//! (how a task changes), then [`runner`] (how a call becomes a task) and `change` (the operations of clients).
 
 pub mod admission;
 pub mod apply;

@@ -222,7 +222,6 @@ impl ReloadWait {
     }
 }
 
-/// Waits for a signal; for ever without a stream.
 pub(super) async fn signal(stream: &mut Option<SignalStream>) -> Option<()> {
     or_pending(stream.as_mut().map(SignalStream::recv)).await
 }

@@ -33,7 +33,6 @@ use crate::task::{Caller, Principal, Reason};
 use crate::telemetry;
 use crate::upstream::TaskScope;
 
-/// The overhead of a message around its result.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 /// The time for calls to be cancelled or stored at the end.
 const DRAIN_MAX: Duration = Duration::from_secs(1);

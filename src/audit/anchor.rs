@@ -79,7 +79,6 @@ const SYSLOG_PRIORITY: u8 = 13 * 8 + 6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuditAnchor {
     File(PathBuf),
-    /// The socket of a syslog daemon.
     Syslog(PathBuf),
 }
 

@@ -17,7 +17,6 @@ use crate::task::{Clock as _, SystemClock};
 
 const RETRY: Duration = Duration::from_secs(1);
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// Lines that are written at once, in bytes.
 const BATCH_BYTES: usize = 256 << 10;
 /// Each such line, and the first of a chain, has its digest at the anchor.
 pub(super) const ANCHOR_INTERVAL: u64 = 1_000;

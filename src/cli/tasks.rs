@@ -230,7 +230,6 @@ impl ListedTasks {
     }
 }
 
-/// The newest tasks, or the gateway's refusal.
 async fn listed(
     admin: &AdminClient,
     wanted: &[(&str, &str)],

@@ -349,7 +349,6 @@ fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: 
     }
 }
 
-/// The split rule; `None` if it is incomplete.
 fn resolve_split(raw: &RawSplit) -> Option<Arc<SplitRule>> {
     let argument = Arc::from(raw.argument.as_ref()?.value.as_str());
     let (parallel, max) = (count(raw.parallel.value), count(raw.max.value));

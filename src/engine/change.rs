@@ -49,7 +49,6 @@ impl Default for RunningChanges {
     }
 }
 
-/// A row as [`Engine::load_within`] found it.
 pub(super) enum HeldRow {
     Read(Arc<Task>),
     /// Settled. The size counts its other contents too.

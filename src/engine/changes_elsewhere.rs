@@ -18,7 +18,6 @@ use crate::task::reference::LoggedTask;
 /// Interval at which the revisions of all watched and running tasks are read, in addition to hints.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 64;
-/// Revisions of one query.
 const REVISIONS_MAX: usize = 512;
 
 /// Follows other replicas' writes until `stop`; returns at once in a store that is not shared.
@@ -52,7 +51,6 @@ async fn follow(engine: &Engine) {
     }
 }
 
-/// Each row at its last read.
 #[derive(Debug, Default)]
 struct SeenRevisions(HashMap<TaskKey, SeenRow>);
 

@@ -344,7 +344,6 @@ impl<'a> ClaimedRow<'a> {
         Some(Self { engine, found, commands: Some(claim?), looks: 0 })
     }
 
-    /// Reads the row, and decides its next step.
     async fn judge(&mut self, targets: &CallTargets) -> Result<RowWork, RowEnd> {
         let (engine, found) = (self.engine, &mut self.found);
         if self.looks == LOOKS_MAX {
@@ -605,10 +604,9 @@ impl CallTarget {
     }
 }
 
-/// Resumes rows of this process that have no runner, until `stop` or a drain. Invariant: a row that this process holds has a
-/// runner, or its parent has one, or recovery retries it; else the task would be at work until its `ttl`, or its server would
-/// not be notified of a cancel. A row counts only if two consecutive looks find it, since one may fall between a runner's last
-/// write and its end.
+/// Resumes rows of this process that have no runner, until `stop` or a drain: each row that this process holds has a
+/// runner, or its parent has one, or recovery retries it (L9). A row counts only if two consecutive looks find it, since
+/// one may fall between a runner's last write and its end.
 pub async fn resume_rows_without_runner(engine: Arc<Engine>, targets: CallTargets, stop: CancellationToken) {
     let drain_begun = engine.drain_begun.clone();
     let looking = async {

@@ -1,8 +1,7 @@
 //! Runs one upstream call: turns exchange events into task events or client events.
 //! Order (GW-32): with `always` and `required`, the row is inserted, the handle sent, then the call; with a free permit
 //! the row says `Working` at once. With `auto`, the call is sent, and the row inserted at the end of the grace period. A
-//! handle is sent only after `insert` returned; if the client has left by then, the row is removed and the upstream call
-//! cancelled (T-27). `row` inserts rows and writes outcomes, `questions` and `rounds` handle questions.
+//! handle is sent only after `insert` returned; if its client has left, the row is removed, the call cancelled (T-27).
 
 mod answers;
 mod bug_recipient;

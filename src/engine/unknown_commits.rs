@@ -1,7 +1,6 @@
-//! Resolves writes with an unknown commit.
-//! A commit that was reported as failed may still be in the log. If the write was committed, its effects are performed,
-//! however late that becomes known. It is resolved when the row shows it or a later write; when another write to the
-//! same base revision succeeds; or when the store confirms the row's state. Any change of the task may discover this;
+//! Resolves writes with an unknown commit: one that was reported as failed may still be in the log. If it was made, its
+//! effects are performed, however late. A write is resolved when the row shows it or a later one; when another write to
+//! the same base revision succeeds; or when the store confirms the row's state. Any change of the task may discover this;
 //! otherwise a background task polls the store, with pauses.
 
 use std::collections::HashMap;

@@ -1,8 +1,7 @@
 //! Stores tasks in PostgreSQL for several replicas. An acknowledged write survives any crash that `durability` covers.
 //! `session` opens six connections: one for the `writer`, which commits waiting writes in one transaction (a `batch` of
 //! `task_write`s); one for `control`: heartbeats and hints; four for `readers`, two of them for `lists`. `transaction`
-//! judges a commit by [`crate::replica::commit_trust`], `readers` a read by [`crate::replica::read_trust`]. `upkeep`
-//! removes the remains of long-dead incarnations.
+//! judges a commit by [`crate::replica::commit_trust`], `readers` a read by [`crate::replica::read_trust`].
 
 mod batch;
 mod columns;

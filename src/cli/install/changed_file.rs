@@ -14,7 +14,6 @@ const COPY: &str = ".taskgate-backup";
 /// The ending of the new file, which is also the lock between two runs.
 const NEW: &str = ".taskgate-new";
 
-/// A host's file as it was read.
 #[derive(Debug)]
 pub(super) struct ReadFile {
     /// The file itself, and not a link to it.
@@ -72,7 +71,6 @@ impl ReadFile {
         self.beside(COPY)
     }
 
-    /// The copy, if there is a readable one.
     pub(super) fn copy(&self) -> Option<String> {
         Self::read(&self.copy_path()).ok().map(|copy| copy.text)
     }

@@ -37,7 +37,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 const BYTES_MAX: usize = 32 << 20;
 const PAGES_MAX: usize = 100;
 const LIST_BYTES_MAX: usize = BYTES_MAX;
-/// The time limit for ending sessions and programs.
 const END_MAX: Duration = Duration::from_secs(6);
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
@@ -362,7 +361,6 @@ impl ProbeRun<'_> {
     async fn call(&self, upstream: &dyn Upstream, tools: &ProbedTools, name: &str, arguments: &Payload) -> ProbedCall {
         let began = Instant::now();
         let mut called = ProbedCall::new(name);
-        // The tool requires a task.
         let native_task = match tools.task_support(name).as_deref() {
             Some("required") => UpstreamTaskMode::WhereServed { deadline: self.probe.timeout },
             Some(_) | None => UpstreamTaskMode::Never,

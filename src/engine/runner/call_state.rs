@@ -59,7 +59,6 @@ struct SentCall {
 }
 
 struct UrlElicitation {
-    /// The call's outcome if the user declines.
     error: RpcError,
     open: Vec<Payload>,
 }
@@ -161,7 +160,6 @@ impl UpstreamCall {
         }
     }
 
-    /// When the call has run for too long.
     pub(super) const fn deadline(&self) -> Option<Instant> {
         match self.state {
             CallState::InExchange(SentCall { deadline, .. })
@@ -284,7 +282,6 @@ impl UpstreamCall {
         elicitation.open.is_empty()
     }
 
-    /// The call's outcome, because the user declined.
     pub(super) fn take_declined(&mut self) -> Option<RpcError> {
         let sent = self.sent_call();
         let settling = CallState::Settling { sent, end: None };

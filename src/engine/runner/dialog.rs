@@ -61,7 +61,6 @@ impl Dialog {
         self.grace_end
     }
 
-    /// Begins the grace period, or ends it with `None`.
     pub(super) const fn set_grace_end(&mut self, end: Option<Instant>) {
         self.grace_end = end;
     }

@@ -79,7 +79,6 @@ impl Recorder {
         self.row = Some(RunnerRow::new(key, visibility, false, commands));
     }
 
-    /// Takes the row's key, because the row is removed.
     pub(super) fn take_row(&mut self) -> Option<TaskKey> {
         self.row.take().map(|row| row.key)
     }
@@ -233,7 +232,6 @@ impl Recorder {
         self.unstored = None;
     }
 
-    /// Schedules the next try if a step waits.
     pub(super) fn schedule_store_retry(&mut self) {
         match self.unstored.as_mut().filter(|wait| !wait.steps.is_empty()) {
             Some(wait) => wait.rest(),

@@ -69,7 +69,6 @@ impl Runner {
         self.try_insert(visibility, first).await.map_err(|error| not_stored(&self.engine, error))
     }
 
-    /// Inserts the row, or returns the store's error.
     pub(super) async fn try_insert(
         &mut self,
         visibility: TaskVisibility,

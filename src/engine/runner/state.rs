@@ -27,7 +27,6 @@ pub(super) struct Runner {
     pub(super) audited: Option<Box<AuditedCall>>,
 }
 
-/// Whether the runner's loop continues.
 pub(super) type RunnerFlow = ControlFlow<()>;
 
 impl Runner {

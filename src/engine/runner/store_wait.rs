@@ -1,8 +1,7 @@
-//! Retries a runner's writes while the store is unavailable or a commit's result is unknown.
-//! A waiting step's data stays with its owner; this module holds the time of the next try: a timer, never a command,
-//! since commands precede all other events, and a call that retried by commands would outlive its deadline. Between
-//! tries the runner receives its usual events. Each try begins with the row's confirmed state, so that every step knows
-//! whether its last write was committed. A runner with an ended call retries in a loop, which only shutdown interrupts.
+//! Retries a runner's writes while the store is unavailable or a commit's result is unknown. A step's data stays with its
+//! owner; this module has the time of the next try. It is a timer: commands precede all other events, so a call that
+//! retried by commands would outlive its deadline. Each try begins with the row's confirmed state, so that every step
+//! knows whether its last write was committed. A runner with an ended call retries in a loop, which only shutdown ends.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
-//! Checks the whole file for damage, in the background, starting when the store opens.
-//! While it reads, the log cannot restart, and a failed file cannot be reopened. So the writer interrupts it; an
-//! interrupted check continues in pieces: some rows at a time, and each index alone.
-//! A statement asks every few steps whether it has to stop: SQLite's own interrupt is lost when it comes just before the
-//! statement starts.
+//! Checks the whole file for damage, in the background, from the store's start. While it reads, the log cannot restart,
+//! and a failed file cannot be reopened. So the writer interrupts it; an interrupted check continues in pieces: some
+//! rows at a time, and each index alone. A statement asks every few steps whether it has to stop: SQLite's own interrupt
+//! is lost when it comes just before the statement starts.
 
 use std::path::Path;
 use std::sync::Arc;

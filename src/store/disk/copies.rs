@@ -15,7 +15,6 @@ use super::{OpenError, schema};
 use crate::system::OwnersAlone as _;
 use crate::task::ShortReference;
 
-/// References of damaged rows that a report names.
 const NAMED_MAX: usize = 20;
 const OTHER_FOLDER: &str = "name another folder";
 

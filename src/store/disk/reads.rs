@@ -127,7 +127,6 @@ pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY 
                WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
                ORDER BY created_at, id";
 
-/// One owner's unexpired rows, in order of creation.
 pub(super) fn page(
     conn: &Connection,
     owner: &Principal,

@@ -25,7 +25,6 @@ use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, exa
 use crate::store::clock_trust::{ClockTrust, DIFFERENCE_MAX, RESET};
 use crate::task::Timestamp;
 
-/// Warns about an unfit folder that the store uses nevertheless.
 fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
     let shown = folder.display();
     if let Some(medium) = unfit_medium {

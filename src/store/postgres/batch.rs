@@ -53,7 +53,6 @@ impl BatchPlan {
         if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
             return false;
         }
-        // An empty name is no name.
         let name = |row: &EncodedRow| Some((row.key.owner.clone(), row.name.clone().filter(|name| !name.is_empty())?));
         let name = write.new_row().and_then(name);
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))

@@ -108,7 +108,6 @@ pub(super) struct SummaryRow {
     pub(super) summary: Option<Summary>,
 }
 
-/// The columns that [`SummaryRow::of`] reads.
 pub(super) const LISTED: &str = "id, owner, settled, parent, created, updated, expires, summary";
 
 impl SummaryRow {

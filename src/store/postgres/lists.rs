@@ -42,7 +42,6 @@ fn page_of<P: PartialEq>(
     Ok((listed, next))
 }
 
-/// One owner's unexpired rows, in order of creation.
 pub(super) async fn page(
     link: &mut ReaderLink,
     owner: &Principal,

@@ -40,9 +40,8 @@ const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// Returns the server's time, the store's last use, and the expiry of its last task. The last use is the last heartbeat
-/// with a trusted time, or a slightly later write. The expiry of a task that was created, or ended, later is wrong; a
-/// store that has only such tasks is not empty.
+/// The server's time, the store's last use (the last heartbeat with a trusted time, or a slightly later write), and the
+/// expiry of its last task. That of a task created or ended later is wrong, but a store that has only such is not empty.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),

@@ -73,7 +73,6 @@ pub(super) struct Session {
     pub(super) name: String,
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
-    /// The trust in reads, shared by all connections.
     pub(super) trust: SharedReadTrust,
     _driver: AbortOnDropHandle<()>,
 }

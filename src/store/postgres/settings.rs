@@ -32,7 +32,6 @@ impl std::fmt::Debug for DatabaseUrl {
 
 pub(super) const KEY_PRINT_LEN: usize = 8;
 
-/// A replica's description of itself for the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
     pub name: String,
@@ -59,7 +58,6 @@ pub struct DatabaseAccess {
     pub password_file: Option<PathBuf>,
     /// Certificate authorities for the server's certificate, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// The schema of the replicas that share tasks.
     pub schema: String,
     pub durability: Durability,
     /// Time limit of an operation: a write's outcome is unknown after it, and a read fails.

@@ -56,10 +56,9 @@ const STAYING: [(&str, &str); 4] = [("parent", "bytea"), ("created", "int8"), ("
 /// Further parameters: the expected revision (null: new row), whether the holder writes, whether the row will need one.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
-/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then arrays of written rows: `id`, `owner`,
-/// [`RULES`], [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether only an insert of this
-/// incarnation without later writes, and by when it must have expired, if at all. Other deletes skip unsettled rows of
-/// another holder.
+/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then arrays of written rows: `id`, `owner`, [`RULES`],
+/// [`MOVING`], [`STAYING`]; then of deleted rows: `id`, `owner`, whether only an insert of this incarnation without later
+/// writes, and by when it must have expired, if at all. Other deletes skip unsettled rows of another holder.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -269,7 +268,6 @@ pub(super) const TAKE_EPOCH: &str =
 
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
 
-/// Sends hints: `$1` is the channel, `$2` the texts.
 const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
 
 #[derive(Debug)]

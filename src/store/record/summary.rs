@@ -1,8 +1,5 @@
-//! Encodes a task's summary for lists, as the bytes of a separate column.
-//! ```text
-//! version (2 bytes) · checksum (16 bytes) · body
-//! ```
-//! The checksum covers the version, the body, and the columns beside it, which decide about the row on their own.
+//! Encodes a task's summary for lists in a separate column, in the form of a record. The checksum covers the version, the
+//! body, and the columns beside it, which decide about the row on their own.
 
 use ::bytes::Bytes;
 

@@ -327,10 +327,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn hint(error: &clap::Error) -> Option<&'static str> {
-    let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(_) | None => String::new(),
-    };
+    let said = |kind| if let Some(ContextValue::String(text)) = error.get(kind) { text.clone() } else { String::new() };
     let (usage, argument) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
     let usage = usage + &error.to_string();
     let of_commands = [

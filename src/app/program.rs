@@ -56,22 +56,10 @@ pub enum ServedConfig {
     Development(CommandLineConfig, DevSettings),
 }
 
-impl ServedConfig {
-    const fn log_filter(&self) -> &'static str {
-        match self {
-            Self::File(_) | Self::CommandLine(_) => telemetry::INFORMATION,
-            Self::Development(..) => telemetry::WARNINGS,
-        }
-    }
-
-    fn developed(&self) -> Option<DevSettings> {
-        if let Self::Development(_, settings) = self { Some(settings.clone()) } else { None }
-    }
-}
-
 /// Runs until a signal. Prints mistakes and ends with [`EXIT_CONFIG`], or [`EXIT_UNAVAILABLE`] if a program is missing.
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
-    let _log = telemetry::install_logs(served.log_filter())?;
+    let developed = if let ServedConfig::Development(_, settings) = &served { Some(settings.clone()) } else { None };
+    let _log = telemetry::install_logs(if developed.is_some() { telemetry::WARNINGS } else { telemetry::INFORMATION })?;
     let sockets = Sockets::from_environment().context("the passed sockets cannot be used")?;
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
@@ -80,7 +68,6 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
         ServedConfig::CommandLine(line) | ServedConfig::Development(line, _) => (Announcement::Hosts, None, line.port),
     };
-    let developed = served.developed();
     let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
         Ok(read) => read,
         Err(mistakes) => return print_and_end(&mistakes, EXIT_CONFIG),
@@ -506,15 +493,6 @@ struct UsedAddresses {
     replicas: Option<SocketAddr>,
 }
 
-impl UsedAddresses {
-    fn write_into(self, config: &mut Config) {
-        (config.listen.address, config.admin.address, config.metrics) = (self.clients, self.admin, self.metrics);
-        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, self.replicas) {
-            database.replica.address = Some(address);
-        }
-    }
-}
-
 impl Successor {
     fn of(gateway: &Gateway, former: PriorIncarnation) -> Self {
         let started = gateway.started.clone();
@@ -556,7 +534,11 @@ impl Successor {
         let (mut config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
         let (started, current, former) = (self.started.clone(), config.clone(), self.former);
         let start_cancelled = start_cancelled.clone();
-        self.addresses.write_into(&mut config);
+        let used = self.addresses;
+        (config.listen.address, config.admin.address, config.metrics) = (used.clients, used.admin, used.metrics);
+        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, used.replicas) {
+            database.replica.address = Some(address);
+        }
         async move {
             let (mut reasons, begun) = (RetryReasons::default(), Instant::now());
             loop {

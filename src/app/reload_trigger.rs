@@ -228,10 +228,7 @@ pub(super) async fn signal(stream: &mut Option<SignalStream>) -> Option<()> {
 
 /// The folder of a file, and the folder of the file that it is a link to.
 fn folders(file: &Path) -> impl Iterator<Item = PathBuf> {
-    let own = match file.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        Some(_) | None => Path::new("."),
-    };
+    let own = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or_else(|| Path::new("."));
     let target = file.canonicalize().ok();
     let target = target.as_deref().and_then(Path::parent).map(Path::to_owned);
     [Some(own.canonicalize().unwrap_or_else(|_| own.to_owned())), target].into_iter().flatten()

@@ -54,10 +54,8 @@ pub(super) fn keep_fresh(callers: &Authenticator, scope: &TaskScope, readiness: 
 }
 
 fn show(tokens: &TokenVerifier, readiness: &Readiness) {
-    match tokens.unknown_issuers().next() {
-        Some(_) => readiness.limit(ISSUER_UNKNOWN),
-        None => readiness.clear(ISSUER_UNKNOWN),
-    }
+    let is_any = tokens.unknown_issuers().next().is_some();
+    if is_any { readiness.limit(ISSUER_UNKNOWN) } else { readiness.clear(ISSUER_UNKNOWN) }
 }
 
 /// Adds the metadata of each path where tokens are accepted, and its root form where there is one path.

@@ -92,10 +92,7 @@ impl AuditSink {
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
-        match &self.kind {
-            SinkKind::Regular { file, .. } => file.sync_data(),
-            SinkKind::Stream(_) => Ok(()),
-        }
+        if let SinkKind::Regular { file, .. } = &self.kind { file.sync_data() } else { Ok(()) }
     }
 
     /// Continues in a new file, which begins with `first_lines`, if the path no longer names the present one; returns whether it

@@ -103,10 +103,7 @@ impl NamedArgument {
             let value = json(value.to_owned()).map_err(|why| format!("the value of `{name}:=`: {why}"))?;
             return Ok(Self { name: name.to_owned(), value: TypedValue::Json(value) });
         }
-        let text = match value.strip_prefix('@') {
-            Some(path) => text_of_file(path)?,
-            None => value.to_owned(),
-        };
+        let text = value.strip_prefix('@').map_or_else(|| Ok(value.to_owned()), text_of_file)?;
         Ok(Self { name: name.to_owned(), value: TypedValue::Text(text) })
     }
 }

@@ -259,10 +259,7 @@ const PATTERN_LEN_MAX: usize = 1024;
 const SCOPE_LEN_MAX: usize = 256;
 
 fn pattern(text: &str) -> Result<String, ValueError> {
-    if text.len() > PATTERN_LEN_MAX {
-        return Err(ValueError::Because("is longer than 1024 bytes"));
-    }
-    not_empty(text)
+    if text.len() > PATTERN_LEN_MAX { Err(ValueError::Because("is longer than 1024 bytes")) } else { not_empty(text) }
 }
 
 fn new_name(text: &str) -> Result<String, ValueError> {
@@ -280,10 +277,7 @@ fn scope(text: &str) -> Result<String, ValueError> {
             "is not a scope: it has a space, a quotation mark or another character that no scope has",
         ));
     }
-    if text.len() > SCOPE_LEN_MAX {
-        return Err(ValueError::Because("is longer than 256 bytes"));
-    }
-    not_empty(text)
+    if text.len() > SCOPE_LEN_MAX { Err(ValueError::Because("is longer than 256 bytes")) } else { not_empty(text) }
 }
 
 fn scopes(text: &str) -> Result<String, ValueError> {

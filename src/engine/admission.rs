@@ -68,10 +68,7 @@ impl TaskAdmission {
         stored: UnsettledRows,
     ) -> Result<TaskPermit, Reason> {
         // A drain that begins after this check waits for the call.
-        if self.taken.lock().closed {
-            return Err(Reason::Draining);
-        }
-        self.take_within(owner, number, stored)
+        if self.taken.lock().closed { Err(Reason::Draining) } else { self.take_within(owner, number, stored) }
     }
 
     /// Like `take_beside`, for a call in progress, which may need permits during a drain. Fails with `TooManyTasks`.

@@ -183,10 +183,7 @@ impl Engine {
 
     /// Inserts the row of a new task; returns once it is durable, unless a test breaks that on purpose.
     pub(super) async fn insert_row(&self, task: &Task) -> Result<(), StoreError> {
-        if failpoint::is_sabotaged("handle-before-commit") {
-            return Ok(());
-        }
-        self.store.insert(task).await.map(|_| ())
+        if failpoint::is_sabotaged("handle-before-commit") { Ok(()) } else { self.store.insert(task).await.map(|_| ()) }
     }
 
     /// Settles the unsettled children of a task before the task itself settles (SUB-13, SUB-15, SUB-16).

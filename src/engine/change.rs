@@ -70,9 +70,13 @@ impl Engine {
         if self.may_read(caller, &task.origin) { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
-    /// Like [`Engine::get`], without the check of the owner's access: for operators, cancels and notifiers.
+    /// Like [`Engine::get`], without the check of the owner's access: for operators, cancels and notifiers. A subtask
+    /// exists only with a parent that lists it, and no longer than that (SUB-05, SUB-17).
     pub async fn load_visible(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        self.check_parent(require_visible(self.load_any(key).await?)?).await
+        let task = require_visible(self.load_any(key).await?)?;
+        let Some(parent) = task.parent_key() else { return Ok(task) };
+        let parent = Box::pin(self.load_visible(&parent)).await?;
+        require_listed(&parent, task)
     }
 
     /// The task, if the caller may read it. A denial is an event of the audit.
@@ -89,14 +93,7 @@ impl Engine {
         caller.reaches(&origin.upstream) && self.access.has_tool(caller, &origin.upstream, &origin.tool)
     }
 
-    /// A subtask, which exists only with a parent that lists it, and no longer than that (SUB-05, SUB-17). Cancel safe.
-    async fn check_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        let Some(parent) = task.parent_key() else { return Ok(task) };
-        let parent = Box::pin(self.load_visible(&parent)).await?;
-        require_listed(&parent, task)
-    }
-
-    /// As [`Self::check_parent`], within a change, which must not begin another one.
+    /// As [`Self::load_visible`], within a change, which must not begin another one.
     async fn load_visible_for_change(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let task = require_visible(self.load_for_change(key).await?)?;
         let Some(parent) = task.parent_key() else { return Ok(task) };

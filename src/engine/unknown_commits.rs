@@ -127,10 +127,8 @@ impl Engine {
         now: Timestamp,
         is_confirmed: bool,
     ) -> Result<Option<StoredTask>, StoreError> {
-        let row = match is_confirmed {
-            true => self.store.resolve_write(key, now).await?,
-            false => self.store.load(key, now).await?,
-        };
+        let row =
+            if is_confirmed { self.store.resolve_write(key, now).await? } else { self.store.load(key, now).await? };
         if let Some(row) = &row {
             self.apply_resolution(key, row);
             if is_confirmed {

@@ -130,10 +130,7 @@ pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     }
     // A process that closes any handle to a file loses all its locks on the file, including SQLite's. So a process with an open
     // store must not open the file again; it was checked when the store was opened.
-    if folder::is_locked(&settings.folder) {
-        return Ok(());
-    }
-    schema::examine(&schema::file_in(&settings.folder))
+    if folder::is_locked(&settings.folder) { Ok(()) } else { schema::examine(&schema::file_in(&settings.folder)) }
 }
 
 pub fn is_open_elsewhere(folder: &Path) -> bool {
@@ -304,10 +301,7 @@ impl TaskStore for DiskStore {
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        if self.clock.is_distrusted() {
-            return Ok(Vec::new());
-        }
-        Ok(self.resident.overdue(self.raise(now), limit))
+        if self.clock.is_distrusted() { Ok(Vec::new()) } else { Ok(self.resident.overdue(self.raise(now), limit)) }
     }
 
     async fn page(&self, owner: &Principal, range: PageRange) -> Result<SummaryPage, StoreError> {

@@ -14,10 +14,7 @@ pub struct NamePattern {
 impl NamePattern {
     /// `None` for a text with two stars or with a `?`, where the carried-over part would be ambiguous.
     pub fn parse(text: &str) -> Option<Self> {
-        let (head, tail) = match text.split_once('*') {
-            Some((head, tail)) => (head, Some(tail)),
-            None => (text, None),
-        };
+        let (head, tail) = text.split_once('*').map_or((text, None), |(head, tail)| (head, Some(tail)));
         let is_odd = text.is_empty() || text.contains('?') || tail.is_some_and(|tail| tail.contains('*'));
         (!is_odd).then(|| Self { head: head.into(), tail: tail.map(Box::from) })
     }

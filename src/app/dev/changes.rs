@@ -48,10 +48,8 @@ pub(super) fn watched_by(command: &[String]) -> Vec<PathBuf> {
 
 /// Follows links: a virtual environment's interpreter is elsewhere.
 fn is_in_working_directory(program: &Path) -> bool {
-    match (program.canonicalize(), Path::new(".").canonicalize()) {
-        (Ok(program), Ok(folder)) => program.starts_with(folder),
-        _ => false,
-    }
+    let both = program.canonicalize().ok().zip(Path::new(".").canonicalize().ok());
+    both.is_some_and(|(program, folder)| program.starts_with(folder))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -149,9 +149,10 @@ impl BlockWriter<'_> {
             return false;
         }
         self.unfit(server, has_command);
-        match has_command {
-            true => self.environment(&settings.env),
-            false => self.credential(&settings.headers),
+        if has_command {
+            self.environment(&settings.env)
+        } else {
+            self.credential(&settings.headers)
         }
         self.tools(settings);
         true

@@ -24,10 +24,7 @@ pub(super) struct TextLocation<'a> {
 impl Variables {
     /// `text` is the host's whole file.
     pub(super) fn of(text: &str) -> Self {
-        let named = |part| match part {
-            HostText::Variable { name, .. } => Some(name),
-            HostText::Text(_) | HostText::HostValue { .. } => None,
-        };
+        let named = |part| if let HostText::Variable { name, .. } = part { Some(name) } else { None };
         let referenced = parts_of(text, BareVariables::Taken).into_iter().filter_map(named).collect();
         Self { referenced, values: BTreeMap::new(), host_values: BTreeMap::new(), unset: BTreeSet::new() }
     }

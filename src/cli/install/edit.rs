@@ -441,10 +441,8 @@ impl SpliceWriter<'_> {
         let mut splices = vec![splice(&command.value.range, raw)];
         let list = &arguments.value.range;
         let is_flow = self.text[list.clone()].starts_with('[');
-        let start = |item: &LocatedNode| match is_flow {
-            true => Some(item.range.start),
-            false => self.dash(item).map(|(dash, _)| dash),
-        };
+        let start =
+            |item: &LocatedNode| if is_flow { Some(item.range.start) } else { self.dash(item).map(|(dash, _)| dash) };
         let begin = items.first().and_then(start).ok_or(NO_LINES)?;
         let range = match items.get(at) {
             Some(next) => begin..start(next).ok_or(NO_LINES)?,

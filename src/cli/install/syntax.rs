@@ -127,10 +127,7 @@ const JSON_OPTIONS: ParseOptions = ParseOptions {
 fn json(text: &str) -> Result<LocatedNode, SyntaxError> {
     let parsed = parse_to_ast(text, &CollectOptions::default(), &JSON_OPTIONS)
         .map_err(|error| SyntaxError::at(text, error.range().start, error.kind().to_string()))?;
-    match parsed.value {
-        Some(value) => Ok(json_node(value)),
-        None => Err(SyntaxError::at(text, text.len(), "there is no value")),
-    }
+    parsed.value.map(json_node).ok_or_else(|| SyntaxError::at(text, text.len(), "there is no value"))
 }
 
 fn json_node(value: Value<'_>) -> LocatedNode {

@@ -191,10 +191,8 @@ impl FieldKind {
                 let items = schema.get_object("items");
                 let items = items.ok_or_else(|| UnsupportedSchema::new(format!("{what} is a list of anything")))?;
                 known(&items, what, &["type", "enum", "anyOf"])?;
-                let choices = match items.contains("anyOf") {
-                    true => titled(&items, "anyOf", what)?,
-                    false => enumerated(&items, what)?,
-                };
+                let choices =
+                    if items.contains("anyOf") { titled(&items, "anyOf", what)? } else { enumerated(&items, what)? };
                 Ok(Self::Many { choices, count: ValueBounds::of_schema(schema, "minItems", "maxItems", what)? })
             }
             other => Err(UnsupportedSchema::new(format!("{what} is of type {other}"))),

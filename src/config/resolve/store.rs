@@ -111,6 +111,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
         LeaseTerms::default()
     });
     let tls = resolve_replica_tls(raw, report);
+    let is_unreachable = |address: SocketAddr| address.ip().is_unspecified() || address.port() == 0;
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
         report.mistake(
             &address.location,
@@ -145,11 +146,6 @@ fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Optio
     }
     let (identity, ca) = identity(raw.certificate.as_ref(), raw.key.as_ref()).zip(raw.ca.as_ref())?;
     Some(ReplicaTls { identity, ca: ca.value.clone() })
-}
-
-/// Whether no other machine can connect to an address that is announced as it is.
-fn is_unreachable(address: SocketAddr) -> bool {
-    address.ip().is_unspecified() || address.port() == 0
 }
 
 fn resolve_limits(

@@ -71,7 +71,9 @@ impl Runner {
     /// Stores a changed position. If that fails, the next check has the usual interval: an old one only replays more.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.recorder.checked();
-        self.record_steady().await;
+        if !self.call.is_unsent() && self.recorder.is_steady() {
+            self.record_alive().await;
+        }
         if let Err(error) = self.keep_position().await {
             tracing::warn!(error = %CauseChain(&error), "a call's resume position was not stored");
         }

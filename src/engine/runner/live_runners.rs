@@ -59,10 +59,7 @@ struct MailboxState {
 impl LiveRunners {
     /// Registers a task of an earlier process; `None` if it has a runner.
     pub(in crate::engine) fn claim(&self, key: &TaskKey) -> Option<RunnerCommands> {
-        if self.by_task.lock().contains_key(key) {
-            return None;
-        }
-        Some(self.insert(key.clone()))
+        if self.by_task.lock().contains_key(key) { None } else { Some(self.insert(key.clone())) }
     }
 
     pub(super) fn insert(&self, key: TaskKey) -> RunnerCommands {

@@ -258,11 +258,9 @@ impl Recorder {
         if self.unconfirmed.is_some() { Executed::Unknown } else { Executed::No }
     }
 
-    const fn send_attempt(&self) -> SendAttempt {
-        match &self.unconfirmed {
-            Some(unconfirmed) => SendAttempt::Again { is_counted: unconfirmed.is_counted },
-            None => SendAttempt::First,
-        }
+    fn send_attempt(&self) -> SendAttempt {
+        let again = |call: &UnconfirmedCall| SendAttempt::Again { is_counted: call.is_counted };
+        self.unconfirmed.as_ref().map_or(SendAttempt::First, again)
     }
 
     pub(super) fn sending(&self, call: impl FnOnce() -> Option<StoredCall>) -> Vec<Event> {

@@ -182,13 +182,6 @@ impl Runner {
         self.end(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
-    pub(super) fn record_resend(&mut self) {
-        if let Some(attempt) = self.recorder.record_sending() {
-            self.dialog.clear_questions();
-            tracing::warn!(attempt = attempt.0, "a call is sent again");
-        }
-    }
-
     /// Records a sign of the upstream: this call did not cause the earlier crashes.
     pub(super) async fn record_alive(&mut self) {
         if self.recorder.confirm()
@@ -196,13 +189,6 @@ impl Runner {
             && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt() }]).await
         {
             tracing::warn!(error = %CauseChain(&error), "an upstream's sign of a resumed call was not stored");
-        }
-    }
-
-    /// Records the same once the call was up for long enough.
-    pub(super) async fn record_steady(&mut self) {
-        if !self.call.is_unsent() && self.recorder.is_steady() {
-            self.record_alive().await;
         }
     }
 

@@ -334,7 +334,10 @@ impl Runner {
         match Box::pin(self.mark(&key, certain)).await {
             Ok(true) => {
                 self.call_sent();
-                self.record_resend();
+                if let Some(attempt) = self.recorder.record_sending() {
+                    self.dialog.clear_questions();
+                    tracing::warn!(attempt = attempt.0, "a call is sent again");
+                }
                 failpoint::hit("intent-durable");
                 RunnerFlow::Continue(())
             }

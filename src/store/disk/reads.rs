@@ -230,10 +230,7 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection) -> String {
         OrderedBy::Creation => ("created_at", "tasks_age"),
         OrderedBy::LastUpdate => ("updated_at", "tasks_updated"),
     };
-    let order = match direction {
-        ListDirection::OldestFirst => "",
-        ListDirection::NewestFirst => " DESC",
-    };
+    let order = if direction == ListDirection::NewestFirst { " DESC" } else { "" };
     format!(
         "SELECT {column}, id, row FROM tasks INDEXED BY {index} \
          WHERE owner = ?1 AND ({column}, id) >= (?2, ?3) AND ({column}, id) < (?4, ?5) \

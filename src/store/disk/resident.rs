@@ -230,12 +230,6 @@ impl ResidentRows {
         }
     }
 
-    fn drop_live(&self, shard: &mut ResidentShard, key: &TaskKey) {
-        if let Some(row) = shard.live.remove(key) {
-            self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
-        }
-    }
-
     fn touched(changes: &[RowChange]) -> BTreeSet<usize> {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
@@ -262,7 +256,9 @@ impl ResidentRows {
                 sums.add(&key, &RowOutline::of(&after.task));
             }
             let mut shard = self.shard(&key).lock();
-            self.drop_live(&mut shard, &key);
+            if let Some(row) = shard.live.remove(&key) {
+                self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
+            }
             match after {
                 Some(after) if !after.task.is_settled() => self.put_live(&mut shard, after),
                 // Its client is about to poll it. No reader can insert an older one before this ends.

@@ -103,19 +103,16 @@ fn put_record(statements: &mut RowStatements<'_>, row: Option<i64>, task: &Task)
     })?;
     let is_value = task.stored_bytes() <= VALUE_BYTES_MAX;
     let pieces = if is_value { Vec::new() } else { record::encode_in_pieces(task, VALUE_BYTES_MAX) };
+    let room = ZeroBlob(pieces.iter().map(|piece| piece.len() as u64).sum());
     let written = match is_value {
         true => statement.execute(params![row, record::encode(task)])?,
-        false => statement.execute(params![row, room_for(&pieces)])?,
+        false => statement.execute(params![row, room])?,
     };
     if written == 0 {
         return put_record(statements, None, task);
     }
     let row = row.unwrap_or_else(|| conn.last_insert_rowid());
     if is_value { Ok(row) } else { fill(conn, row, &pieces).map(|()| row) }
-}
-
-fn room_for(pieces: &[Bytes]) -> ZeroBlob {
-    ZeroBlob(pieces.iter().map(|piece| piece.len() as u64).sum())
 }
 
 fn fill(conn: &Connection, row: i64, pieces: &[Bytes]) -> rusqlite::Result<()> {

@@ -164,10 +164,7 @@ pub(super) async fn idempotent(
 
 /// The query of an order, between two positions. No index follows progress: each list sorts the unsettled rows.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
-    let order = match direction {
-        ListDirection::OldestFirst => "",
-        ListDirection::NewestFirst => " DESC",
-    };
+    let order = if direction == ListDirection::NewestFirst { " DESC" } else { "" };
     let of = |column: &str, rows: &str| {
         format!(
             "(SELECT {} FROM tg_task WHERE owner = $1 AND {rows} AND ({column}, id) >= ($2, $3) AND ({column}, id) < ($4, $5)

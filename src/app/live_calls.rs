@@ -8,7 +8,6 @@ use crate::engine::Engine;
 use crate::task::Reason;
 use crate::upstream::limits::{CallCounts, CallPermitsByName};
 
-/// The most upstreams in one log line.
 const NAMED_MAX: usize = 8;
 /// The time to notify waiting clients when the gateway ends at once.
 pub(super) const NOTIFY_MAX: Duration = Duration::from_millis(300);

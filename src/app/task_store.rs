@@ -36,7 +36,6 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 const WAIT_POLL: Duration = Duration::from_millis(500);
 /// How long the tasks of a start that a reload replaced may hold the replica's file.
 const UNLOCK_MAX: Duration = Duration::from_secs(3);
-/// The time limit for reading the replicas' rows.
 const LOOK_MAX: Duration = Duration::from_millis(200);
 
 pub(super) struct OpenedStore {

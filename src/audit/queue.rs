@@ -145,7 +145,6 @@ impl AuditQueue {
         self.news.notify_one();
     }
 
-    /// Returns once the writer has ended.
     pub(super) async fn close(&self) {
         let (sender, ended) = oneshot::channel();
         {

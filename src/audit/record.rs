@@ -59,7 +59,6 @@ pub struct AuditEvent<'a> {
     pub task: Option<&'a TaskKey>,
     pub outcome: Option<&'a str>,
     pub seconds: Option<f64>,
-    /// The digest of a call's arguments.
     pub arguments: Option<&'a str>,
     /// The line of the configuration that decided.
     pub rule: Option<&'a str>,

@@ -121,7 +121,6 @@ pub struct CommandLineConfig {
     pub store: CommandLineStore,
     /// The port of the client listener on loopback. Without it the default port, or a free one.
     pub port: Option<u16>,
-    /// The environment variable with the server's bearer token.
     pub key_variable: Option<String>,
     /// `NAME: VALUE` for each header of requests to the server.
     pub headers: Vec<String>,

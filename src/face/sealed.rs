@@ -282,7 +282,6 @@ fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
     })
 }
 
-/// Identifies a request by method, path, query and session id.
 pub fn digest_of_request(method: &Method, path: &str, query: Option<&str>, headers: &HeaderMap) -> Digest {
     // A request with several is refused.
     let session = headers.get(headers::SESSION_ID).map_or(&b""[..], |session| session.as_bytes());

@@ -160,7 +160,6 @@ impl CertificatePattern {
     }
 }
 
-/// The block of the certificate with this name, for `taskgate check`.
 pub fn block_of<'s>(all: &'s [CertificateBlock], name: &str) -> Option<&'s CertificateBlock> {
     let kinds = [NameKind::Uri, NameKind::Email, NameKind::Host].into_iter();
     let names: Vec<_> =

@@ -136,7 +136,6 @@ impl Principal {
         self.0.starts_with(UNCHECKED) || self.0.starts_with(AT_ADDRESS)
     }
 
-    /// The digits of an issuer in the principals of its tokens.
     pub fn issuer_digits(issuer: &str) -> String {
         let mut digits = hex(aws_lc_rs::digest::digest(&SHA256, issuer.as_bytes()).as_ref());
         digits.truncate(ISSUER_DIGITS);

@@ -119,7 +119,6 @@ pub struct SessionBinding {
     pub session: Option<HeaderValue>,
     /// The negotiated version; `None` before.
     pub version: Option<ProtocolVersion>,
-    /// The upstream's support for its own tasks in it.
     pub tasks: UpstreamTaskSupport,
 }
 

@@ -138,7 +138,6 @@ fn supervise(
 ) -> io::Result<ExitStatus> {
     let group = Pid::from_child(&child);
     let watched = watch(group).map(|waiting| stop_when_closed(&waiting, group));
-    // The program's process group is killed with it.
     let _ = rustix::process::kill_process_group(group, Signal::KILL);
     let status = child.wait();
     watched.and(status)

@@ -132,7 +132,6 @@ struct ProbeRun<'a> {
     output: &'a ProgramOutput,
 }
 
-/// A server that answered over one transport.
 struct ProbedServer {
     transport: ProbedTransport,
     /// With a session; the handshake of the newest version that it agreed to.

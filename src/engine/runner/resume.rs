@@ -23,7 +23,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey, Timestamp};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
 use crate::upstream::ResumeToken;
 
 /// Reads of a subtask's row before its parent only watches it.
@@ -244,7 +244,11 @@ async fn judge_child(
         let verdict = verdict(&task, Some(&spec.policy), now, engine.why_lost());
         if let RecoveryDecision::Run(action) = &verdict {
             record(&task, &verdict);
-            let spec = restored_child(spec.clone(), &task, now);
+            let (mut spec, call) = (spec.clone(), task.recovery.call.as_ref());
+            let sendable = call.filter(|call| call.can_be_sent());
+            spec.request.params = sendable.and_then(|call| spec.upstream.restored(&task.origin.tool, &call.params));
+            spec.is_repeatable = call.is_some_and(|call| call.is_repeatable);
+            spec.context.native_task = task_mode(&task, &spec.policy, now);
             return Ok(Some((task, spec, action.clone())));
         }
         let event = match &verdict {
@@ -257,14 +261,4 @@ async fn judge_child(
         }
     }
     Ok(None)
-}
-
-/// The call of a subtask that an earlier process left.
-fn restored_child(mut spec: CallSpec, task: &Task, now: Timestamp) -> CallSpec {
-    let call = task.recovery.call.as_ref();
-    spec.request.params =
-        call.filter(|call| call.can_be_sent()).and_then(|call| spec.upstream.restored(&task.origin.tool, &call.params));
-    spec.is_repeatable = call.is_some_and(|call| call.is_repeatable);
-    spec.context.native_task = task_mode(task, &spec.policy, now);
-    spec
 }

@@ -54,7 +54,10 @@ impl Runner {
                 UnstoredStep::Withdrawals => self.withdraw_again(certain).await,
                 UnstoredStep::Round => self.ask_client().await,
                 UnstoredStep::Repeat => self.repeat_call().await,
-                UnstoredStep::Subtasks => self.mirror_again().await,
+                UnstoredStep::Subtasks => {
+                    self.mirror_subtasks().await;
+                    RunnerFlow::Continue(())
+                }
                 UnstoredStep::Progress => self.store_progress().await,
             }?;
         }

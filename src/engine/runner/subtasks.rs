@@ -54,11 +54,6 @@ impl Runner {
         RunnerFlow::Continue(())
     }
 
-    pub(super) async fn mirror_again(&mut self) -> RunnerFlow {
-        self.mirror_subtasks().await;
-        RunnerFlow::Continue(())
-    }
-
     /// Whether more of the named subtasks can become tasks now: before the next event (SUB-13), after deadline and cancel.
     pub(super) fn may_mirror(&self) -> bool {
         self.family.has_waiting() && self.recorder.has_handle() && !self.recorder.waits_for(UnstoredStep::Subtasks)

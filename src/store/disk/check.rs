@@ -17,7 +17,6 @@ use super::{DiskTuning, columns, schema};
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
 
 const PAUSE: Duration = Duration::from_secs(1);
-/// Limits of one piece, except for its last row.
 const PIECE_ROWS: i64 = 256;
 const PIECE_BYTES: usize = 8 << 20;
 /// Tries of one piece: an index of many millions of rows may never fit between two checks of the log.

@@ -47,7 +47,6 @@ pub(super) struct StatelessCall {
     pub(super) events: ExchangeEventSender,
     pub(super) answers: mpsc::Receiver<Box<QuestionAnswer>>,
     pub(super) questions: InputRequests,
-    /// Whether a client answered in this round.
     pub(super) has_client_answer: bool,
     pub(super) task: UpstreamTaskCell,
     /// Whether the upstream has yet to accept answers.

@@ -94,7 +94,6 @@ pub(super) struct ConnectionIdleness {
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
     pub(super) messages: AnswerMessages,
-    /// Notified of the first message.
     pub(super) first_message: Arc<Notify>,
     /// Cancelled once the request is not in the table any more.
     pub(super) request_ended: CancellationToken,

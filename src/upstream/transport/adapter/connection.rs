@@ -69,7 +69,6 @@ pub(super) struct AdapterConnection {
     replies: Arc<Semaphore>,
     /// Cancelled when nothing more is sent or received.
     closed: CancellationToken,
-    /// Cancelled once the server has ended.
     server_ended: CancellationToken,
     /// The fault that ended it, unless the gateway did.
     why: OnceLock<GatewayFault>,

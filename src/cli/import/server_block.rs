@@ -149,10 +149,9 @@ impl BlockWriter<'_> {
             return false;
         }
         self.unfit(server, has_command);
-        if has_command {
-            self.environment(&settings.env)
-        } else {
-            self.credential(&settings.headers)
+        match has_command {
+            true => self.environment(&settings.env),
+            false => self.credential(&settings.headers),
         }
         self.tools(settings);
         true

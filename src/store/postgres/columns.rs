@@ -46,10 +46,9 @@ impl EncodedRow {
             updated,
             expires,
             reference: ShortReference::of(&task.key).0.to_vec(),
-            name: if task.certainly_did_not_run() {
-                Some(Vec::new())
-            } else {
-                task.idempotency.map(|named| named.key.0.to_vec())
+            name: match task.certainly_did_not_run() {
+                true => Some(Vec::new()),
+                false => task.idempotency.map(|named| named.key.0.to_vec()),
             },
             size,
             summary: record::summary::encode(&summary, &sealed),

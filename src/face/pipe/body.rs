@@ -253,7 +253,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.is_over = true;
         self.call.iter().for_each(|call| call.ended(fault));
         let Some(call) = self.call.take().filter(|_| self.events.is_some()) else {
-            return Err(io::Error::other("the response cannot be completed"));
+            return Err(io::Error::other(BodyBreakError(*fault)));
         };
         let lead: &'static [u8] = if self.is_between_events() { b"" } else { INCOMPLETE_EVENT_END };
         if call.is_wanted() {

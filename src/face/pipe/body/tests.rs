@@ -7,6 +7,7 @@ use tokio::time::{advance, sleep};
 
 use super::*;
 use crate::connection_timer::ConnectionTimer;
+use crate::face::http::SingleEventBody;
 use crate::upstream::body::edited_events;
 use crate::wire::Payload;
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -84,6 +85,18 @@ async fn u22_an_error_follows_an_event_that_clients_do_not_read_as_a_message() {
         assert_eq!(messages.len(), 1, "{cut:.80}: {text:.400}");
         assert!(memmem::find(&messages[0].data, b"\"reason\":\"upstream_closed\"").is_some(), "{text:.400}");
     }
+}
+
+/// U22: also if the gateway ends it.
+#[tokio::test(start_paused = true)]
+async fn u22_json_in_an_event_that_misses_the_deadline_ends_with_that_fault() {
+    let begun: Result<_, io::Error> = Ok(Frame::data(BodyPart::from(Bytes::from_static(b"{\"jsonrpc\":"))));
+    let source = RawBody::new(StreamBody::new(stream::iter([begun]).chain(stream::pending())));
+    let pace = PipeTimeouts { idle: None, deadline: Some(Instant::now() + Duration::from_secs(100)) };
+    let request = TestRequest { id: RequestId::number(1), is_wanted: true };
+    let body = RawBody::new(PipeBody::new(source, BodyForm::Json, pace, Some(request)));
+    let text = SingleEventBody::new(body, Some(RequestId::number(1))).collect().await.unwrap().to_bytes();
+    assert!(memmem::find(&text, b"\"reason\":\"deadline_exceeded\"").is_some(), "{text:?}");
 }
 
 /// Reads a response of which a part comes every 10 ms for 200 s; the call has a deadline of 100 s. Returns the number of life signs

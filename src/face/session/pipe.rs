@@ -51,6 +51,7 @@ use crate::upstream::raw_channel::{RawMethod, RawRequest};
 use crate::upstream::reply::{JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::upstream::{Answer, ForwardedHeaders};
+use crate::waits::or_pending;
 use crate::wire::envelope::{self, Request, Response};
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::list_pages::sent_cursor;
@@ -479,13 +480,9 @@ impl CallMessages for SessionOwnStream {
                 }
                 (answer, _) => answer,
             })),
-            Some(message) = next_of(self.own.as_mut()) => Some(CallMessage::event(message)),
+            message = or_pending(self.own.as_mut().map(SessionStream::next)) => Some(CallMessage::event(message)),
         }
     }
-}
-
-async fn next_of(own: Option<&mut SessionStream>) -> Option<Bytes> {
-    Some(own?.next().await)
 }
 
 /// An event stream with the messages of `own`. Ends with the stream.

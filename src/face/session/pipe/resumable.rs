@@ -172,16 +172,12 @@ async fn pump(writer: &ReplayWriter, source: ResumableSource, shared: &SessionFa
 async fn keep(writer: &ReplayWriter, mut event: ResponseBody) {
     let (mut parts, mut length) = (VecDeque::new(), 0);
     loop {
-        match reply::next_part(&mut event, None).await {
-            Ok(Some(part)) => {
-                length += part.len();
-                parts.push_back(part);
-                if length > KEPT_BYTES_MAX {
-                    return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest: event })).await;
-                }
-            }
-            Ok(None) => break,
-            Err(_) => return,
+        let Ok(next) = reply::next_part(&mut event, None).await else { return };
+        let Some(part) = next else { break };
+        length += part.len();
+        parts.push_back(part);
+        if length > KEPT_BYTES_MAX {
+            return writer.hand_over(ResponseBody::new(PartlyReadBody { parts, rest: event })).await;
         }
     }
     if parts.len() > 1 {

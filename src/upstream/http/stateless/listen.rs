@@ -268,8 +268,7 @@ impl ListenSource {
         let opening = async move {
             let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
             let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open_known(&sender, &wishes)).await;
-            let opened = opened.unwrap_or(Err(late));
-            (wishes, opened)
+            (wishes, opened.unwrap_or(Err(late)))
         };
         opening.boxed().fuse()
     }

@@ -128,7 +128,6 @@ impl TransportAdapter {
         Self::within(health, wire, connection_permits::new(sessions_max, limits), scope)
     }
 
-    /// As [`Self::new`], with permits that may be shared.
     pub(crate) fn within(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,

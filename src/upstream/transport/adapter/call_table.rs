@@ -183,7 +183,6 @@ impl CallTable {
         Ok(EnteredRequest { messages, first_message, request_ended })
     }
 
-    /// Whether the response has a request.
     pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &MessageText) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
         call.last.send(Ok(text.clone()));

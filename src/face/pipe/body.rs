@@ -410,7 +410,8 @@ pub(in crate::face) async fn in_time<T>(
         let ended = ending.as_mut().as_pin_mut().is_some_and(|ending| ending.poll(context).is_ready());
         if ended { Poll::Ready(Err(calls_end.fault(Executed::Unknown))) } else { Poll::Pending }
     });
-    let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
+    let began = Instant::now();
+    let silent = silence_max.map(|max| (began + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
     let limit = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end);
     let mut awaited = AwaitedAnswer(Some(call));
@@ -423,8 +424,11 @@ pub(in crate::face) async fn in_time<T>(
                 call.cancel(reason);
                 break Err(GatewayFault::new(reason, Executed::Unknown));
             }
-            // Its client has cancelled it (U90).
-            (None, _) if !call.is_wanted() => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            // Its client has cancelled it (U90). An early cancel shows no server that hangs (B254).
+            (None, _) if !call.is_wanted() => {
+                awaited.0 = awaited.0.filter(|_| began.elapsed() >= 2 * LIFE_SIGN);
+                return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown));
+            }
             (None, _) => (),
         }
     };

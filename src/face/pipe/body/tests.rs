@@ -1,5 +1,7 @@
 //! Checks which parts of a response show that its server lives.
 
+use std::cell::Cell;
+
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, StreamBody};
 use memchr::memmem;
@@ -173,5 +175,37 @@ async fn u90_the_wait_for_the_response_to_a_cancelled_call_ends() {
         let deadline = deadline.map(|span| Instant::now() + span);
         assert!(in_time(&request, waiting, None, deadline).await.is_err());
         assert_eq!(begun.elapsed().as_secs(), seconds);
+    }
+}
+
+struct CancelledRequest {
+    id: RequestId,
+    cancelled: Instant,
+    is_given_up: Cell<bool>,
+}
+
+impl AnsweredRequest for CancelledRequest {
+    fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    fn given_up(&self) {
+        self.is_given_up.set(true);
+    }
+
+    fn is_wanted(&self) -> bool {
+        Instant::now() < self.cancelled
+    }
+}
+
+/// U90: a server sends no response to a request that was cancelled.
+#[tokio::test(start_paused = true)]
+async fn b254_a_request_that_its_client_soon_cancels_is_no_failure_of_its_server() {
+    for (seconds, is_given_up) in [(1, false), (50, true)] {
+        let cancelled = Instant::now() + Duration::from_secs(seconds);
+        let request = CancelledRequest { id: RequestId::number(1), cancelled, is_given_up: Cell::default() };
+        let waiting = pin!(std::future::pending::<Result<(), GatewayFault>>());
+        assert!(in_time(&request, waiting, None, None).await.is_err());
+        assert_eq!(request.is_given_up.get(), is_given_up, "cancelled after {seconds} s");
     }
 }

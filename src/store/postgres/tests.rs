@@ -109,6 +109,8 @@ async fn name_standbys(server: &PostgresServer, names: &str) {
     server.configure(&[&format!("synchronous_standby_names = '{names}'")]);
     server.reload();
     until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
+    // Commits follow a flag of the checkpointer, which reads the configuration before it obeys.
+    server.psql("CHECKPOINT");
 }
 
 /// Stores on one server, each in its own schema.

@@ -157,6 +157,8 @@ impl ReplicatedServer {
         self.primary.reload();
         let shown = || tokio::task::block_in_place(|| self.primary.psql("SHOW synchronous_standby_names"));
         until("commits wait for these", async || shown() == names).await;
+        // Commits follow a flag of the checkpointer, which reads the configuration before it obeys.
+        tokio::task::block_in_place(|| self.primary.psql("CHECKPOINT"));
     }
 
     /// Has a person do something to a commit of a gateway that waits for its standby.

@@ -104,9 +104,9 @@ pub enum HeartbeatAnswer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreLoss {
     /// A heartbeat was acknowledged under a known number, or this replica's row is dead with an earlier heartbeat.
-    #[error("heartbeat {acknowledged} of this gateway was acknowledged, and the database has {found}")]
+    #[error("heartbeat {acknowledged} of this replica was acknowledged, and the database has {found}")]
     HeartbeatWentBack { acknowledged: u64, found: u64 },
-    #[error("the row of this gateway is missing")]
+    #[error("the row of this replica is missing")]
     RowMissing,
     #[error("it is another database, or was restored from a backup")]
     OtherGeneration(StoreGeneration),

@@ -45,13 +45,13 @@ impl PostgresHealth {
     /// The remedy, for operators. Each fault passes by itself once its cause is gone, but for a loss.
     pub(super) const fn remedy(&self) -> &'static str {
         match self {
-            Self::Good | Self::Fenced => "the gateway joins the others again by itself",
-            Self::Unavailable(_) => "check that its server runs, and that this host reaches it",
-            Self::Refusing(_) => "check its user, password and limit of connections, and whether its server starts",
-            Self::ReadOnly(_) => "name each of its servers in `store.url`, so that the primary is found",
-            Self::Behind(_) => "check the synchronous standbys of its server",
-            Self::NoStandby => "set synchronous_standby_names there",
-            Self::Full => "free space there",
+            Self::Good | Self::Fenced => "the replica joins the others again by itself",
+            Self::Unavailable(_) => "check that the database's server runs, and that this host reaches it",
+            Self::Refusing(_) => "check the user, the password, the limit of connections, and whether the server starts",
+            Self::ReadOnly(_) => "name each server of the database in `store.url`, so that the primary is found",
+            Self::Behind(_) => "check the server's synchronous standbys",
+            Self::NoStandby => "set synchronous_standby_names at the server",
+            Self::Full => "free space on that disk",
             Self::Lost => "the next start says how to accept the loss",
         }
     }

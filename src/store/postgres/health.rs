@@ -47,7 +47,7 @@ impl PostgresHealth {
         match self {
             Self::Good | Self::Fenced => "the replica joins the others again by itself",
             Self::Unavailable(_) => "check that the database's server runs, and that this host reaches it",
-            Self::Refusing(_) => "check the user, the password, the limit of connections, and whether the server starts",
+            Self::Refusing(_) => "check user, password and limit of connections, and whether the server starts",
             Self::ReadOnly(_) => "name each server of the database in `store.url`, so that the primary is found",
             Self::Behind(_) => "check the server's synchronous standbys",
             Self::NoStandby => "set synchronous_standby_names at the server",

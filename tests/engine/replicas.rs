@@ -108,8 +108,8 @@ fn every_call_ends_once_all_is_well() {
     }
 }
 
-/// Runs schedules without a rule until all that is expected was seen. None before the `first` one shows it; after a change of the
-/// model it may take more of them.
+/// Runs schedules without a rule, from the `first` one on, until they show all expected violations. No earlier schedule shows
+/// one; after a change of the model more schedules may be needed.
 #[track_caller]
 #[allow(clippy::print_stdout, reason = "the figures are shown where a test's output is")]
 fn check_without(rule: Rule, first: u64, expected: &[Violation]) {

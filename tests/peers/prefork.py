@@ -4,7 +4,7 @@
     prefork.py run SOCKET PROGRAM [WORD]...  runs PROGRAM in such a fork, with the words, folder, variables and pipes of this process
 
 PROGRAM is a script, or `-m` and a module. A run ends with its fork. The fork of a run that was killed is killed too, before
-another run begins. The server ends once nobody reads its stdout, and all forks end with it.
+another run begins. The server ends once its stdout has no reader, and all forks end with it.
 """
 
 import marshal
@@ -15,7 +15,7 @@ import sys
 LENGTH_BYTES = 4
 PIPES = (0, 1, 2)
 PR_SET_PDEATHSIG = 1
-# What packages import at the first request.
+# Modules that packages import at the first request.
 LATER = ("anyio._backends._asyncio", "anyio._core._sockets", "httpcore", "httpcore2")
 
 
@@ -33,7 +33,7 @@ def run(path, words):
 
 
 def preload(program, is_script):
-    """Imports what the program imports, but for files beside a script. What fails fails again in the fork, which shows it."""
+    """Imports what the program imports, but for files beside a script. A failed import fails again in the fork, which shows its error."""
     import ast
     import gc
     import importlib.util
@@ -73,7 +73,7 @@ class Server:
         self.listener, self.runs, self.known = socket.socket(fileno=os.dup(0)), [], set()
 
     def serve(self):
-        """The words of a run, in its fork; returns nowhere else."""
+        """Returns the words of a run, in that run's fork alone."""
         while True:
             ready = self.ready(None)
             if 1 in ready:
@@ -81,14 +81,14 @@ class Server:
             self.settle(ready)
             if self.listener.fileno() in ready:
                 connection, _ = self.listener.accept()
-                # A run that was killed before this one began has left its port.
+                # Ends the runs that were killed before this one began, so that their ports are free.
                 self.settle(self.ready(0))
                 words = self.fork(connection)
                 if words:
                     return words
 
     def ready(self, limit):
-        """The descriptors at which something has happened."""
+        """The descriptors with an event."""
         import select
 
         poll = select.poll()
@@ -122,7 +122,7 @@ class Server:
         try:
             words, folder, variables = marshal.loads(request)
         except (EOFError, TypeError, ValueError):
-            words = None  # The run was killed before it had said all.
+            words = None  # The run was killed before it had sent the whole request.
         if words:
             is_script = words[0] != "-m"
             program = os.path.join(folder, words[0]) if is_script else words[1]

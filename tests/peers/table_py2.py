@@ -45,7 +45,7 @@ async def drive() -> dict[str, object]:
                 return reason(error)
 
         async def hold() -> asyncio.Task[str]:
-            """Makes a held call, and returns once it is there: the server tells of a step, or its delay has begun."""
+            """Makes a held call, and returns once it has begun: the server reports progress, or the delay has begun."""
             if switch:
                 switch.write_text(f"{held['seconds']}\n")
             begun = asyncio.Event()

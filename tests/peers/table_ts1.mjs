@@ -2,10 +2,10 @@
 //
 //   table_ts1.mjs URL JSON
 //
-// JSON is {fast: {tool, arguments, holds}, slow: {tool, arguments, seconds}, held, is_resumable, switch}; `held` is as `slow`,
-// for calls that are cancelled or lost. If it names a file `switch`, calls are as many seconds slower as that says. Prints READY
-// while a held call runs, goes on when it reads a line on stdin, and then prints one line of facts: what `fast`, `many` (50 at
-// once), `task`, `cancel` and `crash` came to, and `after`, a call after the crash.
+// JSON is {fast: {tool, arguments, holds}, slow: {tool, arguments, seconds}, held, is_resumable, switch}; `held` is like `slow`,
+// for calls that are cancelled or lost. If it names a file `switch`, calls are delayed by the seconds in that file. Prints READY
+// while a held call runs, continues when it reads a line on stdin, and then prints one line of facts: the outcomes of `fast`,
+// `many` (50 at once), `task`, `cancel` and `crash`, and of `after`, a call after the crash.
 
 import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
@@ -16,7 +16,7 @@ import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/
 const MANY = 50;
 const LOOK_MS = 50;
 const TIME_LIMIT_MS = 150_000;
-// A stream with event ids is taken up by the client; at a server that has lost the session it tries in vain.
+// The client resumes a stream with event ids; at a server that has lost the session its tries are in vain.
 const IN_VAIN_MS = 5_000;
 
 const [url, json] = process.argv.slice(2);
@@ -33,7 +33,7 @@ async function drive() {
     return !result.isError && textOf(result).includes(fast.holds);
   };
   const makeSlow = ({ seconds }) => file && writeFileSync(file, `${seconds}\n`);
-  /** Makes a held call, and resolves once it is there: the server tells of a step, or its delay has begun. */
+  /** Makes a held call, and resolves once it has begun: the server reports progress, or the delay has begun. */
   const hold = async (options) => {
     makeSlow(held);
     let [hasBegun, hasEnded] = [false, false];

@@ -309,7 +309,7 @@ fn a_command_that_changes_the_users_file_names_the_projects() {
     assert!(!other(&machine.done(&["install", "cursor", "--yes"])), "both are wrapped");
 }
 
-/// Both of them have their first bytes again afterwards.
+/// Afterwards both files have their first bytes again.
 #[test]
 fn a_named_server_is_wrapped_and_unwrapped_in_the_file_that_has_it() {
     let machine = Machine::new();

@@ -54,7 +54,7 @@ struct Table {
 }
 
 impl Table {
-    /// `None`, with a word about it, where nobody installed the peers.
+    /// `None`, with a line about it, if the peers are not installed.
     async fn set() -> Option<Self> {
         let peers = Peers::find("five real servers behind one address")?;
         let (files, repository) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -184,10 +184,10 @@ const DRIVERS: [(&str, [&str; 3]); 5] = [
     ("fastmcp4", ["py-modern/bin/python", "endpoint_py.py", "fastmcp"]),
 ];
 
-/// How many clients are driven at the same time besides rmcp; each has five programs of its own.
+/// The number of clients that run at the same time besides rmcp; the gateway starts separate programs for each.
 const DRIVERS_AT_ONCE: usize = 2;
 
-/// By client.
+/// The facts of each client.
 type AllFacts = BTreeMap<&'static str, Result<Value, String>>;
 
 /// The facts of all clients, which share one gateway.

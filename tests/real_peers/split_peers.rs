@@ -1,5 +1,5 @@
-//! A real server that needs three seconds for each element of a list, in front of which one call is made as one for each:
-//! for every kind of client.
+//! Splits calls of every kind of client in front of a real server that needs three seconds for each element of a list: the
+//! server gets one call for each element.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.

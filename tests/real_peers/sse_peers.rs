@@ -23,10 +23,10 @@ struct Row {
     command: Vec<&'static str>,
     fast: (&'static str, Value, &'static str),
     slow: (&'static str, Value, &'static str),
-    /// The arguments of a slow call that its client cancels. Some servers work to its end all the same, and on nothing else of the
-    /// session meanwhile.
+    /// The arguments of a slow call that its client cancels. Some servers run it to its end nevertheless, and serve no other
+    /// request of the session meanwhile.
     cancelled: Value,
-    /// The arguments of a slow call whose server is lost.
+    /// The arguments of a slow call whose server is killed.
     long: Value,
     /// A tool that asks, which member of the form it reads, and what its answer holds.
     asks: Option<(&'static str, &'static str, &'static str)>,

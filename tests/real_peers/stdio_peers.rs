@@ -28,8 +28,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use upstream::{PeerServer, Program};
 
-/// How many seconds later calls reach a server that is made slow, and one whose calls are cancelled or lost, however busy the
-/// machine is.
+/// The seconds by which calls are delayed on their way to a slow server, and to a server whose calls are cancelled or lost, even on a
+/// busy machine.
 const SLOWER_BY: u64 = 2;
 const HELD_FOR: u64 = 600;
 /// The longest time that a client of an SDK may take for its row.
@@ -45,11 +45,11 @@ struct Row {
     slow: Option<Slow>,
 }
 
-/// A slow call of the server's own. It tells of its steps.
+/// A slow tool of the server, which reports its progress.
 struct Slow {
     tool: &'static str,
     arguments: Value,
-    /// Those of a call that is cancelled or lost.
+    /// The arguments of a call that is cancelled or lost.
     held: Value,
 }
 
@@ -65,7 +65,7 @@ impl Reached {
     }
 }
 
-/// `None`, with a word about it, where nobody installed them.
+/// `None`, with a line about it, if they are not installed.
 fn folder() -> Option<Peers> {
     Peers::find("real servers over stdio and streamable HTTP")
 }
@@ -86,7 +86,7 @@ struct Table {
     peers: Peers,
     gate: GatewayProcess,
     server: Option<PeerServer>,
-    /// While this file is there, calls are slow by as many seconds as it says.
+    /// While this file exists, calls are delayed by the seconds in it.
     switch: Option<PathBuf>,
     _files: TempDir,
 }
@@ -136,7 +136,7 @@ impl Table {
         self.row.slow.as_ref().map_or((self.row.tool, &self.row.arguments), |slow| (slow.tool, &slow.held))
     }
 
-    /// Makes such a call, and returns once it is there: the server tells of a step, or its delay has begun.
+    /// Makes such a call, and returns once it has begun: the server reports progress, or the delay has begun.
     async fn hold(&self, client: &StandaloneClient, id: u32) -> StreamedReply {
         self.make_slow(Some(HELD_FOR));
         let (tool, arguments) = self.held();
@@ -196,7 +196,7 @@ impl Table {
     async fn cancel(&self, client: &StandaloneClient) {
         let mut cancelled = self.hold(client, 60).await;
         client.note("notifications/cancelled", json!({ "requestId": 60 })).await;
-        // Some servers leave the stream open, or work on.
+        // Some servers leave the stream open, or continue the call.
         let rest = async {
             while let Some(message) = cancelled.next().await {
                 assert!(message.get("result").is_none(), "{message}");

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// The longest that anything may take that is waited for; machines are busy.
+/// The longest wait for any state; machines are busy.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked for: a look may be a process that asks the database.
+/// The pause between two looks: a look may start a process that asks the database.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// Waits until something is so.

@@ -27,7 +27,7 @@ use super::{Act, Host, Script, answer, request, stateless};
 
 const PIECE: usize = 64 << 10;
 const ANSWER: usize = 4 << 20;
-/// All their answers are twice what may be held.
+/// Their answers together are twice as large as the room.
 const REQUESTS: usize = 12;
 
 /// How a server sends a large answer.

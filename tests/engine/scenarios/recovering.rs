@@ -95,7 +95,7 @@ async fn a_call_that_cannot_be_taken_up_is_sent_again_only_where_it_may_be() {
     }
 }
 
-/// GW-39, GW-11: the server would remove a task that it has to keep for the rest of the first deadline alone.
+/// GW-39, GW-11: if the server had to keep its task for the rest of the first deadline alone, it would remove the task too early.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_sent_again_may_run_as_long_as_the_first_time() {
     for (resumes, tool) in
@@ -273,7 +273,7 @@ async fn f11_f12_a_question_survives_the_crash_under_its_key() {
     world.is_idle().await;
 }
 
-/// F11: once a question was answered, another one may have its name.
+/// F11: once a question was answered, the server may ask another one under its name.
 #[tokio::test(start_paused = true)]
 async fn f11_a_question_under_a_used_name_is_asked_after_the_crash() {
     let asks = || (seconds(1), Happens::Elicits("ask-a"));

@@ -204,7 +204,7 @@ async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_ev
     assert!(next.contains("lasting"), "{next}");
 }
 
-/// U95: the server refuses all that names an unknown resource.
+/// U95: the server refuses each subscription that names an unknown resource.
 #[tokio::test]
 async fn u95_a_listener_hears_a_server_that_does_not_know_one_resource() {
     for code in [-32602, -32002] {
@@ -217,7 +217,7 @@ async fn u95_a_listener_hears_a_server_that_does_not_know_one_resource() {
         let mut stream = ask(&gate, &[], "subscriptions/listen", json!({"notifications": wanted})).await;
         let granted = stream.until("\n\n").await;
         assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("test://here"), "{granted}");
-        // The first one was a trial of this resource alone.
+        // The first stream was a trial of this resource alone.
         let told = refusing.stream(1).await;
         assert_eq!(told.asked(), &json!({"toolsListChanged": true, "resourceSubscriptions": ["test://here"]}));
         told.say(UPDATED, &json!({"uri": "test://here", "from": "one"}));

@@ -304,7 +304,7 @@ async fn a_session_ends_with_those_at_the_upstreams() {
     assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
-/// Its client has no id to end it with. U96: a server may know its clients by a header.
+/// The client has no id with which it could end them. U96: a server may know its clients by a header.
 #[tokio::test]
 async fn u63_sessions_at_the_upstreams_end_if_their_client_leaves_before_it_has_a_session() {
     let (one, _) = servers().await;

@@ -21,7 +21,7 @@ use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-/// A server that only has handshakes; once it is new, it declares resources.
+/// A server that answers handshakes alone; after its upgrade it declares resources.
 #[derive(Debug)]
 struct UpgradedServer {
     other: Arc<Unreachable>,
@@ -81,7 +81,7 @@ async fn capabilities(endpoint: &CombinedEndpoint) -> Value {
     answer["result"]["capabilities"].clone()
 }
 
-/// Its clients have no sessions, and so no later handshake.
+/// Clients without sessions make no later handshake.
 #[tokio::test(start_paused = true)]
 async fn u66_capabilities_of_a_server_are_asked_again_for_clients_without_sessions() {
     let other = Unreachable::named("up");

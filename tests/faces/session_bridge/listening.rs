@@ -197,7 +197,7 @@ async fn a_server_that_refuses_to_be_listened_to_is_asked_once_and_its_sessions_
     drop(streams);
 }
 
-/// U95: a resource may have gone since it was subscribed to.
+/// U95: a server may have removed a resource since the client subscribed to it.
 #[tokio::test]
 async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() {
     for code in [-32602, -32002] {
@@ -209,7 +209,7 @@ async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() 
             assert_eq!(subscribe(&client, "subscribe", uri).await["result"], json!({}), "nobody could be told");
         }
         let mut own = stream_of(&client).await;
-        // The first one was a trial of this resource alone.
+        // The first stream was a trial of this resource alone.
         let told = speaker.stream(1).await;
         let expected = json!({ "toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": ["file:///here"] });
         assert_eq!(told.asked(), &expected);

@@ -324,7 +324,7 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
     );
 }
 
-/// GW-26: above the progress on the stream that its server closed.
+/// GW-26: it rises above the progress on the stream that the server closed.
 #[tokio::test(start_paused = true)]
 async fn silence_of_a_resumed_call_shows_as_progress_that_rises() {
     let channel = Slow::new(Duration::ZERO, BodyKind::Events, &[(seconds(20), "id: e-1\nretry: 10\ndata:\n\n")]);
@@ -370,7 +370,7 @@ async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
     }
 }
 
-/// U90, LEG-14: its server may send no response then, or none of its body.
+/// U90, LEG-14: the server may then send no response, or a head without a body.
 #[tokio::test(start_paused = true)]
 async fn u90_a_call_that_is_cancelled_before_its_response_ends_without_one_in_time() {
     let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}).to_string();

@@ -379,7 +379,7 @@ async fn leg_14_a_cancelled_call_whose_stream_its_server_ends_has_no_response() 
     assert!(!text.contains("\"id\":1"), "{text}");
 }
 
-/// LEG-14: its client may accept no stream, and may call in an array.
+/// LEG-14: the client accepts JSON alone, and calls by one message or in an array.
 #[tokio::test]
 async fn leg_14_a_cancelled_call_of_a_client_without_streams_has_no_error() {
     for in_array in [false, true] {

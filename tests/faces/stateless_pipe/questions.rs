@@ -107,7 +107,7 @@ async fn u32_an_error_does_not_send_a_client_without_a_session_to_an_address_tha
     }
 }
 
-/// A long response passes until it asks: JSON is aborted there, and an event becomes one that clients ignore.
+/// A long response is forwarded up to its question: there JSON is aborted, and an event becomes one that clients ignore.
 #[tokio::test]
 async fn u31_u32_an_answer_that_asks_after_its_beginning_has_passed_breaks_off() {
     for as_events in [false, true] {

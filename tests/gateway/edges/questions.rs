@@ -84,7 +84,7 @@ impl Bad {
     }
 }
 
-/// A gateway, and a server that asks what the test has it ask.
+/// A gateway, and a server that asks the test's `question`.
 struct Stage {
     server: ScriptedServer,
     question: Arc<Mutex<String>>,

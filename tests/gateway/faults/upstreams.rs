@@ -247,7 +247,7 @@ async fn hasty(mut stream: TcpStream) {
             return;
         }
         if method == "\"tools/call\"" {
-            // What is still on its way is left unread, and the connection open.
+            // The rest of the request stays unread, and the connection open.
             return std::future::pending().await;
         }
         return;

@@ -17,7 +17,7 @@ const CASE_MAX: Duration = WAIT_MAX.saturating_mul(3);
 /// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
 /// is told at once.
 const TOLD_MAX: Duration = WAIT_MAX;
-/// How often a state that is waited for is looked at.
+/// The pause between two looks at a state.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,8 +221,8 @@ pub(crate) async fn run(
     Ok(if story.is_task { Way::Task } else { Way::Plain })
 }
 
-/// Cancels a call that waits while others have the only place of each gateway. `held` counts the calls that gateways hold for clients
-/// without tasks.
+/// Cancels a call that waits while others have the only permit of each gateway. `held` counts the calls that gateways hold for
+/// clients without tasks.
 pub(crate) async fn run_queued(
     client: speaker::Kind,
     (speaker, blockers): (&mut PairClient, &mut [PairClient]),
@@ -254,7 +254,7 @@ pub(crate) async fn run_queued(
         let queued = speaker.queued();
         let noticing = async { until_held(places + 1).await.map(|()| queued.notify_one()) };
         let story = tokio::try_join!(speaker.call(case.tool(), case.manner()), noticing);
-        // A client that leaves sends nothing: the gateway has to see it before the place is free.
+        // A client that leaves sends nothing: the gateway has to notice it before the permit is free.
         let left = until_held(places).await;
         ledger.release(HOLDING);
         let (story, ()) = story?;

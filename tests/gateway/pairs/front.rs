@@ -67,7 +67,7 @@ impl Front {
     }
 }
 
-/// How many calls gateways hold at one upstream for clients without tasks, those that wait for their turn included.
+/// The number of calls that gateways hold at one upstream for clients without tasks, with the calls that wait for a permit.
 pub(crate) async fn held_calls(gateways: &[&Gateway], upstream: &str) -> usize {
     let mut held = 0;
     for gateway in gateways {

@@ -94,7 +94,7 @@ async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_l
                 refused.push(answer["error"].clone());
             }
             tried += 1;
-            // 51 polls a second are served: a machine that makes hardly more meets no bound.
+            // 51 polls a second are served: a machine that sends hardly more reaches no bound.
             if id == "polls" && tried > 400 && f64::from(tried) < 60.0 * begun.elapsed().as_secs_f64() {
                 continue 'bounds;
             }

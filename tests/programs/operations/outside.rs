@@ -191,7 +191,7 @@ async fn health_says_by_its_exit_code_whether_the_gateway_is_ready() {
         let (code, out, why) = run(&["health", url], token).await;
         assert_eq!((code, out.as_str(), why.is_empty()), (Some(expected), "", expected == 0), "{url}: {why}");
     }
-    // Another program's page has no words for the state of this gateway.
+    // Another program's page does not show the state of a gateway.
     let other = ScriptedServer::start(|_| Some(json_text("{}".to_owned()))).await;
     for command in [&["health"][..], &["status", "--admin"]] {
         let (code, out, why) = run(&[command, &[&*format!("http://{}", other.address)]].concat(), None).await;

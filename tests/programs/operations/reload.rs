@@ -233,7 +233,7 @@ async fn f115_a_call_at_a_removed_server_is_resumed_until_it_ends() {
     assert_eq!(client.get(Some("e-2")).await.status, StatusCode::NOT_FOUND);
 }
 
-/// F66: calls at the new path are not the old one's, although both have one name and its permits.
+/// F66: calls at the new path do not count for the old upstream, although both have one name and share its permits.
 #[tokio::test]
 async fn f66_an_upstream_at_another_path_is_let_go_of_beside_calls_at_the_new_one() {
     let (worker, folder) = (Worker::start().await, Folder::new());

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::host::{Host, alone, faulty_demo, greet, in_time, slow, text};
 
 const GRACE: &[&str] = &["--grace", "200ms"];
-/// Seconds of a call that no end waits for: far more than anything is waited for.
+/// The seconds of a call: far more than the end of a program or a test waits.
 const CALL: f64 = 600.0;
 
 /// A host in the midst of three calls, one of which became a task. The server has the other two: it reports their progress.

@@ -74,7 +74,7 @@ pub struct PairClient {
     questions: usize,
     seen_keys: BTreeSet<String>,
     runs: Runs,
-    /// Notified once a call of a client without tasks waits for its turn.
+    /// Notified once a call of a client without tasks waits for a permit.
     queued: Arc<Notify>,
     /// The parent of the task that is looked after, if it is a subtask.
     parent: Option<String>,
@@ -154,7 +154,7 @@ impl PairClient {
         }
     }
 
-    /// To be notified once the call of a client without tasks waits for its turn: the client then cancels it, or leaves.
+    /// Notify it once the call of a client without tasks waits for a permit: the client then cancels the call, or disconnects.
     pub fn queued(&self) -> Arc<Notify> {
         Arc::clone(&self.queued)
     }

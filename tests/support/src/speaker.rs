@@ -100,7 +100,7 @@ impl SubscriptionServer {
     }
 }
 
-/// Refuses with this code all that names a resource.
+/// Refuses with this code each subscription that names this resource.
 pub fn refusing(unknown: &'static str, code: i64) -> Arc<SubscriptionServer> {
     SubscriptionServer::of(move |asked| {
         let is_named = |uris: &Vec<Value>| uris.iter().any(|uri| uri == unknown);

@@ -17,12 +17,12 @@ fn fine() -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {{len}}\r\n\r\n{body}").into_bytes()
 }
 
-/// Without the time until the next try, which differs.
+/// The summary without the time until the next try, which differs.
 fn without_wait(summary: &str) -> &str {
     summary.split_inclusive(" no").next().unwrap_or_default()
 }
 
-/// What a call comes to once new calls are not refused any more.
+/// The summary of the first call after new calls are no longer refused.
 async fn until_closed(gate: &Gate) -> String {
     in_time(async {
         loop {
@@ -38,7 +38,7 @@ async fn until_closed(gate: &Gate) -> String {
 
 #[tokio::test]
 async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_on() {
-    // Longer than a busy machine takes for the calls that are refused meanwhile.
+    // A busy machine makes the refused calls within these 15 s.
     let busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 15\r\nContent-Length: 0\r\n\r\n".to_vec();
     let turns = std::iter::once(Act::Held(fine())).chain(vec![Act::SaysOn(busy); 5]).chain([Act::SaysOn(fine())]);
     let gate = Gate::with(vec![Act::InTurn(turns.collect()), Act::SaysOn(fine())], "1m").await;

@@ -24,13 +24,13 @@ pub(crate) enum Act {
     SaysOn(Vec<u8>),
     /// Says this and is silent.
     Stays(Vec<u8>),
-    /// Says the first once, and the second as long as somebody reads.
+    /// Sends the first once, and the second again and again, as fast as the gateway reads.
     Endless(Vec<u8>, Vec<u8>),
-    /// Says the first once, and the second again and again, as long as somebody reads.
+    /// Sends the first once, and the second again and again after pauses, as long as the gateway reads.
     Drips(Vec<u8>, Vec<u8>),
     /// Says this once the test lets it.
     Held(Vec<u8>),
-    /// Says this and closes; says the second to whoever takes the stream up.
+    /// Says this and closes; sends the second to a request that resumes the stream.
     Resumed(Vec<u8>, Vec<u8>),
     /// Says this and closes, at the handshake already.
     AtHandshake(Vec<u8>),

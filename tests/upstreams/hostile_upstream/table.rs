@@ -428,7 +428,7 @@ async fn event_streams_that_go_wrong() {
     check(streams(), "1m").await;
 }
 
-/// U09, U18: event streams that the deadline ends, before which the calls have begun long since.
+/// U09, U18: the deadline ends the event streams; the calls begin long before it.
 #[tokio::test]
 async fn event_streams_without_end() {
     check(endless_streams(), "4s").await;

@@ -26,7 +26,7 @@ async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_ki
     let began = tokio::time::Instant::now();
     client.leave().await;
     gate.until_processes(0).await;
-    // It ignores both: without the time that it is given it would be gone sooner, and without SIGKILL it would stay.
+    // The program ignores both: without its time to end it would end sooner, and without SIGKILL it would stay.
     assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
 }
 

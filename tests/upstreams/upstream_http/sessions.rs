@@ -423,7 +423,7 @@ async fn u53_calls_do_not_queue_for_a_log_level_that_is_never_accepted() {
     assert_eq!(server.world.count("logging/setLevel"), 1);
 }
 
-/// B274: also if the server refuses it at first, as it still counts the one that ended.
+/// B274: also if the server refuses the new stream at first, because it still counts the ended one.
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
     let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {

@@ -17,7 +17,7 @@ const SCRIPT: &str = "prefork.py";
 /// The servers of this process, by interpreter and kind of programs.
 static SERVERS: Mutex<BTreeMap<(PathBuf, Kind), Server>> = Mutex::new(BTreeMap::new());
 
-/// What programs import: those that do without FastMCP do not find it imported.
+/// The packages that programs import: FastMCP is not imported for programs that do not use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     FastMcp,

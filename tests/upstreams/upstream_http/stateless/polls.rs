@@ -1,4 +1,4 @@
-//! Polls of tasks at a server of 2026-07-28, which answers them late or never: what they keep waiting.
+//! Checks that polls of tasks which a server of 2026-07-28 answers late or never delay no other principal, task or cancel.
 
 use std::future::pending;
 use std::time::Duration;
@@ -21,7 +21,7 @@ async fn begin(upstream: &EraUpstream, who: &Principal) -> Box<dyn Exchange> {
     in_time(upstream.begin(call(&json!({"n": 1})), context)).await.unwrap()
 }
 
-/// As many calls as polls may wait at the server. Returns once this many polls are there.
+/// Makes as many calls as polls may run at the server. Returns once the server has received `polls` of them.
 async fn poll_many(
     server: &ScriptedServer,
     upstream: &EraUpstream,
@@ -47,7 +47,7 @@ fn is_poll(seen: &SeenRequest) -> bool {
     seen.rpc() == "tasks/get"
 }
 
-/// UPC-06: a server that answers no poll hears of a cancel all the same, though its client polls no further task meanwhile.
+/// UPC-06: a server that answers no poll is sent a cancel nevertheless, while polls of further tasks wait.
 #[tokio::test]
 async fn upc06_a_cancel_goes_ahead_of_the_polls_of_other_tasks() {
     let server = ScriptedServer::slow(|seen: SeenRequest, _| async move {
@@ -95,7 +95,7 @@ async fn sec_92_polls_of_one_principals_tasks_keep_no_others_waiting() {
     assert_eq!(server.world.count("tasks/get"), share + 1, "hers are a share");
 }
 
-/// U50: a poll ends by itself: a call that is not polled, since its client reads slowly, keeps no permit.
+/// U50: a poll ends even if its client does not read, so its call keeps no permit.
 #[tokio::test]
 async fn u50_polls_of_calls_that_are_not_read_keep_no_other_task_waiting() {
     let gate = CancellationToken::new();

@@ -24,7 +24,7 @@ pub const FREE_BYTES: usize = 64 << 10;
 const STEP: usize = 1 << 20;
 /// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// The same behind a response of its connection that got none.
+/// How long a response waits for bytes if the budget refused an earlier response of its connection.
 const BRIEF_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long an incomplete message keeps its bytes if fewer than [`FREE_BYTES`] more arrive (U76).
 const INCOMPLETE_MAX: Duration = Duration::from_secs(30);
@@ -157,7 +157,7 @@ pub struct AnswerShare {
 enum RoomWait {
     /// The part that was read is in memory. Waits [`WAIT_MAX`] at most; new requests are refused meanwhile.
     InMemory,
-    /// As [`Self::InMemory`], behind a refused response of its connection: bytes have been missing for long.
+    /// As [`Self::InMemory`], after a refused response of its connection, but waits [`BRIEF_WAIT_MAX`] at most.
     BehindRefused,
     /// The outcome will be stored for its owner: waits until the call's deadline.
     UntilDeadline,
@@ -346,7 +346,7 @@ impl AnswerShare {
         Self { wait: RoomWait::UntilDeadline, ..self }
     }
 
-    /// The share of a response that follows a refused one on its connection, whose other messages wait behind it.
+    /// The share of a response that follows a refused one on its connection: the connection's other messages wait for it.
     #[must_use]
     pub fn behind_refused(self) -> Self {
         Self { wait: RoomWait::BehindRefused, ..self }

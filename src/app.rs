@@ -179,7 +179,7 @@ impl Gateway {
         Self::start_until(config, metrics, sockets, CancellationToken::new()).await
     }
 
-    /// As [`Gateway::start_on`]. Fails once `start_cancelled` is cancelled, without a live incarnation in a shared store.
+    /// As [`Gateway::start_on`]. Fails once `start_cancelled` is cancelled, and leaves no live incarnation in a shared store.
     pub async fn start_until(
         config: Config,
         metrics: PrometheusHandle,

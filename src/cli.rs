@@ -489,7 +489,7 @@ async fn ask_health(arguments: &HealthArguments) -> ExitCode {
     };
     match answer {
         Ok(AdminAnswer { status: StatusCode::OK, body }) if body.starts_with(b"ready") => ExitCode::SUCCESS,
-        // The clients' listener, or another program.
+        // The clients' listener, or another program, answered.
         Ok(AdminAnswer { status: StatusCode::OK | StatusCode::NOT_FOUND, .. }) => {
             say(AdminRequestError::Unintelligible);
             ExitCode::FAILURE

@@ -102,8 +102,8 @@ impl WaitingAnswers {
         self.0 = left;
     }
 
-    /// The bound for which a response of the principal has waited too long without another one being served, or a response of
-    /// any principal if the whole is exhausted. Only responses that refuse others count.
+    /// The bound at which a response of the principal has waited too long while no other got bytes; of any principal if the
+    /// whole is exhausted. Only responses that refuse others count.
     pub(super) fn stalled_at(&self, now: Instant, principal: &Principal) -> Option<FullBound> {
         let is_over =
             |answer: &&WaitingAnswer| answer.refuses_others_after.is_some_and(|max| answer.since + max <= now);

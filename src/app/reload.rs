@@ -107,7 +107,7 @@ impl ServedUpstream {
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         self.health.retire();
-        // Later calls are another upstream's, which may have the same name at another path.
+        // Later calls belong to another upstream, which may have the same name and another path.
         let last_call = Instant::now();
         async move {
             // Calls hold the permits, or are counted: clients may resume those in the pipe, but not at an upstream that was replaced.

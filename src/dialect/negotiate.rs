@@ -131,7 +131,7 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
-    /// All of its capabilities that questions need, without the request's body: calls keep them to their end.
+    /// All capabilities that questions need, as a copy: calls keep them to their end, and must not keep the request's body.
     pub fn of_questions(&self) -> Object {
         if self.takes_questions() { self.capabilities.detached() } else { Object::empty() }
     }

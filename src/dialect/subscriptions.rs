@@ -212,7 +212,7 @@ pub struct ResourceSearch {
 }
 
 impl ResourceSearch {
-    /// Then the rest counts as unknown.
+    /// After so many requests the other resources count as unknown.
     const REQUESTS_MAX: usize = 64;
 
     pub fn in_refused(filter: &SubscriptionFilter) -> Self {

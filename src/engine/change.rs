@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// Like [`Engine::get`], without the check of the owner's access: for operators, cancels and notifiers. A subtask
-    /// exists only with a parent that lists it, and no longer than that (SUB-05, SUB-17).
+    /// exists only with a parent that lists it, and as long as the parent (SUB-05, SUB-17).
     pub async fn load_visible(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let task = require_visible(self.load_any(key).await?)?;
         let Some(parent) = task.parent_key() else { return Ok(task) };

@@ -224,7 +224,7 @@ async fn response_text(
     }
 }
 
-/// The text of one response, if there is one. Other text would spoil the responses around it (F34).
+/// Checks that a text is one response, or empty: any other text would spoil the responses around it (F34).
 fn item_text(text: Bytes, id: Option<&RequestId>) -> Result<Bytes, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     let is_meant = |named: &RequestId| id.is_none_or(|id| named == id);

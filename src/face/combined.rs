@@ -59,7 +59,7 @@ pub use member_session::CombinedSessions;
 use merge::ServerDescription;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How long a description counts for clients without sessions: the server may be replaced by one that can do more.
+/// How long a description is valid for clients without sessions: another server with more capabilities may replace this one.
 const DESCRIPTION_FRESH_FOR: Duration = Duration::from_secs(60);
 /// The time for a list; then the upstream counts as unavailable.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ struct KnownMember {
     served: Arc<Served>,
     endpoint: Arc<UpstreamEndpoint>,
     offers_fallback: bool,
-    /// Its last description and when it came, unless clients get different ones.
+    /// The server's last description and its time, unless clients get different ones.
     description: RwLock<Option<(Arc<ServerDescription>, Instant)>>,
     circular: CircularLists,
     outage_log: LogLimit,
@@ -104,7 +104,7 @@ impl KnownMember {
         self.description.read().as_ref().map(|(description, _)| Arc::clone(description))
     }
 
-    /// Whether its server surely does not declare `tools`, `prompts` or `resources`. A session keeps the description of its beginning.
+    /// Whether the server certainly does not declare this capability. A session keeps the description from its beginning.
     fn lacks(&self, capability: &str, client: &EndpointClient) -> bool {
         let description = if client.session.is_some() { self.last_description() } else { self.fresh_description() };
         description.is_some_and(|description| !description.has(capability))

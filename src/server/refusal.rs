@@ -166,7 +166,7 @@ macro_rules! responses {
     };
 }
 
-/// Declares the advice for the operator: none first, then where a configuration key decides.
+/// Declares the advice for the operator: first the refusals without any, then those that a configuration key decides.
 macro_rules! advice {
     ($silent:pat => None; $($refusal:pat => $key:literal, $shown:ident, $sentence:expr;)*) => {
         pub(super) const fn advice(&self) -> Option<RefusalAdvice> {

@@ -31,7 +31,7 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 pub trait Upstream: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &Arc<str>;
 
-    /// The server's last handshake; cached, made again on contradiction. Fails if no handshake succeeds.
+    /// The server's last handshake; cached until an answer contradicts it. Fails if no handshake succeeds.
     async fn handshake(&self, context: &CallContext) -> Result<Arc<Handshake>, BeginError>;
 
     /// Sends one request. Returns once the session is open and the request is being sent; the response comes as events.
@@ -276,7 +276,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// The server for its clients: one without a name has the gateway's.
+    /// The description for clients: a server without a name gets the gateway's.
     pub(crate) fn description(&self) -> SessionServerDescription {
         SessionServerDescription {
             capabilities: self.capabilities.clone(),

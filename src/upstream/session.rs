@@ -62,11 +62,11 @@ pub(crate) struct UpstreamLink {
     pub(crate) stop: CancellationToken,
     /// The accounts for bytes of streams that belong to no call.
     pub(crate) limits: SharedLimits,
-    /// Permits for polls of the upstream's tasks: of several principals, each has its share (SEC-92).
+    /// Permits for polls of the upstream's tasks; one of several principals has at most its share (SEC-92).
     pub(crate) polls: CallPermits,
 }
 
-/// The number of tasks bounds the queue.
+/// The queue has no bound but the number of tasks.
 pub(crate) const POLLS: CallPermitSettings =
     CallPermitSettings { in_flight_max: NonZeroUsize::new(64).unwrap(), queue_max: 0 };
 

@@ -56,7 +56,7 @@ impl RequestId {
         Self(SmallVec::from_slice(number.to_string().as_bytes()))
     }
 
-    /// One text for all spellings of an id: an unescaped string keeps its first quote, which no number has.
+    /// One text for all spellings of an id: unescaped, but strings keep their first quote, so that none equals a number.
     fn canonical(&self) -> Cow<'_, [u8]> {
         match memchr::memchr(b'\\', &self.0).and_then(|_| self.as_text()) {
             Some(text) => Cow::Owned([b"\"", text.as_bytes(), b"\""].concat()),

@@ -134,7 +134,7 @@ struct ProbeRun<'a> {
 
 struct ProbedServer {
     transport: ProbedTransport,
-    /// With a session; the handshake of the newest version that it agreed to.
+    /// The upstream with sessions, and its handshake in the newest version that it agreed to.
     session: Result<(Arc<SessionUpstream>, Arc<Handshake>), ProbeError>,
     stateless: Result<(Arc<dyn Upstream>, Arc<Handshake>), ProbeError>,
 }

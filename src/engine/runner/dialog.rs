@@ -249,7 +249,7 @@ impl CallQuestions {
         Self { open, count, earlier, ..Self::default() }
     }
 
-    /// Whether a question is the one replay of an earlier process's question, which keeps its key, or its answer.
+    /// Whether a question repeats one of an earlier process, and so keeps that one's key or answer. Each is repeated once.
     pub(super) fn take_replay(&mut self, ask: &Payload) -> bool {
         let before = self.earlier.len();
         self.earlier.retain(|earlier| earlier != ask);

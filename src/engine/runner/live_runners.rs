@@ -80,7 +80,7 @@ impl LiveRunners {
         self.by_task.lock().remove(key);
     }
 
-    /// Calls `add` to add a command; whether it had room. `None` for a runner that has ended.
+    /// Calls `add` to add a command; returns whether there was room, or `None` if the runner has ended.
     fn send(&self, key: &TaskKey, add: impl FnOnce(&mut MailboxState) -> bool) -> Option<bool> {
         // Holds the lock throughout: a runner that leaves finds every command that was added before.
         let by_task = self.by_task.lock();

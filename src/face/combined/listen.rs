@@ -35,7 +35,7 @@ use crate::wire::{Message, Object, ScanLimits, method};
 /// The first and the longest pause before an ended stream is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The longest pause after a refusal, which seldom changes (U95).
+/// The longest pause after a refusal (U95): the next answer is rarely another one.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// The time of a client's request for all requests to one upstream.
 const BEGINNING_MAX: Duration = Duration::from_secs(20);
@@ -193,7 +193,7 @@ impl MemberListen {
     }
 }
 
-/// The granted part, or the response that comes instead.
+/// The granted part, or the fault in a response that came in place of the acknowledgement.
 fn acknowledged(text: &Bytes) -> Option<Result<SubscriptionFilter, MemberRefusal>> {
     match envelope::read(text, ScanLimits::UPSTREAM).ok()? {
         Message::Notification(notification) if notification.method == method::LISTEN_ACKNOWLEDGED => {

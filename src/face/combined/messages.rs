@@ -60,9 +60,9 @@ pub(super) trait SentRequests {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RefusedMessage {
-    /// About a request that this server did not receive, at least as some clients read the message.
+    /// It is about a request that this server did not receive, or some clients would read it so.
     Unrequested,
-    /// Not one message for a strict reader. The request that it may have answered ends with an error.
+    /// A strict reader does not read it as one message. The request that it may have answered ends with an error.
     Unreadable(Option<RequestId>),
     LongId(RequestId),
 }

@@ -424,7 +424,7 @@ pub(in crate::face) async fn in_time<T>(
                 call.cancel(reason);
                 break Err(GatewayFault::new(reason, Executed::Unknown));
             }
-            // Its client has cancelled it (U90). An early cancel shows no server that hangs (B254).
+            // The client has cancelled it (U90). An early cancel does not show that the server hangs (B254).
             (None, _) if !call.is_wanted() => {
                 awaited.0 = awaited.0.filter(|_| began.elapsed() >= 2 * LIFE_SIGN);
                 return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown));
@@ -531,7 +531,7 @@ impl StreamTail {
         Self { id: id.clone(), has_large: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
     }
 
-    /// Records the next events; `None` once one is too large. `is_whole`: whether the last of them has ended.
+    /// Records the next events; `None` if one is too large. `is_whole`: whether the last event has ended.
     fn pass(&mut self, events: Option<Vec<SseEvent>>, is_whole: bool) {
         self.has_large |= events.is_none() && is_whole;
         for event in events.into_iter().flatten() {

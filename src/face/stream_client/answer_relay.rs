@@ -82,7 +82,7 @@ impl ClientLink {
             return Ok(RelayOutcome::Nothing);
         }
         let ids = match open {
-            // An array of errors refuses the elements of an array.
+            // An array of errors has one error for each element of the client's array.
             Some(open) if !head.status.is_success() && !is_batch(&text) => std::mem::take(&mut *open.ids.lock()),
             Some(_) | None => SmallVec::new(),
         };
@@ -139,7 +139,7 @@ impl ClientLink {
         Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(resume_point) })
     }
 
-    /// Keeps only messages, and no responses but awaited ones. Also returns whether such a response is in the text.
+    /// Removes texts that are no messages, and responses that are not awaited. Also returns whether an awaited one is in the text.
     fn vetted(&self, text: MessageText, open: Option<&OpenRequests>) -> (Option<Bytes>, bool) {
         if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, open);
@@ -229,7 +229,7 @@ fn kind_of(text: &MessageText, open: Option<&OpenRequests>) -> RelayedKind {
     let named = match text.read(ScanLimits::UPSTREAM) {
         Ok(message) => match &*message {
             Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
-            // The error about an element of an array that is no request has no id.
+            // An element of an array that is no request gets an error without an id.
             Message::Response(response) if open.is_none_or(|open| open.is_array && response.id.is_none()) => {
                 return RelayedKind::Message;
             }

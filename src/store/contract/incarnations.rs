@@ -71,7 +71,7 @@ pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind:
     store.insert(&live).await.unwrap();
     row(&*store, &kept.key).await;
     let Some((mut store, mut shown)) = kind.next_incarnation_ahead(store).await else { return };
-    // By such a clock the outcome is kept for hundreds of days.
+    // By such a clock the outcome expires in hundreds of days.
     let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of("r"), is_error: false };
     let found = row(&*store, &live.key).await;
     store.replace(found.revision, WriteRole::Command, &transition(live, event, shown).0).await.unwrap();

@@ -116,8 +116,8 @@ impl DiskStore {
     }
 }
 
-/// Opens the database. If the clock leapt by no more than the longest lifetime, only tasks that ended at a believed time count for it:
-/// the lifetime of a task that ended under an earlier wrong clock is wrong, too.
+/// Opens the database. A clock that leapt by no more than the longest lifetime is compared with tasks whose expiry was set at a credible
+/// time alone: the lifetime of a task that ended under an earlier wrong clock is wrong, too.
 fn open_for_clock(
     path: &Path,
     ballast: Option<&Ballast>,

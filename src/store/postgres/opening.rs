@@ -41,7 +41,7 @@ const IDENTITY: &str = "SELECT generation::text, EXISTS (
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
 /// The server's time, the store's last use (the last heartbeat with a trusted time, or a slightly later write), and the
-/// expiry of its last task. That of a task created or ended later is wrong, but a store that has only such is not empty.
+/// latest expiry. Tasks that were created, or ended, later have a wrong expiry; with such tasks alone the store is not empty.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),

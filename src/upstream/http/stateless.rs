@@ -86,7 +86,7 @@ impl StatelessUpstream {
         })
     }
 
-    /// The last handshake, and whether it is fresh. Of several callers, the first one refreshes them.
+    /// The last handshake, and whether it is fresh. Of several callers the first one has to refresh it.
     fn cached_handshake(&self) -> Option<(Arc<Handshake>, bool)> {
         let mut known = self.handshake.lock();
         let known = known.as_mut()?;

@@ -97,7 +97,7 @@ impl GetStreamReader {
             return GetStreamResult::Useless;
         };
         let status = response.status();
-        // A server may still count a stream before this one (B274); every other refusal means that it has no stream.
+        // A server may still count the previous stream (B274). Other refusals but temporary ones mean that it has no stream.
         let may_pass = matches!(status.as_u16(), 408 | 409 | 429) || status.is_server_error();
         if may_pass && status != StatusCode::NOT_IMPLEMENTED {
             return GetStreamResult::Useless;

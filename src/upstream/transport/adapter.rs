@@ -46,7 +46,7 @@ use connection_permits::{ENDING_MAX, PermitWait, RestartBackoff};
 use dedicated_process::DedicatedProcessRules;
 
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-/// How long a message without bytes shortens the waits of those behind it.
+/// How long a message without bytes shortens the waits of later ones.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 #[async_trait]

@@ -8,7 +8,7 @@ use crate::wire::{JsonPieces, MessageText};
 
 const MESSAGE_HEAD: &[u8] = b"event: message\ndata: ";
 const EVENT_END: &[u8] = b"\n\n";
-/// Ends an event that its server left incomplete, wherever it was cut: clients ignore its name, and its data is no JSON.
+/// Ends an event that its server left incomplete, wherever it was cut: clients ignore events of this name, and the data is no JSON.
 pub const INCOMPLETE_EVENT_END: &[u8] = b"x\nevent: incomplete\ndata: x\n\n";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

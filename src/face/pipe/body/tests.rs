@@ -89,7 +89,7 @@ async fn u22_an_error_follows_an_event_that_clients_do_not_read_as_a_message() {
     }
 }
 
-/// U22: also if the gateway ends it.
+/// U22: also if the gateway ends the response.
 #[tokio::test(start_paused = true)]
 async fn u22_json_in_an_event_that_misses_the_deadline_ends_with_that_fault() {
     let begun: Result<_, io::Error> = Ok(Frame::data(BodyPart::from(Bytes::from_static(b"{\"jsonrpc\":"))));

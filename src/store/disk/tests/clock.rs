@@ -56,7 +56,7 @@ async fn a_clock_that_leapt_is_believed_after_a_while() {
     assert_eq!(open(&folder).await.last_seen(), later);
 }
 
-/// F56, F88: a damaged task is shown as failed, and is kept by the clock that counts in the end.
+/// F56, F88: a damaged task is shown as failed, and its expiry is set by the first trusted clock.
 #[tokio::test]
 async fn f88_a_damaged_task_expires_by_no_distrusted_clock() {
     let folder = tempfile::tempdir().unwrap();

@@ -53,7 +53,7 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     store.close().await;
 }
 
-/// F56, F88: its expiry is not known before.
+/// F56, F88: before that the expiry of the failed task is unknown.
 #[tokio::test(flavor = "multi_thread")]
 async fn f88_a_damaged_row_is_replaced_once_the_clock_is_trusted() {
     let Some(server) = shared() else { return };

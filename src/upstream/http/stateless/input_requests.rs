@@ -18,7 +18,7 @@ const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
 /// Prefix of an `ask` of the upstream's task: round zero.
 const OF_TASK: &str = "0/";
-/// How long a task may be shown as it was before an answer, as by a copy of the server that is behind.
+/// How long a server may return a task's state from before an answer, for example from a process that lags behind.
 const STALE_MAX: Duration = Duration::from_secs(10);
 
 /// The questions of one call, by the upstream's keys.
@@ -40,7 +40,7 @@ struct InputRequest {
     /// Distinguishes the question from a later one under its key.
     fingerprint: u64,
     state: InputRequestState,
-    /// When it was first missing.
+    /// Since when the server no longer lists it.
     unlisted: Option<Instant>,
 }
 
@@ -52,7 +52,7 @@ impl InputRequest {
         Self { method: Arc::clone(method), fingerprint, state, unlisted: None }
     }
 
-    /// Whether a listed question is this one. A server may not use a key twice, but would wait for its answer.
+    /// Whether a listed question is this one. A key must not be used twice, but a server that does so waits for an answer.
     fn is_listed_again(&mut self, listed: &Self) -> bool {
         let is_same =
             self.fingerprint == listed.fingerprint && self.unlisted.is_none_or(|since| since.elapsed() < STALE_MAX);
@@ -122,7 +122,7 @@ impl InputRequests {
             self.entries.insert(key.clone().into_owned(), request);
             if let Some(answer) = self.early.remove(&*key) {
                 self.answer(&ask, answer).map_err(RequestFailure::Faulted)?;
-                // Its owner expects no replay any more.
+                // The call's owner need not ask it again.
                 events.push(ExchangeEvent::Withdrawn { ask });
                 continue;
             }
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(lines(questions.take(&under_a("two?")).unwrap()), asked, "asked again later");
     }
 
-    /// UPC-11: as after an update that one of the server's processes has, and another has not yet.
+    /// UPC-11: for example if one of the server's processes has received the answer, and another has not.
     #[tokio::test(start_paused = true)]
     async fn upc11_a_task_that_is_shown_as_it_was_for_a_moment_asks_nothing_again() {
         let both = requests(&[("a", method::ELICIT), ("b", method::ROOTS)]);
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(lines(questions.take(&requests(&[("b", method::ROOTS)])).unwrap()), [""; 0]);
         assert_eq!(questions.responses(), None, "the server asks for no answer");
         assert_eq!(lines(questions.take(&both).unwrap()), [""; 0]);
-        assert_eq!(questions.responses().unwrap().as_str(), r#"{"a":{"n":1}}"#, "it still lacks the answer");
+        assert_eq!(questions.responses().unwrap().as_str(), r#"{"a":{"n":1}}"#, "the server lacks the answer");
         questions.taken();
         for _ in 0..2 {
             assert_eq!(lines(questions.take(&requests(&[("b", method::ROOTS)])).unwrap()), [""; 0]);

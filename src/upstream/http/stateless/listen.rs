@@ -364,7 +364,7 @@ const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed:
 
 #[derive(Debug)]
 enum ListenError {
-    /// Another attempt is pointless.
+    /// A later attempt would be refused, too.
     Refused(String),
     /// The filter may name an unknown resource.
     Params(String),

@@ -124,7 +124,7 @@ fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Dura
 /// Consecutive failures of one server. The first has no pause: many servers crash on one input.
 #[derive(Debug)]
 pub(super) struct RestartBackoff {
-    /// Of the owners of connections that the server had answered in (SEC-91), and of all in which it had not.
+    /// The failures of each principal's connections in which the server had answered (SEC-91); under `None` those without an answer.
     states: Mutex<HashMap<Option<Principal>, BackoffState>>,
     pause_max: Duration,
 }

@@ -294,7 +294,7 @@ other-systems:
 
 # Measures the gateway's memory with unread large answers, of every kind over every transport.
 memory:
-	$(call step,memory under answers that nobody reads)
+	$(call step,memory under responses that no client reads)
 	@cargo test --locked --test programs answer_memory -- --include-ignored --nocapture --test-threads 1
 
 # Long tests, and tests that need root and system tools: more schedules, power cuts, kills and restarts, real disks that are
@@ -324,11 +324,11 @@ soak: setup
 	@PRINCIPAL_NAMES=$(PRINCIPAL_NAMES) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability -- isolation:: endpoint_twin
 	$(call step,gateways with a thousand tasks that are killed beside others: $(REPLICA_KILLS))
 	@REPLICA_KILLS=$(REPLICA_KILLS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability thousand_tasks -- --nocapture
-	$(call step,faults that befall three gateways and their database: $(REPLICA_FAULTS))
+	$(call step,faults of three gateways and their database: $(REPLICA_FAULTS))
 	@REPLICA_FAULTS=$(REPLICA_FAULTS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability replicas::courses -- --nocapture
 	$(call step,leaders of the database that are killed under a thousand tasks: $(REPLICA_FAILOVERS))
 	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
-	$(call step,gateways that are replaced by halves by those of another version: $(EARLIER))
+	$(call step,gateways that are replaced one after the other by another version: $(EARLIER))
 	@rm -rf "$(TARGET)/earlier" && mkdir -p "$(TARGET)/earlier/source"
 	git archive "$(EARLIER)" | tar -x -C "$(TARGET)/earlier/source"
 	cargo build --quiet --locked --manifest-path "$(TARGET)/earlier/source/Cargo.toml" --target-dir "$(TARGET)/earlier"
@@ -338,7 +338,7 @@ soak: setup
 	@AUDIT_CALLS=$(AUDIT_CALLS) cargo test --locked --test programs count_the_same_calls
 	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
 	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
-	$(call step,tasks that come and go in the database: $(BLOAT_LIVES))
+	$(call step,tasks that are inserted and removed in the database: $(BLOAT_LIVES))
 	@BLOAT_LIVES=$(BLOAT_LIVES) TASKGATE_PEERS="$(PEERS)" cargo test --locked --lib -- --ignored --nocapture however_many_tasks_have_lived
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::

@@ -21,29 +21,29 @@ use crate::random::Choices;
 /// What carries the promises. A run may go without one of them, to see whether that is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// After a connect and after an unsure write a barrier comes first.
+    /// A barrier is the first write after a connect, and after a write with an unknown commit.
     BarrierFirst,
-    /// What a client is shown has a barrier behind it.
+    /// A row is shown to a client only after a barrier that followed its read.
     BarrierAfterRead,
     /// A barrier waits for every earlier batch of its replica.
     BarrierQueues,
-    /// A barrier closes the store to batches that were sent before the doubt and come later.
+    /// A barrier closes the store to batches that were sent before the unknown commit and arrive later.
     BarrierCloses,
-    /// A commit with a warning is in doubt.
+    /// A commit with a warning is unknown.
     WarningIsDoubt,
-    /// A commit on a server that names no standby is in doubt.
+    /// A commit on a server that names no standby is unknown.
     NamesAreChecked,
-    /// A batch that changed nothing writes a line of its own before anybody is answered.
+    /// A batch that changed nothing writes a separate row before any client gets an answer.
     EmptyBatchWrites,
     /// A runner's write names the row's revision and itself.
     GuardInWrite,
-    /// Whoever claims a row ends its own earlier runner of it first.
+    /// A replica that claims a row first ends its own earlier runner of the row.
     ClaimEndsRunner,
-    /// That a call is about to be sent is committed first.
+    /// The dispatch of a call is committed before the call is sent.
     DispatchBeforeSend,
-    /// Whoever gives out a handle of a row that another made and nobody has written since, writes it.
+    /// Before a replica gives out the handle of a row that only another replica has written, it writes the row.
     RepeatIsNoted,
-    /// A row in doubt is removed by its maker alone, and only as it was made.
+    /// A row with an unknown commit is removed only by the replica that inserted it, and only unchanged.
     WithdrawIsGuarded,
 }
 

@@ -180,7 +180,7 @@ async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
 
 /// A 429 with its `Retry-After`, repeated often enough to pause a server that is failing.
 #[tokio::test]
-async fn sec_90_a_limit_on_one_clients_own_credential_is_not_the_others() {
+async fn sec_90_a_limit_on_one_clients_own_credential_does_not_stop_the_others() {
     let server = ScriptedServer::start(|seen| {
         let mut refused = status(429);
         refused.headers_mut().insert("retry-after", "60".parse().unwrap());

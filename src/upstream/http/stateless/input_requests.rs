@@ -272,7 +272,7 @@ mod tests {
 
     /// UPC-11: for example if one of the server's processes has received the answer, and another has not.
     #[tokio::test(start_paused = true)]
-    async fn upc11_a_task_that_is_shown_as_it_was_for_a_moment_asks_nothing_again() {
+    async fn upc11_an_outdated_state_of_a_task_asks_no_question_again() {
         let both = requests(&[("a", method::ELICIT), ("b", method::ROOTS)]);
         let mut questions = InputRequests::default();
         questions.take(&both).unwrap();

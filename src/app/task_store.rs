@@ -315,7 +315,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = write_at_intervals(&file, prior, &stop) => panic!("nobody stopped it"),
+            () = write_at_intervals(&file, prior, &stop) => panic!("it was not stopped"),
             () = life => (),
         }
         drop(file);

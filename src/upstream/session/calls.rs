@@ -319,7 +319,7 @@ mod tests {
             assert_eq!(call.open_question(&RequestId::number(n)), Ok(()));
         }
         call.close(&RequestId::number(0).payload());
-        assert_eq!(call.take_open_questions(), [RequestId::number(1).payload().clone()], "those that were open");
+        assert_eq!(call.take_open_questions(), [RequestId::number(1).payload().clone()], "the open questions");
         assert_eq!(call.open_question(&RequestId::number(0)), Ok(()), "the same id is another question now");
         assert!(!call.is_open(&RequestId::number(1).payload()));
     }

@@ -139,7 +139,7 @@ async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
         let ended = gate.send(&ask("tasks/cancel", id)).await;
         assert_eq!(ended.summary(), "200 ok", "{ended:?}");
         let told = gate.send(&ask("tasks/cancel", id)).await;
-        assert_eq!(told, gate.send(&ask("tasks/cancel", UNKNOWN)).await, "it does not tell that the task has ended");
+        assert_eq!(told, gate.send(&ask("tasks/cancel", UNKNOWN)).await, "it does not show that the task has ended");
     }
 }
 

@@ -34,7 +34,7 @@ impl Deafened {
     async fn has(&self, key: &TaskKey) {
         let begin = Instant::now();
         while self.other.load(key, START).await.unwrap().is_none() {
-            assert!(begin.elapsed() < PATIENCE, "it is not made");
+            assert!(begin.elapsed() < PATIENCE, "it is not inserted");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -167,7 +167,7 @@ async fn without_notifications_no_settled_task_is_kept() {
     other.remove(&done.key).await.unwrap();
     let begin = Instant::now();
     while deaf.load(&done.key, START).await.unwrap().is_some() {
-        assert!(begin.elapsed() < PATIENCE, "it is shown on and on");
+        assert!(begin.elapsed() < PATIENCE, "it is still shown");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(deaf.health(), PostgresHealth::Good);

@@ -89,7 +89,7 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
     at.names("missing").await;
     let two = task("a", 2);
-    let unsure = tokio::time::timeout(PATIENCE, at.store.insert(&two)).await.expect("without a time-out it waits on");
+    let unsure = tokio::time::timeout(PATIENCE, at.store.insert(&two)).await.expect("the write has a time-out");
     assert!(matches!(unsure, Err(StoreError::UnknownCommit(_))), "{unsure:?}");
     for _ in 0..8 {
         let refused = at.store.insert(&task("a", 3)).await;

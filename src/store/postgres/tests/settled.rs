@@ -59,7 +59,7 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
     assert!(at.found_out(&key).await.is_none(), "it was removed");
     let begin = Instant::now();
     while is_shown(&at.other, &key).await {
-        assert!(begin.elapsed() < PATIENCE, "it is shown on and on");
+        assert!(begin.elapsed() < PATIENCE, "it is still shown");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     at.close().await;
@@ -79,7 +79,7 @@ async fn what_a_gateway_may_have_removed_before_it_died_is_looked_for_again() {
     gone.close().await;
     let begin = Instant::now();
     while is_shown(&store, &key).await {
-        assert!(begin.elapsed() < PATIENCE, "it is shown on and on");
+        assert!(begin.elapsed() < PATIENCE, "it is still shown");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     store.close().await;

@@ -90,9 +90,9 @@ async fn sec_92_polls_of_one_principals_tasks_keep_no_others_waiting() {
     tokio::select! {
         event = others.next() => panic!("no poll is answered: {event:?}"),
         _ = server.world.nth(share, is_poll) => (),
-        () = sleep(Duration::from_secs(20)) => panic!("it waits for hers"),
+        () = sleep(Duration::from_secs(20)) => panic!("it waits for the polls of ada"),
     }
-    assert_eq!(server.world.count("tasks/get"), share + 1, "hers are a share");
+    assert_eq!(server.world.count("tasks/get"), share + 1, "ada has her share alone");
 }
 
 /// U50: a poll ends even if its client does not read, so its call keeps no permit.

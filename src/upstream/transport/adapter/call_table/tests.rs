@@ -240,10 +240,10 @@ async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
     let mut begun = table.begin(&call(1)).unwrap();
     let large = MessageText::from(Bytes::from(vec![b'x'; 5 << 20]));
     let asked = request(9, "sampling/createMessage", json!({}));
-    assert_eq!(table.deliver_question(&asked, &large), Ok(()), "alone it may be as large as it is");
+    assert_eq!(table.deliver_question(&asked, &large), Ok(()), "a single question may exceed the bound");
     assert_eq!(table.deliver_question(&asked, &large), Err(DeliveryError::Slow));
     let small = MessageText::from(Bytes::from_static(b"{}"));
-    assert_eq!(table.deliver_question(&asked, &small), Err(DeliveryError::Slow), "there is too much as it is");
+    assert_eq!(table.deliver_question(&asked, &small), Err(DeliveryError::Slow), "the bound is exceeded");
     assert_eq!(begun.messages.recv().await.unwrap().unwrap().len(), large.len());
     for _ in 0..4 {
         assert_eq!(table.deliver_question(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Ok(()));

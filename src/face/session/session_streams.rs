@@ -126,8 +126,18 @@ impl SessionStreams {
         newest(&self.open.lock().by_session.get(&nonce)?.streams, may_have).map(|stream| stream.sender.clone())
     }
 
-    pub(super) fn opened(&self) -> watch::Receiver<()> {
-        self.opened.subscribe()
+    /// The number of the last stream of any session.
+    pub(super) fn last(&self) -> u64 {
+        self.open.lock().next
+    }
+
+    /// Returns once the session has a stream that was opened after stream `last`.
+    pub(super) async fn opened_after(&self, nonce: u128, last: u64) {
+        let mut opened = self.opened.subscribe();
+        while self.open.lock().by_session.get(&nonce).is_none_or(|session| session.now.borrow().newest <= last) {
+            // The sender exists as long as this.
+            let _ = opened.changed().await;
+        }
     }
 
     /// Keeps a confirmed subscription to a resource, until the newest stream takes it over.
@@ -248,6 +258,19 @@ mod tests {
         assert_eq!(streams.open.lock().by_session[&1].streams.len(), PER_SESSION_MAX);
         drop((first, many));
         assert!(streams.open.lock().by_session.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_stream_of_another_session_is_no_news_for_a_session() {
+        let (streams, caller) = (Arc::new(SessionStreams::default()), Caller::of(Principal::local()));
+        let _first = streams.open(1, &caller);
+        let last = streams.last();
+        let mut opened = Box::pin(streams.opened_after(1, last));
+        assert!(futures_util::poll!(&mut opened).is_pending(), "the first stream is known");
+        let _other = streams.open(2, &caller);
+        assert!(futures_util::poll!(&mut opened).is_pending());
+        let _second = streams.open(1, &caller);
+        opened.await;
     }
 
     #[test]

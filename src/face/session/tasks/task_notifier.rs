@@ -66,11 +66,10 @@ impl TaskNotifier {
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
-            let mut opened = shared.open.streams.opened();
             let mut pauses = RetryDelays::of_readers();
             loop {
                 // A stream that is opened after this is seen below.
-                opened.borrow_and_update();
+                let last = shared.open.streams.last();
                 let task = match shared.served.engine.load_visible(&self.key).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
@@ -89,7 +88,7 @@ impl TaskNotifier {
                 tokio::select! {
                     () = watcher.changed() => (),
                     () = self.subscribers.bell.notified() => (),
-                    _ = opened.changed(), if !self.waiting.is_empty() => (),
+                    () = shared.open.streams.opened_after(self.subscribers.nonce(), last), if !self.waiting.is_empty() => (),
                     () = ended(&self.put) => (),
                     () = at(due) => (),
                 }

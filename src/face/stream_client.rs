@@ -373,8 +373,11 @@ impl StreamClientLoop {
                 Message::Response(_) => (),
             }
         }
-        if self.is_full() {
-            return ids.into_iter().for_each(|id| self.refuse_with(Some(id), full()));
+        match self.is_full() {
+            // Its cancels make room.
+            true if ids.is_empty() => return self.note(parsed),
+            true => return ids.into_iter().for_each(|id| self.refuse_with(Some(id), full())),
+            false => (),
         }
         let request = self.entered(OpenRequests { ids: Mutex::new(ids), is_array: true }, false, Face::Session);
         let link = Arc::clone(&self.link);

@@ -205,6 +205,23 @@ async fn u94_each_request_of_an_array_is_answered_or_refused() {
     assert_eq!(host.read().await["id"], 3, "the cancelled one has no error");
 }
 
+/// U94.
+#[tokio::test(start_paused = true)]
+async fn an_array_of_cancels_is_forwarded_while_too_many_requests_are_open() {
+    let hanging = (0..1_024).map(|_| ("tools/call", Act::Hang));
+    let mut host = Host::initialized([("GET", Act::Open(vec![]))].into_iter().chain(hanging).collect()).await;
+    for id in 1..=1_024 {
+        host.write(&request(id, "tools/call")).await;
+    }
+    host.seen(1_024).await;
+    host.write(&json!([request(2_000, "tools/list")])).await;
+    let said = host.read().await;
+    assert_eq!((&said["id"], &said["error"]["data"]["reason"]), (&json!(2_000), &json!("queue_full")));
+    host.write(&json!([super::cancel(7), super::cancel(8)])).await;
+    host.seen(1).await;
+    assert!(host.script.seen.lock().last().unwrap().2.starts_with("[{"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
     let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("[{", Act::Hang)]).await;

@@ -158,7 +158,8 @@ impl HttpClient {
     pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.
-            .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.client().is_clients());
+            .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.client().is_clients())
+            .filter(|_| !limits_one_client(outgoing, response));
         trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
     }
 
@@ -204,9 +205,7 @@ impl HttpClient {
             outgoing.forwarded().note(response);
             self.note_cookies(outgoing, response);
         }
-        // A server may limit each client by its own credential: its 429 does not concern the others (SEC-90).
-        let is_limited = |response: &Response<_>| response.status() == StatusCode::TOO_MANY_REQUESTS;
-        let is_about_client = answer.as_ref().is_ok_and(is_limited) && outgoing.client().is_clients();
+        let is_about_client = answer.as_ref().is_ok_and(|response| limits_one_client(outgoing, response));
         if let Some(pass) = pass.filter(|_| !is_about_client) {
             pass.note(match &answer {
                 Ok(response) if response.status().is_success() => AnswerHealth::Well,
@@ -350,6 +349,13 @@ impl HttpClient {
         *request.headers_mut() = headers;
         request
     }
+}
+
+/// A server may limit each client by its own credential: its 429 does not concern the others (SEC-90).
+fn limits_one_client<B>(outgoing: &OutgoingRequest, response: &Response<B>) -> bool {
+    let client = outgoing.client();
+    let has_credential = client.value().is_some() || client.subject().is_some();
+    has_credential && response.status() == StatusCode::TOO_MANY_REQUESTS
 }
 
 fn path(uri: &Uri) -> Uri {

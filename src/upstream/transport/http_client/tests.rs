@@ -17,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use super::*;
+use crate::upstream::ClientCredential;
 use crate::upstream::outgoing::SessionHeaders;
 
 const CONNECT_MAX: Duration = Duration::from_secs(1);
@@ -103,6 +104,20 @@ async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
     let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
     assert_eq!(post_within(connect_max, &url, trusting(authority)).await, Err(fault), "F27");
     assert!(began.elapsed() < 2 * connect_max, "the limit holds for all tries together");
+}
+
+#[tokio::test]
+async fn sec_90_a_limit_without_a_clients_own_credential_concerns_the_server() {
+    let url = "http://127.0.0.1:1/mcp".parse().unwrap();
+    let direct = ProxySettings::Direct;
+    let client = HttpClient::new(&Arc::from("reports"), &url, CONNECT_MAX, ClientTls::default(), &direct).unwrap();
+    let limited = Response::builder().status(429).body(Empty::<Bytes>::new()).unwrap();
+    let of = |client| SessionHeaders { client, ..SessionHeaders::default() }.post(Bytes::from_static(b"{}"));
+    client.note_failure(&of(ClientCredential::sent(Some(&HeaderValue::from_static("Bearer a")))), &limited);
+    assert!(client.health.last().is_none(), "it is this client's limit");
+    client.note_failure(&of(ClientCredential::sent(None)), &limited);
+    assert_eq!(client.health.last().unwrap().reason, Reason::UpstreamHttpStatus, "no credential");
+    assert!(!limits_one_client(&of(ClientCredential::default()), &limited), "the gateway's own credential");
 }
 
 /// F27: a port with a full queue answers no packet, as a black hole does.

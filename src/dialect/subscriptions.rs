@@ -115,8 +115,18 @@ impl SubscriptionFilter {
 
     /// Whether it contains the upstream's part of `other`.
     pub fn cover(&self, other: &Self) -> bool {
-        let has = |uri| self.resources.as_ref().is_some_and(|uris| uris.contains(uri));
-        other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
+        other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(|uri| self.names(uri))
+    }
+
+    fn names(&self, uri: &str) -> bool {
+        self.resources.as_ref().is_some_and(|uris| uris.contains(uri))
+    }
+
+    /// Without the resources that a server has refused: it granted `granted` of `asked` (U95).
+    pub fn without_refused(mut self, asked: &Self, granted: &Self) -> Self {
+        let is_left = |uri: &String| !asked.names(uri) || granted.names(uri);
+        self.resources.iter_mut().for_each(|uris| uris.retain(is_left));
+        self
     }
 
     pub fn extend(&mut self, other: &Self) {
@@ -213,7 +223,7 @@ pub struct ResourceSearch {
 
 impl ResourceSearch {
     /// After so many requests the other resources count as unknown.
-    const REQUESTS_MAX: usize = 64;
+    const REQUESTS_MAX: usize = 32;
 
     pub fn in_refused(filter: &SubscriptionFilter) -> Self {
         let resources = SubscriptionFilter { resources: filter.resources.clone(), ..SubscriptionFilter::default() };
@@ -402,6 +412,21 @@ mod tests {
         assert_eq!(wishes.lists, BTreeSet::from([ListKind::Tools]));
         assert_eq!(wishes.resources, None);
         assert_eq!(wishes.tasks, Some(BTreeSet::from([TaskId::parse(ID).unwrap()])));
+    }
+
+    #[test]
+    fn u95_a_search_for_known_resources_is_bounded_and_leaves_out_no_list() {
+        let resources = Some((0..RESOURCES_MAX).map(|n| n.to_string()).collect());
+        let filter = SubscriptionFilter { lists: [ListKind::Tools].into(), resources, tasks: None };
+        let mut search = ResourceSearch::in_refused(&filter);
+        let mut requests = 0;
+        while let Some(part) = search.next_part() {
+            requests += 1;
+            search.refused(part);
+        }
+        assert_eq!(requests, 32);
+        let lists = SubscriptionFilter { resources: None, ..filter.clone() };
+        assert_eq!(search.accepted_part(&filter), Some(lists));
     }
 
     /// MOD-24: only notifications that the server declares and the client asked for.

@@ -215,6 +215,11 @@ async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() 
         assert_eq!(told.asked(), &expected);
         told.say(UPDATED, &json!({ "uri": "file:///here" }));
         assert_eq!(line(&mut own).await, format!("{UPDATED} file:///here"));
+        // A larger subscription does not name the refused one again.
+        assert_eq!(subscribe(&client, "subscribe", "file:///more").await["result"], json!({}));
+        let uris = ["file:///here", "file:///more"];
+        let expected = json!({ "toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": uris });
+        assert_eq!(speaker.stream(2).await.asked(), &expected);
     }
 }
 

@@ -265,9 +265,12 @@ impl ListenSource {
 
     fn open(&self) -> ListenOpening {
         let (sender, wishes) = (self.sender.clone(), self.wanted.lock().wishes());
+        let state = self.state.borrow().clone();
+        let known = Some(wishes.clone().without_refused(&state.asked, &state.granted));
+        let known = known.filter(SubscriptionFilter::concern_the_upstream).unwrap_or_else(|| wishes.clone());
         let opening = async move {
             let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open_known(&sender, &wishes)).await;
+            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open_known(&sender, &known)).await;
             (wishes, opened.unwrap_or(Err(late)))
         };
         opening.boxed().fuse()

@@ -215,8 +215,11 @@ impl CombinedUpstreams {
 
     /// `None` also for an upstream that the caller may not use.
     fn position(&self, upstream: &str, caller: &Caller) -> Option<usize> {
-        let at = self.settings.upstreams.iter().position(|name| **name == *upstream);
-        at.filter(|at| self.is_for(*at, caller))
+        self.index(upstream).filter(|at| self.is_for(*at, caller))
+    }
+
+    fn index(&self, upstream: &str) -> Option<usize> {
+        self.settings.upstreams.iter().position(|name| **name == *upstream)
     }
 
     /// Logs the absence, and marks it so that the client is notified once the upstream returns.

@@ -80,8 +80,8 @@ impl UpstreamEndpoint {
     }
 
     async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
-        // The path was checked before, but not for each message of an HTTP+SSE stream.
-        if self.withheld_by(&inbound.caller).is_some() {
+        // The path was checked before, but not for each message of an HTTP+SSE stream. Its session still ends.
+        if inbound.method != Method::DELETE && self.withheld_by(&inbound.caller).is_some() {
             if let Some(audit) = self.served.engine.audit() {
                 let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
                 audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });

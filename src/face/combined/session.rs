@@ -119,7 +119,7 @@ impl CombinedUpstreams {
         let (shared, scope) = (Arc::clone(self), &self.common().scope);
         let closing = async move {
             for (upstream, id) in session.open_members() {
-                let Some(at) = shared.position(&upstream, &caller) else { continue };
+                let Some(at) = shared.index(&upstream) else { continue };
                 let inbound = shared.gateways_message(&session, caller.clone(), id, Method::DELETE, Bytes::new());
                 shared.members[at].endpoint.serve(Box::new(inbound)).await;
             }
@@ -480,7 +480,7 @@ impl CombinedUpstreams {
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
             inbound.headers.insert(headers::SESSION_ID, id);
-            Some(self.members[self.position(&upstream, &inbound.caller)?].endpoint.serve(Box::new(inbound)))
+            Some(self.members[self.index(&upstream)?].endpoint.serve(Box::new(inbound)))
         });
         join_all(ending).await;
         bare(StatusCode::OK)

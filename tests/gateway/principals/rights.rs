@@ -18,7 +18,7 @@ use super::upstream::{
     BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite,
 };
 use super::withdrawn::{
-    LISTEN, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until, without_sessions,
+    LISTEN, OTHER, RULES, UNKNOWN, WAYS, World, access, named, resume, resume_by, stateless, until, without_sessions,
 };
 
 async fn acting() -> ScriptedServer {
@@ -514,6 +514,18 @@ fn endings(key: &str, session: &str) -> [Ask; 2] {
     let ask = |body: String| Ask { body, ..Ask::session(key, Some(session), "x", &json!({})) };
     let cancelled = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 7 } });
     [Ask { verb: "DELETE", ..ask(String::new()) }.without("content-type"), ask(cancelled.to_string())]
+}
+
+#[tokio::test]
+async fn a_session_at_an_endpoint_ends_at_a_server_that_its_client_has_lost() {
+    let endpoint = "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"up\", \"other\"]\n\
+                    [upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"\n";
+    let mut world = World::start(endpoint).await;
+    let session = world.gate.session_at("/all/mcp", &world.token).await;
+    world.gate.reload_with(|config| config.access = access(OTHER)).unwrap();
+    let [end, _] = endings(&world.token, &session);
+    assert_eq!(world.ask(end.at("/all/mcp")).await.status(), "200");
+    world.gate.server.world.first(|seen| seen.method == "DELETE").await;
 }
 
 /// The gateway looks for the tool in the server's list first, at a server of either era.

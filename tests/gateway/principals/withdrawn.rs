@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::gate::{ADA, Answer, Ask, Gate, act};
-use super::tokens::{AUDIENCE, auth, claims};
+use super::tokens::{auth, claims};
 use super::upstream::{
     BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, json_text, whole,
 };
@@ -27,7 +27,7 @@ pub(super) const RULES: &str =
 const FEWER: &str = "[[auth.rules]]\ntools = [\"free\"]\nallow = true\n";
 
 /// Nothing of the server under test.
-const OTHER: &str = "[[auth.rules]]\nupstreams = [\"other\"]\nallow = true\n";
+pub(super) const OTHER: &str = "[[auth.rules]]\nupstreams = [\"other\"]\nallow = true\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -68,7 +68,7 @@ impl World {
         std::fs::write(&file, key_set([&key])).unwrap();
         let auth = auth(&format!("jwks_file = \"{}\"", file.display()), "");
         let gate = Gate::behind(server, LISTEN, &(auth + RULES), upstream).await;
-        let audiences = [AUDIENCE, "https://mcp.example/sse", "https://mcp.example/all/sse"];
+        let audiences = ["/mcp", "/sse", "/all/mcp", "/all/sse"].map(|path| format!("https://mcp.example{path}"));
         let token = |scope: &str| key.token(&with(&claims("ada"), &json!({ "scope": scope, "aud": audiences })));
         Self { gate, token: token("mcp tools"), narrow: token("mcp"), _folder: folder }
     }

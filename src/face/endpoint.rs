@@ -55,12 +55,10 @@ impl UpstreamEndpoint {
         self.session.is_asked_by_a_task(id)
     }
 
-    /// Whether a session has ended, and its client must open another one.
     pub(super) fn has_ended(&self, nonce: u128) -> bool {
         self.session.has_ended(nonce)
     }
 
-    /// Accepts the answer to a task's question in any session of the principal.
     pub(super) async fn take_answer(&self, caller: &Caller, response: Response) -> FaceResponse {
         let response = self.session.take_answer(caller, response).await;
         self.outcomes.count(&response, is_event_stream(&response));

@@ -36,7 +36,7 @@ use crate::task::{Caller, Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use answer_relay::OpenRequests;
-use client_link::{ClientDisconnected, ClientLink};
+use client_link::ClientLink;
 
 const REQUESTS_MAX: usize = 1_024;
 /// The limit of small messages that wait for the client to read. Above it, the client's input is not read.
@@ -106,7 +106,17 @@ pub async fn serve_to_input_end(
     input_end: InputEnd,
 ) {
     let link = ClientLink::new(client, outgoing);
-    let mut client_loop = StreamClientLoop::new(Arc::clone(&link));
+    let mut client_loop = StreamClientLoop {
+        link: Arc::clone(&link),
+        work: FuturesUnordered::new(),
+        unanswered: Vec::new(),
+        serials: 0,
+        is_in_handshake: false,
+        held: VecDeque::new(),
+        notes: VecDeque::new(),
+        is_noting: false,
+        noting: 0,
+    };
     loop {
         tokio::select! {
             biased;
@@ -172,20 +182,6 @@ struct StreamClientLoop {
 }
 
 impl StreamClientLoop {
-    fn new(link: Arc<ClientLink>) -> Self {
-        Self {
-            link,
-            work: FuturesUnordered::new(),
-            unanswered: Vec::new(),
-            serials: 0,
-            is_in_handshake: false,
-            held: VecDeque::new(),
-            notes: VecDeque::new(),
-            is_noting: false,
-            noting: 0,
-        }
-    }
-
     /// Responses and cancellations are read even while all requests are in progress.
     fn listens(&self) -> bool {
         self.work.len() < self.unanswered.len() + self.noting + SENDING_MAX
@@ -432,11 +428,7 @@ impl StreamClientLoop {
 
     fn send(&self, message: Bytes) {
         let link = Arc::clone(&self.link);
-        self.work.push(
-            async move { link.send(message).await }
-                .map(|_: Result<(), ClientDisconnected>| CompletedWork::Sent)
-                .boxed(),
-        );
+        self.work.push(async move { link.send(message).await }.map(|_| CompletedWork::Sent).boxed());
     }
 
     /// A slow server delays no request or response: only ordered notifications wait; above a limit they are dropped.

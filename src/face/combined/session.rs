@@ -108,9 +108,7 @@ impl CombinedUpstreams {
     fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
         let owner = || SessionOwner { caller: inbound.caller.clone(), counted_as: inbound.counted_as() };
         let (session, evicted) = self.sessions.known.get_or_default(nonce, owner);
-        for session in evicted {
-            self.close_members(session);
-        }
+        evicted.into_iter().for_each(|session| self.close_members(session));
         session
     }
 
@@ -188,7 +186,6 @@ impl CombinedUpstreams {
         })
     }
 
-    /// Answers the request, or prepares it for its upstream.
     async fn asked(
         &self,
         client: EndpointClient,
@@ -325,7 +322,6 @@ impl CombinedUpstreams {
         self.forward_to_sessions(client, Some(&upstream), &text).await
     }
 
-    /// Sends a message to the session at one upstream, or at all.
     async fn forward_to_sessions(&self, client: &EndpointClient, only: Option<&str>, text: &Bytes) -> FaceResponse {
         let open = client.session.iter().flat_map(|session| session.open_members());
         let open = open.filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));

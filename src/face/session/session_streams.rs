@@ -126,8 +126,7 @@ impl SessionStreams {
         newest(&self.open.lock().by_session.get(&nonce)?.streams, may_have).map(|stream| stream.sender.clone())
     }
 
-    /// The number of the last stream of any session.
-    pub(super) fn last(&self) -> u64 {
+    pub(super) fn last_number(&self) -> u64 {
         self.open.lock().next
     }
 
@@ -215,11 +214,8 @@ impl SessionStream {
     }
 
     pub(in crate::face) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
-        match self.messages.poll_recv(cx) {
-            Poll::Ready(Some(message)) => Poll::Ready(message),
-            // The oldest of too many streams stays open without a sender.
-            Poll::Ready(None) | Poll::Pending => Poll::Pending,
-        }
+        // The oldest of too many streams stays open without a sender.
+        if let Poll::Ready(Some(message)) = self.messages.poll_recv(cx) { Poll::Ready(message) } else { Poll::Pending }
     }
 }
 
@@ -264,7 +260,7 @@ mod tests {
     async fn a_stream_of_another_session_is_no_news_for_a_session() {
         let (streams, caller) = (Arc::new(SessionStreams::default()), Caller::of(Principal::local()));
         let _first = streams.open(1, &caller);
-        let last = streams.last();
+        let last = streams.last_number();
         let mut opened = Box::pin(streams.opened_after(1, last));
         assert!(futures_util::poll!(&mut opened).is_pending(), "the first stream is known");
         let _other = streams.open(2, &caller);

@@ -191,11 +191,11 @@ impl HttpClient {
             RequestScope::New => Some(self.breaker.admit()?),
             RequestScope::UnderWay => None,
         };
-        let answer = match (&self.issuer, issued) {
-            (Some(issuer), Some(issued)) => {
+        let answer = match self.issuer.as_ref().zip(issued) {
+            Some((issuer, issued)) => {
                 Box::pin(self.send_with_credential(&**issuer, outgoing, handed_over, issued)).await
             }
-            (Some(_), None) | (None, _) => self.send_within_limits(outgoing, Arc::clone(handed_over), None).await,
+            None => self.send_within_limits(outgoing, Arc::clone(handed_over), None).await,
         };
         let answer = answer.map_err(|(fault, cause)| {
             self.health.failed(UpstreamFailure::new(fault.reason, cause));
@@ -296,13 +296,8 @@ impl HttpClient {
             let is_timely = || tokio::time::Instant::now() < resend_until && self.resends.withdraw();
             if !again || !(matches!(failure, SendError::NoStream) || is_timely()) {
                 let cause = failure_cause::cause(&failure);
-                return Err((
-                    fault,
-                    match &self.proxy {
-                        Some(proxy) => format!("through the proxy {}: {cause}", proxy.name()),
-                        None => cause,
-                    },
-                ));
+                let through = self.proxy.as_ref().map(|proxy| format!("through the proxy {}: {cause}", proxy.name()));
+                return Err((fault, through.unwrap_or(cause)));
             }
             resends += 1;
             if is_refused {

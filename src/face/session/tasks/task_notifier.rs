@@ -69,7 +69,7 @@ impl TaskNotifier {
             let mut pauses = RetryDelays::of_readers();
             loop {
                 // A stream that is opened after this is seen below.
-                let last = shared.open.streams.last();
+                let last = shared.open.streams.last_number();
                 let task = match shared.served.engine.load_visible(&self.key).await {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,

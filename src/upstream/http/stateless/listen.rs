@@ -140,7 +140,16 @@ impl ListenSources {
             self.link.dropped("too_many_listens");
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
-        let source = Arc::new(ListenSource::new(sender, self.link.stop.child_token(), self.tool_changes.clone()));
+        let source = Arc::new(ListenSource {
+            sender,
+            news: broadcast::Sender::new(NEWS_MAX),
+            tool_changes: self.tool_changes.clone(),
+            wanted: Mutex::default(),
+            grown: Notify::new(),
+            shrunk: Notify::new(),
+            state: watch::Sender::default(),
+            ended: self.link.stop.child_token(),
+        });
         let held = source.enter(&mut wishes).ok_or(GatewayFault::new(Reason::Draining, Executed::No))?;
         self.link.tracker.spawn(Arc::clone(&source).run());
         sources.insert(key, source);
@@ -182,23 +191,6 @@ impl ListenDemand {
 type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<UpstreamListenStream, ListenError>)>>;
 
 impl ListenSource {
-    fn new(
-        sender: StatelessSender,
-        ended: CancellationToken,
-        tool_changes: broadcast::Sender<ServerNotification>,
-    ) -> Self {
-        Self {
-            sender,
-            news: broadcast::Sender::new(NEWS_MAX),
-            tool_changes,
-            wanted: Mutex::default(),
-            grown: Notify::new(),
-            shrunk: Notify::new(),
-            state: watch::Sender::default(),
-            ended,
-        }
-    }
-
     /// `None` if the source has ended. Removes resources beyond the limit from the wishes.
     fn enter(self: &Arc<Self>, wishes: &mut SubscriptionFilter) -> Option<ListenLease> {
         let mut wanted = self.wanted.lock();

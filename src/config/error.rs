@@ -157,7 +157,7 @@ impl MistakeCollector {
     pub(super) fn unreadable(&mut self, file: Option<&Arc<str>>, line: Option<usize>, message: impl Into<String>) {
         let file = file.unwrap_or(&self.file);
         let line = line.filter(|_| self.has_lines);
-        self.mistakes.push(Mistake { file: Arc::clone(file), line, key: None, message: message.into() });
+        self.mistakes.push(Mistake { file: Arc::clone(file), line, key: None, message: shortened(message.into()) });
     }
 
     pub(super) fn warning(&mut self, location: &ConfigLocation, message: impl Into<String>) {
@@ -211,7 +211,8 @@ impl MistakeCollector {
 
     fn found(&self, line: Option<usize>, location: KeyPlace, message: String) -> Mistake {
         let file = location.file.unwrap_or_else(|| Arc::clone(&self.file));
-        Mistake { file, line: line.filter(|_| self.has_lines), key: Some(location.key), message }
+        let (key, message) = (Some(shortened(location.key)), shortened(message));
+        Mistake { file, line: line.filter(|_| self.has_lines), key, message }
     }
 
     /// The warnings, unless there are mistakes.
@@ -225,6 +226,19 @@ impl MistakeCollector {
     pub(super) fn into_error(self) -> ConfigError {
         ConfigError { mistakes: in_order(&self.file, [self.mistakes, self.unset].concat()) }
     }
+}
+
+/// The longest message and key, in characters; the values, names and paths in them may have any length.
+const SHOWN_LEN_MAX: usize = 1024;
+
+/// Cuts the middle, so that the fault and the remedy stay.
+fn shortened(text: String) -> String {
+    let len = text.chars().count();
+    if len <= SHOWN_LEN_MAX {
+        return text;
+    }
+    let tail = text.chars().skip(len - SHOWN_LEN_MAX / 2);
+    text.chars().take(SHOWN_LEN_MAX / 2).chain(['…']).chain(tail).collect()
 }
 
 /// The line of a key, or of the nearest written table around it.

@@ -75,6 +75,23 @@ fn every_mistake_of_a_bad_file_is_reported_at_once() {
 }
 
 #[test]
+fn a_mistake_with_a_long_value_or_name_is_cut_and_keeps_its_remedy() {
+    let long = "x".repeat(100_000);
+    for (text, remedy) in [
+        (format!("[limits]\ndrain_max = \"{long}\"\n"), "is not a duration such as \"30s\" or \"1h 30m\""),
+        (format!("[store]\nkind = \"{long}\"\n"), "\" is unknown; write "),
+        (format!("[limits]\nconnections_max = {}\n", "1".repeat(100_000)), " is out of range; write a whole number"),
+        (format!("[listen]\n{long} = 1\n"), ": unknown key; this table has address, "),
+        (format!("[listen]\naddress = \"${{{long}}}\"\n"), ": the environment has no variable x"),
+    ] {
+        let report = config::parse("test.toml", &text, &env).expect_err(remedy).to_string();
+        assert!(report.contains(remedy), "{remedy}");
+        assert!(report.contains("xxx…xxx") || report.contains("111…111"), "{remedy}");
+        assert!(report.lines().all(|line| line.len() < 4096), "{remedy}");
+    }
+}
+
+#[test]
 fn good_files_are_accepted_with_exactly_their_warnings() {
     let files = toml_files("tests/config/good");
     for file in &files {

@@ -97,7 +97,7 @@ fn word_of_command(text: &str) -> Result<String, ValueError> {
 }
 
 pub(super) fn path(text: &str) -> Result<PathBuf, ValueError> {
-    not_empty(text).map(PathBuf::from)
+    word_of_command(text).and_then(|text| not_empty(&text)).map(PathBuf::from)
 }
 
 /// The longest text that is sent in responses.
@@ -227,14 +227,14 @@ fn algorithm(text: &str) -> Result<Algorithm, ValueError> {
 
 formats! {
     UPSTREAM_NAME: String = not_empty, "the name of an upstream such as \"reports\"";
-    PATTERN: String = pattern, "a tool's name, with * for any text and ? for one character";
-    UPSTREAM_PATTERN: String = pattern, "the name of an upstream such as \"reports\", with * and ?";
-    PROMPT_PATTERN: String = pattern, "a prompt's name, with * for any text and ? for one character";
-    RESOURCE_PATTERN: String = pattern, "a URI such as \"file:///public/*\", with * and ?";
+    PATTERN: String = name_pattern, "a tool's name, with * for any text and ? for one character";
+    UPSTREAM_PATTERN: String = name_pattern, "the name of an upstream such as \"reports\", with * and ?";
+    PROMPT_PATTERN: String = name_pattern, "a prompt's name, with * for any text and ? for one character";
+    RESOURCE_PATTERN: String = name_pattern, "a URI such as \"file:///public/*\", with * and ?";
     ARGUMENT_PATTERN: String = pattern, "a text such as \"staging*\", with * and ?";
     /// A tool's new name, with at most one star.
     NEW_NAME: String = new_name, "a name such as \"make_*\"";
-    ARGUMENT: String = not_empty, "the name of an argument such as \"urls\"";
+    ARGUMENT: String = name_pattern, "the name of an argument such as \"urls\"";
     SCOPE: String = scope, "a scope such as \"reports:read\"";
     SCOPES: String = scopes, "scopes such as \"reports:read reports:write\"";
     GROUP: String = group, "a group such as \"analysts\"";
@@ -262,10 +262,14 @@ fn pattern(text: &str) -> Result<String, ValueError> {
     if text.len() > PATTERN_LEN_MAX { Err(ValueError::Because("is longer than 1024 bytes")) } else { not_empty(text) }
 }
 
+fn name_pattern(text: &str) -> Result<String, ValueError> {
+    if text.chars().any(char::is_control) { Err(ValueError::Because("has a control character")) } else { pattern(text) }
+}
+
 fn new_name(text: &str) -> Result<String, ValueError> {
-    match NamePattern::parse(text) {
-        Some(_) => Ok(text.to_owned()),
-        None if text.is_empty() => Err(ValueError::Form),
+    let text = name_pattern(text)?;
+    match NamePattern::parse(&text) {
+        Some(_) => Ok(text),
         None => Err(ValueError::Because("has more than one *, or a ?; one * takes the text of the * in `match`")),
     }
 }

@@ -32,9 +32,13 @@ impl ServerArguments {
             tls::read_roots(file).map_err(|error| CauseChain(&error).to_string())?;
         }
         let mut url = self.url;
-        // Servers receive no fragment and no user info.
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(
+                "the server's address has a user name or password, which servers do not get; use --key".to_owned()
+            );
+        }
+        // Servers receive no fragment.
         url.set_fragment(None);
-        let _ = url.set_username("").and_then(|()| url.set_password(None));
         Ok(ServerAddress { url, ca: self.ca, authorization: bearer(self.key)? })
     }
 }
@@ -99,6 +103,24 @@ mod tests {
     fn a_key_is_sent_with_one_word_for_its_scheme() {
         for key in ["tg_ada_1", " tg_ada_1\n", "Bearer tg_ada_1"] {
             assert_eq!(bearer(Some(key.to_owned())).unwrap().unwrap(), "Bearer tg_ada_1", "{key}");
+        }
+    }
+
+    #[test]
+    fn an_address_with_credentials_is_refused_and_not_repeated() {
+        for (url, taken) in [
+            ("http://h/mcp#top", Ok("http://h/mcp")),
+            ("http://ada@h/mcp", Err("name or password")),
+            ("http://ada:s3cret@h/mcp", Err("name or password")),
+            ("http://:s3cret@h/mcp", Err("name or password")),
+            ("ftp://h/mcp", Err("http://")),
+        ] {
+            let read = ServerArguments { url: url.parse().unwrap(), ca: None, key: None }.read();
+            match (read, taken) {
+                (Ok(server), Ok(taken)) => assert_eq!(server.url.as_str(), taken),
+                (Err(why), Err(part)) => assert!(why.contains(part) && !why.contains("s3cret"), "{why}"),
+                (read, _) => panic!("{url}: {read:?}"),
+            }
         }
     }
 

@@ -123,6 +123,12 @@ impl Addressee {
         response
     }
 
+    /// The refusal of a request for a stream whose client accepts none.
+    pub fn needs_stream(&self) -> FaceResponse {
+        let why = "Not acceptable: the response is an event stream; send `Accept: application/json, text/event-stream`";
+        self.error(StatusCode::NOT_ACCEPTABLE, &RpcError::new(rpc_error::INVALID_REQUEST, why))
+    }
+
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
         response.extensions_mut().insert(ErrorAnswerMarker);

@@ -226,7 +226,7 @@ impl CombinedUpstreams {
         addressee: &Addressee,
     ) -> FaceResponse {
         if !inbound.accepted.takes_stream() {
-            return bare(StatusCode::NOT_ACCEPTABLE);
+            return addressee.needs_stream();
         }
         let empty = Object::of(&crate::wire::Payload::empty_object());
         let requested = match request.params.object().or(empty.as_ref()).map(SubscriptionFilter::read) {

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use http::StatusCode;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +21,7 @@ use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::change_subscribers::ChangeSubscriber;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
-use crate::face::answer::{bare, event_stream, missed};
+use crate::face::answer::{event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::FaceResponse;
 use crate::face::listen_permits::ListenPermit;
@@ -63,7 +62,7 @@ impl StatelessFace {
             }
             Err(ListenRefusal::Complaint(complaint)) => addressee.complaint(&complaint),
             Err(ListenRefusal::Fault(fault)) => addressee.fault(&fault),
-            Err(ListenRefusal::NotAcceptable) => bare(StatusCode::NOT_ACCEPTABLE),
+            Err(ListenRefusal::NotAcceptable) => addressee.needs_stream(),
         }
     }
 

@@ -150,6 +150,8 @@ async fn ext_47_what_cannot_be_listened_to_is_refused() {
     }
     let answer = world.send(&listen(&[]).accepting(AcceptedTypes::Json)).await;
     assert_eq!(answer.status, 406, "there is no answer but a stream");
+    let refused = answer.json().await;
+    assert_eq!((&refused["error"]["code"], &refused["id"]), (&json!(-32600), &json!("listen-1")));
     let mut answer = world.send(&with(json!({ "taskIds": many[1..] }))).await;
     assert_eq!(message(&mut answer).await["params"]["notifications"], json!({ "taskIds": [] }), "1,000 may be named");
     let mut answer = world.send(&with(json!({})).without_extension()).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::RequestError;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
+use crate::wire::list_pages::sent_cursor;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RpcError};
 
@@ -88,10 +89,7 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
 }
 
 pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestError> {
-    match params.get_string("cursor") {
-        None if params.contains("cursor") => Err(bad_cursor()),
-        cursor => Ok(cursor),
-    }
+    sent_cursor(params).map(|cursor| cursor.read().map_err(|_| bad_cursor())).transpose()
 }
 
 /// The error for a cursor that is not ours (L25-36, D86-23).

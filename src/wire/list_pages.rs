@@ -51,7 +51,7 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
 }
 
-/// The cursor of a request for a page of a server's offers: `null` is none, as in the page that it comes from.
+/// The cursor of a request for a page of a list: `null` is none, as in the page that it comes from.
 pub fn sent_cursor(params: &Object) -> Option<Payload> {
     params.get("cursor").filter(|cursor| cursor.as_str() != "null")
 }

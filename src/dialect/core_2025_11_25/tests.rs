@@ -282,9 +282,8 @@ fn each_method_asks_for_its_command() {
     assert_eq!(decode(method::TASKS_CANCEL, &named), Ok(TaskCommand::Cancel(id)));
     assert_eq!(decode(method::TASKS_LIST, &format!("{{{other}}}")), Ok(TaskCommand::List(None)));
     assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":""}"#), Ok(TaskCommand::List(Some(String::new()))));
-    for wrong in [r#"{"cursor":7}"#, r#"{"cursor":null}"#] {
-        assert_eq!(decode(method::TASKS_LIST, wrong), Err(bad_cursor()), "L25-36: {wrong}");
-    }
+    assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":null}"#), Ok(TaskCommand::List(None)), "B206");
+    assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":7}"#), Err(bad_cursor()), "L25-36");
     assert_eq!(decode(method::TASKS_GET, r#"{"taskId":"gate-test"}"#), Err(RequestError::UnknownTask), "L25-41");
     assert!(matches!(decode(method::TASKS_GET, r#"{"task":{"taskId":"x"}}"#), Err(RequestError::Params(_))));
     assert!(matches!(decode(method::TASKS_UPDATE, &named), Err(RequestError::UnknownMethod(_))));

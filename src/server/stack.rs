@@ -268,7 +268,7 @@ const OF_MCP: &str = "mcp-";
 const ASKED_MAX: usize = 64;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id, WWW-Authenticate");
+const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id, Retry-After, WWW-Authenticate");
 /// How long a browser may cache a preflight. A page of a removed origin is refused regardless.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");

@@ -207,7 +207,10 @@ impl Answer {
         }
         match self.header("access-control-allow-origin") {
             Some(origin) => {
-                assert_eq!(self.header("access-control-expose-headers"), Some("Mcp-Session-Id, Retry-After, WWW-Authenticate"));
+                assert_eq!(
+                    self.header("access-control-expose-headers"),
+                    Some("Mcp-Session-Id, Retry-After, WWW-Authenticate")
+                );
                 assert_eq!(self.header("vary"), Some("Origin"));
                 assert_eq!(self.header("access-control-allow-credentials"), None);
                 summary.push_str(" cors=");

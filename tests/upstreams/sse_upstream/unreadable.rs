@@ -87,6 +87,24 @@ async fn an_answer_that_nobody_can_read_ends_its_call_at_once_over_every_transpo
     check("events", &client, json!({ "as": "events" }), echo()).await;
 }
 
+/// U97: without an id, the error can belong to the only call.
+#[tokio::test]
+async fn u97_a_parse_error_without_an_id_ends_the_only_call() {
+    let says = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#;
+    let check = async |client: &StandaloneClient| {
+        let answer = client.call(1, "broken", json!({ "how": "says", "text": says })).await;
+        let said = (&fault(&answer)["reason"], &fault(&answer)["executed"]);
+        assert_eq!(said, (&json!("upstream_malformed"), &json!("unknown")), "{client:?}");
+    };
+    let (dir, upstream) = stdio();
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    check(&StandaloneClient::session(&gate).await).await;
+    let sse = Sse::start().await;
+    for client in both(&sse.gate("transport = \"sse\"\n").await).await {
+        check(&client).await;
+    }
+}
+
 /// Tools that cut a text write it, and clients read it: what the gateway decides nothing by goes on as it came.
 #[tokio::test]
 async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport() {
@@ -135,6 +153,7 @@ async fn a_line_that_is_no_answer_ends_no_call() {
         r#"{"level":"info","id":{id},"n":NaN}"#,
         r#"{"jsonrpc":"2.0","id":{id},"method":"roots/list","more":1}"#,
         r#"[debug] sent {"jsonrpc":"2.0","id":{id},"result":{}}"#,
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}"#,
     ]
     .into_iter()
     .enumerate()

@@ -13,7 +13,7 @@ use crate::upstream::era::era_of_refusal;
 use crate::upstream::exchange::Era;
 use crate::upstream::outgoing::HandedOver;
 use crate::wire::envelope::MalformedMessage;
-use crate::wire::rpc_error::INTERNAL_ERROR;
+use crate::wire::rpc_error::{INTERNAL_ERROR, PARSE_ERROR};
 use crate::wire::{
     self, Message, MessageText, Notification, Object, Payload, Request, RpcError, ScanLimits, envelope, method,
 };
@@ -21,6 +21,7 @@ use crate::wire::{
 /// Larger dropped messages are logged.
 const LARGE_BYTES: usize = 256 * 1024;
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+const UNPARSED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
 
 impl AdapterConnection {
     pub(super) fn take(self: &Arc<Self>, text: &Bytes) {
@@ -78,10 +79,16 @@ impl AdapterConnection {
         }
     }
 
-    /// Handles a response without a request. A malformed id may still show the call; without an id it ends nothing.
+    /// Handles a response without a request. A malformed id may still show the call. Without an id, an unparsed request is
+    /// taken for the only call (U97); other errors may be about a notification, and end nothing.
     fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
         let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
-        if !meant.is_some_and(|id| self.table.lock().break_off(&id, MALFORMED)) {
+        let is_unparsed = matches!(&response.outcome, Err(error) if error.code == PARSE_ERROR) && response.id.is_none();
+        let is_ended = match meant {
+            Some(id) => self.table.lock().break_off(&id, MALFORMED),
+            None => is_unparsed && self.table.lock().break_off_only(UNPARSED),
+        };
+        if !is_ended {
             self.shared.dropped("foreign_response");
         }
     }

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
@@ -300,6 +300,10 @@ pub(crate) fn content_of(headers: &HeaderMap) -> BodyKind {
             });
         } else if *name == CONTENT_ENCODING {
             is_plain &= value.as_bytes().eq_ignore_ascii_case(b"identity");
+        } else if *name == TRANSFER_ENCODING {
+            let is_framing =
+                |coding: &[u8]| coding.eq_ignore_ascii_case(b"chunked") || coding.eq_ignore_ascii_case(b"identity");
+            is_plain &= value.as_bytes().split(|byte| *byte == b',').all(|coding| is_framing(coding.trim_ascii()));
         }
     }
     kind.filter(|_| is_plain).unwrap_or(BodyKind::Other)

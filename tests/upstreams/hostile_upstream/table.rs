@@ -62,6 +62,8 @@ fn heads() -> Vec<Row> {
     let lost = "-32603 upstream_session_lost unknown";
     let status = |name, act, rest| alike(name, act, &format!("-32603 upstream_http_status unknown {rest}"));
     let encoded = format!("{JSON}Content-Encoding: gzip\r\n");
+    let zipped =
+        format!("HTTP/1.1 200 OK\r\n{JSON}Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n").into_bytes();
     let decorated =
         format!("{JSON}Set-Cookie: a=b\r\nServer: x\r\nAlt-Svc: h3=\":1\"\r\nAccess-Control-Allow-Origin: *\r\n");
     vec![
@@ -86,6 +88,7 @@ fn heads() -> Vec<Row> {
         alike("U06 html", says("200 OK", page, "<p>"), MALFORMED),
         alike("U06 no type", says("200 OK", "", "{}"), MALFORMED),
         alike("U16", says("200 OK", &encoded, &fine()), MALFORMED),
+        alike("U16 transfer coding", Act::Says(zipped), MALFORMED),
         row("U40", says("200 OK", &decorated, &fine()), FINE),
     ]
 }

@@ -228,11 +228,13 @@ impl OwnSessions {
 
     /// Ends a session at the server, within five seconds; a session without an id needs no end.
     pub(crate) async fn end(&self, session: &OwnSession) -> Option<StatusCode> {
-        let binding = self.binding(session);
-        binding.session.as_ref()?;
-        let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: session.forwarded.clone() };
-        let ending = tokio::time::timeout(END_MAX, self.channel.send(request)).await;
-        ending.ok().and_then(Result::ok).map(|response| response.status)
+        let ending = async {
+            let binding = self.settled_binding(session).await;
+            binding.session.as_ref()?;
+            let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: session.forwarded.clone() };
+            self.channel.send(request).await.ok().map(|response| response.status)
+        };
+        tokio::time::timeout(END_MAX, ending).await.ok().flatten()
     }
 
     /// Ends an unused upstream session, in the background.

@@ -132,6 +132,41 @@ async fn a_request_that_is_cancelled_while_its_session_is_opened_anew_is_not_sen
     assert_eq!(client.post(call(1)).await.status, StatusCode::OK, "another one of this id");
 }
 
+/// B267: the new session is the one to end.
+#[tokio::test]
+async fn b267_a_session_that_ends_while_it_is_opened_anew_ends_at_its_server() {
+    let handshakes = Arc::new(Semaphore::new(1));
+    let server = ScriptedServer::slow({
+        let handshakes = Arc::clone(&handshakes);
+        move |seen, _| {
+            let handshakes = Arc::clone(&handshakes);
+            async move {
+                if seen.rpc() == "initialize" {
+                    handshakes.acquire().await.unwrap().forget();
+                }
+                (seen.is_call() && seen.header("mcp-session-id") == Some("s-1")).then(|| status(404))
+            }
+        }
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    let ended = async {
+        server.world.first(|seen| seen.rpc() == "initialize").await;
+        let (ended, ()) = tokio::join!(client.delete(), async {
+            let ping = r#"{"jsonrpc":"2.0","id":9,"method":"ping"}"#;
+            while client.post(ping).await.status != StatusCode::NOT_FOUND {}
+            handshakes.add_permits(1);
+        });
+        ended
+    };
+    let (_, ended) = tokio::join!(client.post(call(1)), ended);
+    assert_eq!(ended.status, StatusCode::OK);
+    let all = server.world.all(|seen| seen.method == "DELETE");
+    assert_eq!(all.iter().map(|seen| seen.header("mcp-session-id")).collect::<Vec<_>>(), [Some("s-2")]);
+}
+
 #[tokio::test]
 async fn fifty_calls_that_wait_share_one_handshake() {
     let server = ScriptedServer::polite().await;

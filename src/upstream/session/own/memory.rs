@@ -179,6 +179,14 @@ impl OwnSessions {
         renewed.unwrap_or_else(|| session.opened.binding.clone())
     }
 
+    /// The binding after a renewal in progress, which would leave a session without a client (B267).
+    pub(super) async fn settled_binding(&self, session: &OwnSession) -> SessionBinding {
+        if let Some(renewal) = self.recall(session, |facts| facts.renewal.clone()).flatten() {
+            let _ = renewal.await;
+        }
+        self.binding(session)
+    }
+
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
         self.memories.0.get(session.opened.nonce)
     }

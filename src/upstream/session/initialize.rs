@@ -94,7 +94,11 @@ async fn open_session(
     let client = key.credential.clone();
     let headers = SessionHeaders { session: agreed.session, version: Some(handshake.version), client };
     let session = UpstreamSession::opened(link, headers, handshake);
-    session.send_one_way(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
+    if let Err(fault) = session.send_one_way(envelope::notification(method::INITIALIZED, None)).await {
+        // No client gets the session (B268).
+        Box::pin(session.end()).await;
+        return Err(unsent(fault));
+    }
     tracing::debug!(upstream = %link.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }

@@ -43,6 +43,14 @@ fn refused(begun: Result<Box<dyn Exchange>, BeginError>) -> String {
 }
 
 #[tokio::test]
+async fn b268_a_session_whose_handshake_fails_after_it_was_opened_ends_at_its_server() {
+    let server = ScriptedServer::start(|seen| (seen.rpc() == "notifications/initialized").then(|| status(500))).await;
+    let upstream = upstream(&server.url());
+    assert_eq!(refused(try_begin(&upstream, call(&json!({})), context()).await), "UpstreamHttpStatus No");
+    assert_eq!(server.world.first(is_delete).await.header("mcp-session-id"), Some("s-1"));
+}
+
+#[tokio::test]
 async fn a_session_declares_what_its_client_can_be_asked() {
     let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());

@@ -163,7 +163,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     fn next_time(&self) -> Instant {
-        let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
+        let look = self.call.as_ref().map(|_| self.looked + LIFE_SIGN);
+        let life_sign = self.events.as_ref().map_or(look, |_| Some(self.silence.ends_at()));
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
         // Never fires, and is near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
@@ -187,6 +188,14 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
         if self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle) {
             return Some(self.give_up(Reason::UpstreamTimeout));
+        }
+        // JSON has no life signs, in whose place a stream ends (U90).
+        if self.events.is_none() && now >= self.looked + LIFE_SIGN {
+            self.looked = now;
+            if self.end_if_cancelled() {
+                let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+                return Some(Err(io::Error::other(BodyBreakError(fault))));
+            }
         }
         let is_due = self.events.is_some() && now >= self.silence.ends_at();
         if is_due {

@@ -165,6 +165,21 @@ async fn u90_the_stream_of_a_cancelled_call_ends_with_the_next_life_sign_and_has
     }
 }
 
+/// U90: its server stops in the middle of the response.
+#[tokio::test(start_paused = true)]
+async fn u90_the_json_of_a_cancelled_call_is_cut_off_within_15_s() {
+    for (is_wanted, seconds) in [(false, 15), (true, 100)] {
+        let part: Result<_, io::Error> = Ok(Frame::data(BodyPart::from(Bytes::from_static(b"{\"jsonrpc\":"))));
+        let source = RawBody::new(StreamBody::new(stream::iter([part]).chain(stream::pending())));
+        let begun = Instant::now();
+        let pace = PipeTimeouts { idle: None, deadline: Some(begun + Duration::from_secs(100)) };
+        let request = TestRequest { id: RequestId::number(1), is_wanted };
+        let body = PipeBody::new(source, BodyForm::Json, pace, Some(request));
+        assert!(body.collect().await.is_err());
+        assert_eq!(begun.elapsed().as_secs(), seconds);
+    }
+}
+
 /// U90: a server that answers in JSON sends nothing before its response.
 #[tokio::test(start_paused = true)]
 async fn u90_the_wait_for_the_response_to_a_cancelled_call_ends() {

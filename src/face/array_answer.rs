@@ -2,7 +2,6 @@
 //! without response go first, in order; requests run concurrently, and each response is written once it is complete. A
 //! call in an array has no stream: its progress and logs are dropped, its server's questions refused.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::future::ready;
 use std::io;
@@ -22,6 +21,7 @@ use super::answer::{ScopesNeeded, UnknownTaskMarker, accepted, event_stream, jso
 use super::arrival::ALONE_MAX;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, ResponseBody};
 use super::served::Served;
+use super::stream_client::caught;
 use crate::answer_budget::as_one_request;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
@@ -104,8 +104,7 @@ where
         let id = read.as_ref().ok().and_then(Message::request).map(|request| request.id.clone());
         let posted = match read {
             Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
-                let what = Cow::Borrowed("initialize must not be in a batch");
-                Err(error_text(id.as_ref(), &RequestError::NotARequest(what)))
+                Err(error_text(id.as_ref(), &RequestError::not_a_request("initialize must not be in a batch")))
             }
             Ok(message) => Ok(post(alone(&inbound, text), Box::new(message))),
             Err(error) => {
@@ -113,11 +112,10 @@ where
                 Err(error_text(id.as_ref(), &complaint))
             }
         };
-        let bytes_max = bounds.result_bytes_max;
-        let answering =
-            response_text(posted, id, Arc::clone(&served), inbound.caller.principal.clone(), inbound.client, bytes_max);
+        let (principal, bytes_max) = (inbound.caller.principal.clone(), bounds.result_bytes_max);
+        let answering = response_text(posted, id.clone(), Arc::clone(&served), principal, inbound.client, bytes_max);
         // A response and its copy are one request's: the copy does not wait for the response.
-        as_one_request(answering)
+        as_one_request(or_error(Box::pin(answering), id))
     };
     let has_only_requests = one_way.is_empty();
     let mut refusals = Vec::new();
@@ -198,6 +196,12 @@ fn body(parts: impl stream::Stream<Item = BodyPart> + Send + 'static) -> Respons
     ResponseBody::new(StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))))
 }
 
+/// An error in place of a response whose making panics: the other requests of the array continue (F64).
+async fn or_error(answering: impl Future<Output = Option<ItemAnswer>>, id: Option<RequestId>) -> Option<ItemAnswer> {
+    let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
+    caught(answering).await.unwrap_or_else(|| Some(envelope::error(Some(&id?), &gateway_error(&fault)).into()))
+}
+
 /// `None` for a message without response, and for a cancelled request.
 async fn response_text(
     posted: Result<impl Future<Output = FaceResponse>, Bytes>,
@@ -257,6 +261,17 @@ mod tests {
         {
             assert_eq!(read(odd).unwrap_err().reason, Reason::UpstreamMalformed, "{odd}");
         }
+    }
+
+    /// F64.
+    #[tokio::test]
+    async fn a_panic_costs_one_response_of_an_array() {
+        let id = RequestId::number(1);
+        let answer = or_error(async { panic!("a bug") }, Some(id.clone())).await.unwrap();
+        let Ok(Message::Response(response)) = envelope::read(&answer.text, ScanLimits::UPSTREAM) else { panic!() };
+        assert_eq!(response.id, Some(id));
+        assert!(response.outcome.is_err());
+        assert!(or_error(async { panic!("a bug") }, None).await.is_none(), "a notification has no response");
     }
 
     #[tokio::test]

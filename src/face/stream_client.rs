@@ -305,9 +305,7 @@ impl StreamClientLoop {
                 self.is_in_handshake = true;
                 let link = Arc::clone(&self.link);
                 let inbound = link.inside(parsed);
-                let notifying = async move {
-                    link.serve(inbound).await;
-                };
+                let notifying = async move { link.serve(inbound).await };
                 self.work
                     .push(caught(notifying).map(|_| CompletedWork::Handshake { serial: None, listens: true }).boxed());
             }
@@ -347,9 +345,7 @@ impl StreamClientLoop {
                 }
             };
             match face {
-                Face::Stateless => {
-                    request.withdrawn.run_until_cancelled(Box::pin(asking)).await;
-                }
+                Face::Stateless => _ = request.withdrawn.run_until_cancelled(Box::pin(asking)).await,
                 Face::Session => asking.await,
             }
             CompletedWork::Answered(request.serial)
@@ -384,7 +380,6 @@ impl StreamClientLoop {
             let relaying = async { link.relay(link.serve(inbound).await, open).await };
             let is_done = caught(as_one_request(Box::pin(relaying))).await.is_some();
             let reason = if is_done { Reason::UpstreamClosed } else { Reason::Internal };
-            // Fails if the client has disconnected: then no reader is left.
             let _ = link.send_fault(open, &GatewayFault::new(reason, Executed::Unknown)).await;
             CompletedWork::Answered(request.serial)
         };
@@ -522,7 +517,7 @@ fn full() -> RpcError {
 }
 
 /// `None` in place of a panic: a bug costs one response, not the stream (F64).
-async fn caught<T>(doing: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn caught<T>(doing: impl Future<Output = T>) -> Option<T> {
     let done = AssertUnwindSafe(doing).catch_unwind().await.ok();
     if done.is_none() {
         metrics::counter!(metric::HTTP_PANICS).increment(1);

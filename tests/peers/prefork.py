@@ -3,8 +3,8 @@
     prefork.py serve                         forks for each connection to its stdin, a listening socket
     prefork.py run SOCKET PROGRAM [WORD]...  runs PROGRAM in such a fork, with the words, folder, variables and pipes of this process
 
-PROGRAM is a script, or `-m` and a module. A run ends with its fork. The fork of a run that was killed is killed too, before
-another run begins. The server ends once its stdout has no reader, and all forks end with it.
+PROGRAM is a script, or `-m` and a module. A run ends with its fork. The fork of a run that was killed is killed
+at once. The server ends once its stdout has no reader, and all forks end with it.
 """
 
 import marshal
@@ -140,7 +140,7 @@ class Server:
         prctl(PR_SET_PDEATHSIG, 9)
         for run in self.runs:
             run.close()
-        connection.close()
+        self.end_with(connection)
         self.listener.close()
         for pipe, number in zip(pipes, PIPES):
             os.dup2(pipe, number)
@@ -149,6 +149,15 @@ class Server:
         os.environ.clear()
         os.environ.update(variables)
         return words
+
+    def end_with(self, connection):
+        """Has the kernel kill this fork as soon as its run has ended: the server may be at an import."""
+        import fcntl
+
+        self.run = connection
+        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(connection, fcntl.F_SETSIG, 9)
+        fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
 
     def end(self):
         path = self.listener.getsockname()
@@ -182,7 +191,8 @@ def execute(words):
 if sys.argv[1] == "run":
     status = run(sys.argv[2], sys.argv[3:])
 else:
-    status = execute(Server().serve())
+    server = Server()
+    status = execute(server.serve())
     for stream in (sys.stdout, sys.stderr):
         if not stream.closed:
             stream.flush()

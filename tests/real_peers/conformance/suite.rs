@@ -213,7 +213,7 @@ impl<'a> Suite<'a> {
                 }
                 let is_core = !TASKS.iter().chain(&MORE_TASKS).any(|tasks| *tasks == scenario);
                 let version: &[&str] = if is_core { &["--spec-version", REVISION] } else { &[] };
-                self.run(scenario, &[&["--scenario", scenario], version].concat()).await?;
+                self.run(scenario, &[&["--scenario", scenario][..], version].concat()).await?;
             }
         }
         Ok(())

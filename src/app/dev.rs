@@ -120,7 +120,15 @@ impl Development {
                 show_readiness(&served).await;
                 *ready.lock() = Some(Instant::now());
             };
-            gateway.parts.scope.tracker.spawn(token.clone().run_until_cancelled_owned(work));
+            let token = token.clone();
+            gateway.parts.scope.tracker.spawn(async move {
+                tokio::select! {
+                    // The token goes first: the program may have ended for this change already.
+                    biased;
+                    () = token.cancelled() => (),
+                    () = work => (),
+                }
+            });
         }
         self.restarting = Some(token.drop_guard());
     }

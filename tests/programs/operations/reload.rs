@@ -494,8 +494,9 @@ async fn processes_of_a_replaced_upstream_count_until_they_end() {
     let headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
     assert_eq!(send(clients, "POST", "/up/mcp", &headers, &open.to_string()).await.status, 200);
     let slow = json!({"name": "slow_report", "arguments": {"seconds": 600}});
-    let task = Call::new("tools/call", &slow).send(clients, "/up/mcp").await.json()["result"]["taskId"].take();
-    assert!(task.is_string(), "{}", program.log());
+    let mut made = Call::new("tools/call", &slow).send(clients, "/up/mcp").await.json();
+    let task = made["result"]["taskId"].take();
+    assert!(task.is_string(), "{made}: {}", program.log());
 
     write(2, 2);
     program.says(READ, 1).await;

@@ -75,8 +75,18 @@ async fn each<T>(crowd: &Crowd, every: usize, act: impl AsyncFn(usize) -> T) -> 
 }
 
 async fn call(talk: &mut Talk<'_>, tool: &str) -> String {
-    let made = talk.ask("tools/call", json!({ "name": tool, "arguments": { "n": 1 } })).await;
-    made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned()
+    in_time(async {
+        loop {
+            let made = talk.ask("tools/call", json!({ "name": tool, "arguments": { "n": 1 } })).await;
+            if let Some(id) = made.json()["result"]["taskId"].as_str() {
+                return id.to_owned();
+            }
+            // A busy machine's database may be late.
+            assert!(made.status == 503 && made.body.contains("\"executed\":\"no\""), "{made:?}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await
 }
 
 /// Polls the person's task until it has this status.

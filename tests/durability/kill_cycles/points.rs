@@ -52,7 +52,7 @@ faults! {
 async fn a_handle_that_is_given_out_before_its_row_is_durable_is_found_out() {
     let plan = Plan { sabotage: Some("handle-before-commit"), ..Plan::new("sabotage", End::Handed(4)) };
     let outcomes = run(plan).await;
-    assert_eq!(outcomes.len() as u64, count());
+    assert!(outcomes.len() as u64 >= count());
     for (seed, outcome) in outcomes {
         let tally = outcome.unwrap_or_else(|error| panic!("KILL_SEED={seed} {error}"));
         assert!(tally.violations.iter().any(|found| found.law == "L1"), "KILL_SEED={seed} {:?}", tally.violations);

@@ -77,7 +77,16 @@ async fn n5_a_pooler_that_lends_sessions_by_the_transaction_is_refused() {
             let lines = [&format!("pool_mode = {mode}"), order];
             let Some(pooler) = Pooler::start(&server, &lines) else { return };
             for _ in 0..4 {
-                let refused = open_with(through(&server, pooler.url())).await;
+                let begin = Instant::now();
+                let refused = loop {
+                    match open_with(through(&server, pooler.url())).await {
+                        // A pooler that has just begun may close a connection.
+                        Err(PostgresOpenError::Unavailable(_)) if begin.elapsed() < PATIENCE => {
+                            tokio::time::sleep(Duration::from_millis(100)).await;
+                        }
+                        refused => break refused,
+                    }
+                };
                 let is_pooled = |error: &PostgresOpenError| matches!(error, PostgresOpenError::Pooled);
                 assert!(refused.as_ref().is_err_and(is_pooled), "{lines:?}: {refused:?}");
                 assert!(refused.is_err_and(

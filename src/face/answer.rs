@@ -123,7 +123,7 @@ impl Addressee {
         response
     }
 
-    /// The refusal of a request for a stream whose client accepts none.
+    /// Refuses a request for an event stream that its client does not accept.
     pub fn needs_stream(&self) -> FaceResponse {
         let why = "Not acceptable: the response is an event stream; send `Accept: application/json, text/event-stream`";
         self.error(StatusCode::NOT_ACCEPTABLE, &RpcError::new(rpc_error::INVALID_REQUEST, why))

@@ -196,7 +196,7 @@ fn body(parts: impl stream::Stream<Item = BodyPart> + Send + 'static) -> Respons
     ResponseBody::new(StreamBody::new(parts.map(|part| Ok::<_, io::Error>(Frame::data(part)))))
 }
 
-/// An error in place of a response whose making panics: the other requests of the array continue (F64).
+/// Responds with an error if the future panics: the other requests of the array continue (F64).
 async fn or_error(answering: impl Future<Output = Option<ItemAnswer>>, id: Option<RequestId>) -> Option<ItemAnswer> {
     let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
     caught(answering).await.unwrap_or_else(|| Some(envelope::error(Some(&id?), &gateway_error(&fault)).into()))

@@ -248,7 +248,7 @@ pub(crate) async fn make_all(crowd: &Crowd, addresses: &[SocketAddr]) -> Vec<Own
     let all = each(crowd, 1, async |nth| make(crowd, nth, addresses[nth % addresses.len()]).await).await;
     let results: BTreeSet<_> =
         all.iter().map(|own| own.result["result"]["structuredContent"]["nth"].as_u64()).collect();
-    assert_eq!((results.len(), results.contains(&None)), (all.len(), false), "each has a result of its own");
+    assert_eq!((results.len(), results.contains(&None)), (all.len(), false), "each task has its own result");
     assert_eq!(all.iter().flat_map(ids).count(), all.iter().flat_map(ids).collect::<BTreeSet<_>>().len());
     all
 }

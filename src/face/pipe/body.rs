@@ -189,7 +189,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle) {
             return Some(self.give_up(Reason::UpstreamTimeout));
         }
-        // JSON has no life signs, in whose place a stream ends (U90).
+        // A cancelled event stream ends at a life sign; JSON has none (U90).
         if self.events.is_none() && now >= self.looked + LIFE_SIGN {
             self.looked = now;
             if self.end_if_cancelled() {

@@ -45,7 +45,7 @@ pub(super) struct RelayResumePoint {
     pub(super) moved: bool,
 }
 
-/// The requests of one message that await a response: one, or those of an array that are not cancelled.
+/// The requests of one message that await a response: one request, or an array's requests that are not cancelled.
 pub(super) struct OpenRequests {
     pub(super) ids: Mutex<SmallVec<[RequestId; 1]>>,
     pub(super) is_array: bool,

@@ -205,7 +205,7 @@ pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
 
-/// The longest lifetime of rows whose expiry was set by this time; never zero, which would mean an empty store.
+/// The longest lifetime of the rows that got their expiry by this time; never zero: zero would mean an empty store.
 pub(super) fn longest_lifetime(conn: &Connection, until: Timestamp) -> rusqlite::Result<Duration> {
     let sql = "SELECT coalesce(max(expires_at - created_at), 0) FROM tasks
         WHERE CASE settled WHEN 0 THEN created_at ELSE updated_at END <= ?1";

@@ -116,8 +116,8 @@ impl DiskStore {
     }
 }
 
-/// Opens the database. A clock that leapt by no more than the longest lifetime is compared with tasks whose expiry was set at a credible
-/// time alone: the lifetime of a task that ended under an earlier wrong clock is wrong, too.
+/// Opens the database. A clock that leapt by no more than the longest lifetime is judged by the tasks that got their expiry at a
+/// credible time: a task that ended under an earlier wrong clock has a wrong lifetime, too.
 fn open_for_clock(
     path: &Path,
     ballast: Option<&Ballast>,

@@ -286,7 +286,7 @@ impl TaskFollower<'_> {
     }
 
     /// Tolerates a failure unless a repetition would fail too; `odd` counts invalid responses. After the end of the
-    /// task the fault is returned before the deadline, whose fault would not say that the call was executed (GW-38).
+    /// task the fault is returned before the deadline: the deadline's fault would not say that the call was executed (GW-38).
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u16) -> Result<Option<T>, GatewayFault> {
         let fault = GatewayFault { executed: self.executed, ..fault };
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;

@@ -84,7 +84,7 @@ async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_se
     let said = replicas[1].keeper.said();
     let line = said.lines().find(|line| line.contains("a replica is silent, and was declared dead"));
     assert!(line.is_some_and(|line| line.contains("\"replica\":")), "{said}");
-    // On a busy machine, the tasks that are lost may be those whose clients have left.
+    // On a busy machine, the clients of all lost tasks may have left before they saw the outcome.
     until("a task that may not be repeated is lost", async || {
         site.crowd.look_again().await;
         seen_of(&site, "replica_lost") > 0

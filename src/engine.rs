@@ -18,9 +18,12 @@ mod task_metrics;
 mod unknown_commits;
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -301,6 +304,13 @@ impl CallsEnd {
 
     pub fn token(&self) -> &CancellationToken {
         &self.tokens[THREAD.with(|number| *number)]
+    }
+
+    /// Waits for the end of all calls. Each poll sees it as soon as any thread's calls have ended, so that a permit that one
+    /// of them returns starts no other call.
+    pub async fn ended(&self) {
+        let mut cancelled = pin!(self.token().cancelled());
+        poll_fn(|cx| if self.reason.get().is_some() { Poll::Ready(()) } else { cancelled.as_mut().poll(cx) }).await;
     }
 
     pub fn fault(&self, executed: Executed) -> GatewayFault {

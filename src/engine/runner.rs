@@ -255,7 +255,7 @@ impl Runner {
             command = self.recorder.next_command() => RunnerEvent::Command(command),
             () = self.dialog.clients().left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
-            () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
+            () = self.engine.calls_end.ended(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
             () = std::future::ready(()), if may_mirror => RunnerEvent::SubtasksWait,
             event = next_event(&self.engine, &mut self.call, &mut self.family), if may_receive => RunnerEvent::Upstream(event),

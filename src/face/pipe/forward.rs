@@ -295,7 +295,7 @@ impl HeldCall {
                     let waited = tokio::select! {
                         // First: the permit of an ended call must not start the next one.
                         biased;
-                        () = calls_end.token().cancelled() => Err(calls_end.fault(Executed::No)),
+                        () = calls_end.ended() => Err(calls_end.fault(Executed::No)),
                         done = served.permits.acquire(owner, Some(served.settings.queue_deadline)) => done,
                     };
                     waited.inspect_err(note)?

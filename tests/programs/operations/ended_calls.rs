@@ -144,10 +144,13 @@ async fn a_call_that_ends_with_the_gateway_before_it_was_sent_says_so() {
     })
     .await;
     program.signal("INT");
-    for (call, executed) in [(first, "unknown"), (second, "no"), (third, "no")] {
+    for (whose, call, executed) in
+        [("sent", first, "unknown"), ("queued", second, "no"), ("queued in a session", third, "no")]
+    {
         let answer = last(&in_time(call).await.unwrap());
         let data = &answer["error"]["data"];
-        assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!(executed)), "{answer}");
+        let told = (&data["reason"], &data["executed"]);
+        assert_eq!(told, (&json!("gateway_restart"), &json!(executed)), "{whose}: {answer}; {}", program.log());
     }
     assert_eq!(program.ended().await, Some(0));
     assert_eq!(worker.server.world.count("tools/call"), 1);

@@ -286,6 +286,9 @@ impl Keeper {
 
     pub(crate) fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.process_id()).ok().and_then(Pid::from_raw).unwrap();
+        if signal == Signal::TERM {
+            self.history.record(Fact::Leaves);
+        }
         let _ = kill_process(id, signal);
     }
 

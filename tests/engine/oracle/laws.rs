@@ -235,6 +235,28 @@ fn l8_an_answer_that_arrived_and_was_dropped_or_changed_is_reported() {
             vec![(150, Fact::Starts), (160, Fact::Ends), (190, Fact::Starts), arrived.clone(), failed("", 300)],
             &["L8"],
         ),
+        (
+            "at the end of a drain",
+            vec![(150, Fact::Leaves), arrived.clone(), (350, Fact::Ends), failed("replica_lost", 300)],
+            &[],
+        ),
+        (
+            "long before the end of a drain",
+            vec![(150, Fact::Leaves), arrived.clone(), failed("replica_lost", 300), (3_301, Fact::Ends)],
+            &["L8"],
+        ),
+        (
+            "beside a drain that is over",
+            vec![
+                (150, Fact::Starts),
+                (160, Fact::Leaves),
+                (190, Fact::Ends),
+                (195, Fact::Starts),
+                arrived.clone(),
+                failed("", 300),
+            ],
+            &["L8"],
+        ),
         ("a store that fails", vec![(190, Fact::StoreFails), arrived.clone(), failed("store_failed", 300)], &[]),
         (
             "a store that failed",

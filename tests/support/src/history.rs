@@ -18,6 +18,9 @@ const TRUE_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full
 /// How long a call that was sent before a cancel was acknowledged may be on its way to the server's notes. What a test
 /// cannot see at this distance, the engine's scenarios show: no call is begun after the cancel's commit.
 const ON_THE_WAY: Duration = Duration::from_millis(500);
+/// The longest time from the end of the calls of a gateway that drains until its process is seen to have ended: clients are
+/// notified and sessions are closed, on a busy machine.
+const LEAVING_MAX: Duration = Duration::from_secs(3);
 /// Task times are cut to whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
@@ -88,6 +91,8 @@ pub enum Fact {
     /// A gateway serves; it was killed or ended. Of several each says so for itself.
     Starts,
     Ends,
+    /// A gateway was asked to end: its drain begins.
+    Leaves,
     /// The store takes no writes, or takes them again.
     StoreFails,
     StoreHeals,
@@ -286,7 +291,21 @@ impl<'a> Replay<'a> {
                 _ => (),
             }
         }
-        !is_failing && ended == 0 && self.served(from, to) + ROUNDING >= to - from
+        !is_failing && ended == 0 && !self.was_leaving(to) && self.served(from, to) + ROUNDING >= to - from
+    }
+
+    /// Whether a gateway may have ended its calls at the end of its drain, while its process had not ended yet.
+    fn was_leaving(&self, at: Duration) -> bool {
+        let mut leaving = 0_usize;
+        for Entry { at: then, fact } in self.entries.iter().filter(|entry| entry.at <= at + LEAVING_MAX) {
+            match fact {
+                Fact::Leaves if *then <= at => leaving += 1,
+                Fact::Ends if *then <= at => leaving = leaving.saturating_sub(1),
+                Fact::Ends if leaving > 0 => return true,
+                _ => (),
+            }
+        }
+        false
     }
 
     /// L1.

@@ -72,6 +72,7 @@ use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::upstream::{SessionMemories, TaskScope};
+use crate::waits::unless_cancelled;
 use crate::wire::ProtocolVersion;
 use files::{FileMistakes, FileUse};
 use listeners::{StoreSource, WaitingListeners, clients_site, listen, listen_for_probes, open_store};
@@ -223,9 +224,8 @@ impl Gateway {
         let readiness = Readiness::new();
         readiness.block(STARTING);
         let mut parts = StartParts { config, callers, metrics, scope, readiness, sockets };
-        // Boxed, because this future is large.
         let opening = Box::pin(open_store(&mut parts, prints, &source));
-        let (opened, waiting) = start_cancelled.run_until_cancelled(opening).await.unwrap_or_else(stopped)?;
+        let (opened, waiting) = unless_cancelled(&start_cancelled, opening).await.unwrap_or_else(stopped)?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));
@@ -233,7 +233,7 @@ impl Gateway {
             let audit = open_audit(&parts.config).await?;
             Self::start_on_store(parts, opened, waiting, replica, sealer, audit).await
         };
-        let started = start_cancelled.run_until_cancelled(Box::pin(starting)).await.unwrap_or_else(stopped);
+        let started = unless_cancelled(&start_cancelled, Box::pin(starting)).await.unwrap_or_else(stopped);
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {

@@ -17,6 +17,16 @@ pub(crate) async fn or_pending<F: Future>(future: Option<F>) -> F::Output {
     }
 }
 
+/// Runs `work` until `token` is cancelled. If both are ready, the cancellation wins: `run_until_cancelled` of the token
+/// would return the result, and its last step would have effects after the end.
+pub(crate) async fn unless_cancelled<T>(token: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = token.cancelled() => None,
+        done = work => Some(done),
+    }
+}
+
 /// Polls `waiting` for `token` at little cost: a task's first poll sets `registered`, later ones read the token alone.
 pub(crate) fn poll_cancelled(
     token: &CancellationToken,
@@ -37,6 +47,7 @@ mod tests {
     use std::pin::pin;
 
     use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
     use tokio::task::{JoinSet, yield_now};
 
     use super::*;
@@ -59,5 +70,18 @@ mod tests {
         token.cancel();
         other.join_next().await.unwrap().unwrap();
         assert_eq!(wait(token).now_or_never(), Some(()), "it is over");
+    }
+
+    /// Both become ready between two polls, as on a busy machine.
+    #[tokio::test]
+    async fn a_cancellation_wins_over_a_result_that_is_ready_with_it() {
+        let (token, (finish, finished)) = (CancellationToken::new(), oneshot::channel::<()>());
+        let mut work = Box::pin(unless_cancelled(&token, finished));
+        assert_eq!(work.as_mut().now_or_never(), None);
+        finish.send(()).unwrap();
+        token.cancel();
+        assert_eq!(work.now_or_never(), Some(None));
+        let other = CancellationToken::new();
+        assert_eq!(unless_cancelled(&other, std::future::ready(1)).now_or_never(), Some(Some(1)), "without an end");
     }
 }

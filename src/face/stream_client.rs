@@ -33,6 +33,7 @@ use crate::dialect::faults::gateway_error;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Reason};
+use crate::waits::unless_cancelled;
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use answer_relay::OpenRequests;
@@ -345,7 +346,7 @@ impl StreamClientLoop {
                 }
             };
             match face {
-                Face::Stateless => _ = request.withdrawn.run_until_cancelled(Box::pin(asking)).await,
+                Face::Stateless => _ = unless_cancelled(&request.withdrawn, Box::pin(asking)).await,
                 Face::Session => asking.await,
             }
             CompletedWork::Answered(request.serial)

@@ -32,6 +32,7 @@ use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::audit::AuditLog;
 use crate::task::{Clock as _, OwnerCounts, SystemClock};
 use crate::tls::{ClientCertificateFiles, DailyWarning, IdentityFiles, TlsFileError, show_end};
+use crate::waits::unless_cancelled;
 
 /// How long the tasks of aborted connections are awaited.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
@@ -260,7 +261,8 @@ impl Acceptor {
         let accept_ended = shared.phases.accept_ended.clone();
         // Logged once, however often accepting fails in between.
         let mut is_short = false;
-        while let Some(accepted) = accept_ended.run_until_cancelled(self.listener.accept()).await {
+        // A connection that comes with the end is left to the process that takes over the socket.
+        while let Some(accepted) = unless_cancelled(&accept_ended, self.listener.accept()).await {
             match accepted {
                 Ok((socket, peer)) => {
                     if std::mem::take(&mut is_short) {

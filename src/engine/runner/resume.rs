@@ -25,6 +25,7 @@ use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
 use crate::upstream::ResumeToken;
+use crate::waits::unless_cancelled;
 
 /// Reads of a subtask's row before its parent only watches it.
 const LOOKS_MAX: usize = 4;
@@ -217,7 +218,7 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pe
                     }
                 }
             }
-            if own.drain_begun.run_until_cancelled(pauses.wait()).await.is_none() {
+            if unless_cancelled(&own.drain_begun, pauses.wait()).await.is_none() {
                 return;
             }
         }

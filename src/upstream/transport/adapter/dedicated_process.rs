@@ -16,6 +16,7 @@ use super::{TransportAdapter, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
 use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
+use crate::waits::unless_cancelled;
 use crate::wire::{Message, Request, RequestId, envelope, meta, method};
 
 /// Includes the wait for a permit.
@@ -77,7 +78,8 @@ impl TransportAdapter {
             return Ok(refusal(Some(&request.id), "this request id is in use"));
         };
         let _stays = session.opener();
-        let ready = opening.cancelled.run_until_cancelled(self.open_like(session));
+        // A call that is cancelled by then is not sent: its cancel is not sent either.
+        let ready = unless_cancelled(&opening.cancelled, Box::pin(self.open_like(session)));
         let ready = tokio::time::timeout(OPENING_MAX, ready).await.unwrap_or(Some(Err(LATE))).unwrap_or(Err(CANCELLED));
         // Only messages before the call were sent.
         let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;

@@ -67,10 +67,7 @@ impl GetStreamReader {
     async fn run(mut self, session_ended: CancellationToken) {
         let mut useless = 0_u32;
         loop {
-            let result = tokio::select! {
-                () = session_ended.cancelled() => return,
-                result = self.listen() => result,
-            };
+            let Some(result) = session_ended.run_until_cancelled(Box::pin(self.listen())).await else { return };
             useless = match result {
                 GetStreamResult::Refused => return self.note_decided(),
                 // Subscribers must know, and the next call needs a session that the upstream knows.
@@ -79,9 +76,8 @@ impl GetStreamReader {
                 GetStreamResult::Useful => 0,
             };
             let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(useless.min(6))).min(PAUSE_MAX);
-            tokio::select! {
-                () = session_ended.cancelled() => return,
-                () = tokio::time::sleep(pause) => (),
+            if session_ended.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                return;
             }
         }
     }

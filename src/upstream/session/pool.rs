@@ -174,10 +174,9 @@ impl SessionPool {
         let link = Arc::clone(&self.link);
         let draining = GatewayFault::new(Reason::Draining, Executed::No);
         let opening = self.link.tracker.spawn(async move {
-            tokio::select! {
-                () = link.stop.cancelled() => Err(BeginError::Gateway(draining)),
-                opened = initialize::open(&link, &key, &forwarded) => opened,
-            }
+            let opening = Box::pin(initialize::open(&link, &key, &forwarded));
+            let opened = link.stop.run_until_cancelled(opening).await;
+            opened.unwrap_or(Err(BeginError::Gateway(draining)))
         });
         let outcome = opening.map(|outcome| {
             let broken = GatewayFault::new(Reason::Internal, Executed::No);
@@ -256,11 +255,7 @@ impl SessionPool {
 }
 
 async fn sweep(pool: Weak<SessionPool>, stop: tokio_util::sync::CancellationToken) {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(SWEEP_EVERY) => (),
-        }
+    while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
         let Some(pool) = pool.upgrade() else { return };
         pool.sweep(Instant::now());
     }

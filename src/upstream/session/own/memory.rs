@@ -191,7 +191,6 @@ impl OwnSessions {
         self.memories.0.get(session.opened.nonce)
     }
 
-    /// The memory of a session, made now if there is none.
     pub(super) fn memory_or_new(&self, session: &OwnSession) -> Arc<SessionMemory> {
         self.memories.0.get_or_default(session.opened.nonce, &session.opened.counted_as)
     }

@@ -32,6 +32,7 @@ use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 use crate::upstream::{ForwardedHeaders, TaskScope, supervisor};
+use crate::waits::unless_cancelled;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
 pub use program_output::{LastLines, StderrUse};
@@ -221,7 +222,6 @@ struct ServerProcess {
     given_up: OnceLock<Instant>,
     /// Ends the reading: later output is not the program's.
     silent: CancellationToken,
-    /// Cancelled at the end of standard error.
     stderr_ended: CancellationToken,
 }
 
@@ -292,11 +292,14 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
             let _ = written.send(());
         }
     };
-    process.closing.run_until_cancelled(writing).await;
+    if unless_cancelled(&process.closing, writing).await.is_some() {
+        // The supervisor reads no input once it has ended: the program died, and no close of the gateway is the cause.
+        drop((stdin, queue));
+        let _ = tokio::time::timeout(STOP_MAX, process.end.wait()).await;
+    }
     process.closing.cancel();
 }
 
-/// Reads standard error to its end.
 async fn listen(stderr: ChildStderr, output_log: Arc<ProgramOutputLog>, process: Arc<ServerProcess>) {
     process.silent.run_until_cancelled(Box::pin(program_output::log(stderr, &output_log))).await;
     process.stderr_ended.cancel();
@@ -312,10 +315,8 @@ fn line_of(message: &Bytes) -> Vec<u8> {
 
 /// Reaps a process that ends for any cause.
 async fn reap(mut child: Child, process: Arc<ServerProcess>, output_log: Arc<ProgramOutputLog>) {
-    let by_itself = tokio::select! {
-        status = child.wait() => Some(status),
-        () = process.closing.cancelled() => None,
-    };
+    // A program ends soon after a close, so both may be ready: the end is then the gateway's.
+    let by_itself = unless_cancelled(&process.closing, child.wait()).await;
     let is_own = by_itself.is_some();
     let status = match by_itself {
         Some(status) => status,
@@ -443,6 +444,8 @@ fn may_run(file: &Path) -> bool {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
     use super::*;
     use crate::upstream::outgoing::SessionHeaders;
 
@@ -485,6 +488,50 @@ mod tests {
         let process = unreachable_process();
         let fault = tokio::time::timeout(Duration::from_secs(3600), process.ended()).await.unwrap();
         assert_eq!((fault.reason, fault.exit), (Reason::UpstreamClosed, None));
+    }
+
+    /// A child that has exited, and is not reaped yet.
+    async fn exited_child() -> Child {
+        let child = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+        let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).unwrap();
+        waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        // The runtime receives the notification of the exit.
+        tokio::task::yield_now().await;
+        child
+    }
+
+    /// Both are seen at once where the gateway gets a processor late.
+    #[tokio::test]
+    async fn a_program_that_ends_at_its_close_did_not_die_by_itself() {
+        for _ in 0..16 {
+            let (process, child) = (Arc::new(unreachable_process()), exited_child().await);
+            process.closing.cancel();
+            let output_log = Arc::new(ProgramOutputLog::new(Arc::from("local"), 1, None, StderrUse::Never));
+            tokio::select! {
+                () = reap(child, Arc::clone(&process), output_log) => panic!("it waits for the last output"),
+                end = process.end.wait() => assert!(!end.is_own),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_refuses_its_input_died_by_itself() {
+        let stdin = exited_child().await.stdin.take().unwrap();
+        let (process, (outgoing, queue)) = (Arc::new(unreachable_process()), mpsc::channel(1));
+        let refused = async {
+            // Several, as the pipe has a reader while a process of another test starts, which has a copy of it.
+            loop {
+                let ((written, done), message) = (oneshot::channel(), Bytes::from_static(b"{}"));
+                let queued = QueuedMessage { message, handed_over: HandedOver::default(), written };
+                if outgoing.send(queued).await.is_err() || done.await.is_err() {
+                    break;
+                }
+            }
+            assert!(!process.closing.is_cancelled(), "the gateway did not close it");
+            process.end.set(ProcessEnd { exit: Some(ProcessExit::Code(7)), is_own: true }).unwrap();
+        };
+        tokio::join!(write(stdin, queue, Arc::clone(&process)), refused);
+        assert!(process.closing.is_cancelled());
     }
 
     #[test]

@@ -292,13 +292,9 @@ impl UpstreamSession {
         let session = Arc::clone(self);
         self.link.tracker.spawn(async move {
             let _permit = permit;
-            tokio::select! {
-                () = session.link.stop.cancelled() => (),
-                sent = session.send_one_way(message) => {
-                    if sent.is_err() {
-                        session.link.dropped("reply_failed");
-                    }
-                }
+            let sent = session.link.stop.run_until_cancelled(session.send_one_way(message)).await;
+            if sent.is_some_and(|sent| sent.is_err()) {
+                session.link.dropped("reply_failed");
             }
         });
     }

@@ -12,7 +12,7 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::columns::{OUTLINE, RowOutline, id_of, outline};
+use super::columns::{OUTLINE, RowOutline, id_of, outline, time};
 use super::rows::UnfreeableRows;
 use crate::replica::Incarnation;
 use crate::store::tasks::{StoredTask, Usage};
@@ -406,17 +406,17 @@ impl EarlierRows {
     }
 }
 
-/// Computes the sums from an index alone, and the longest time to live.
-pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
-    let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
-    let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
+/// Computes the sums from an index alone, and the latest expiry.
+pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Timestamp)> {
+    let (mut totals, mut latest) = (RowTotals::default(), Timestamp::from_millis(0));
+    let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at) FROM tasks INDEXED BY tasks_age
                WHERE settled <> 0 AND pending = 0 GROUP BY owner";
     let mut statement = conn.prepare(sql)?;
     let mut owners = statement.query(())?;
     while let Some(row) = owners.next()? {
         let [tasks, bytes] = [row.get::<_, i64>(1)?, row.get(2)?].map(|sum| usize::try_from(sum).unwrap_or(0));
         totals.add_settled(&Principal::new(row.get_ref(0)?.as_str()?), Usage { tasks, unsettled: 0, bytes });
-        longest = longest.max(Duration::from_millis(u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0)));
+        latest = latest.max(time(row.get(3)?));
     }
     let sql = format!(
         "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR pending <> 0 ORDER BY owner"
@@ -431,8 +431,8 @@ pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration
             owner = Principal::new(name);
         }
         let outline = outline(row, 2)?;
-        longest = longest.max(outline.expires_at.since(outline.created_at));
+        latest = latest.max(outline.expires_at);
         totals.add(&TaskKey { owner: owner.clone(), id: id_of(row.get(1)?) }, &outline);
     }
-    Ok((totals, longest))
+    Ok((totals, latest))
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -205,12 +204,11 @@ pub(super) fn seen(conn: &Connection) -> rusqlite::Result<Timestamp> {
     conn.query_row("SELECT value FROM marks WHERE name = 'seen'", (), |row| row.get(0)).map(time)
 }
 
-/// The longest lifetime of the rows that got their expiry by this time; never zero: zero would mean an empty store.
-pub(super) fn longest_lifetime(conn: &Connection, until: Timestamp) -> rusqlite::Result<Duration> {
-    let sql = "SELECT coalesce(max(expires_at - created_at), 0) FROM tasks
+/// The latest expiry of the rows that got it by this time.
+pub(super) fn latest_expiry(conn: &Connection, until: Timestamp) -> rusqlite::Result<Timestamp> {
+    let sql = "SELECT coalesce(max(expires_at), 0) FROM tasks
         WHERE CASE settled WHEN 0 THEN created_at ELSE updated_at END <= ?1";
-    let longest: i64 = conn.query_row(sql, [at(until)], |row| row.get(0))?;
-    Ok(Duration::from_millis(u64::try_from(longest).unwrap_or(0).max(1)))
+    conn.query_row(sql, [at(until)], |row| row.get(0)).map(time)
 }
 
 pub(super) fn note_seen(conn: &Connection, seen: Timestamp) -> rusqlite::Result<()> {

@@ -116,8 +116,8 @@ impl DiskStore {
     }
 }
 
-/// Opens the database. A clock that leapt by no more than the longest lifetime is judged by the tasks that got their expiry at a
-/// credible time: a task that ended under an earlier wrong clock has a wrong lifetime, too.
+/// Opens the database. A clock that leapt by no more than the longest remaining lifetime is judged by the tasks that got
+/// their expiry at a credible time. That lifetime is never zero, which would mean an empty store.
 fn open_for_clock(
     path: &Path,
     ballast: Option<&Ballast>,
@@ -127,9 +127,9 @@ fn open_for_clock(
 ) -> Result<OpenedDatabase, OpenError> {
     let mut found = open_with_room(path, ballast, tuning, hooks)?;
     if shown.is_some_and(|shown| (DIFFERENCE_MAX..=found.longest).contains(&shown.since(found.seen)))
-        && let Ok(longest) = rows::longest_lifetime(&found.conn, found.seen.after(DIFFERENCE_MAX))
+        && let Ok(latest) = rows::latest_expiry(&found.conn, found.seen.after(DIFFERENCE_MAX))
     {
-        found.longest = longest;
+        found.longest = latest.since(found.seen).max(Duration::from_millis(1));
     }
     Ok(found)
 }
@@ -192,8 +192,9 @@ fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError>
     let conn = schema::open(path, tuning)?;
     reset_clock(&conn, &folder_of(path)).map_err(|source| OpenError::Folder { path: folder_of(path), source })?;
     let failed = |error| schema::open_error(path, error);
-    let (sums, longest) = totals(&conn).map_err(failed)?;
+    let (sums, latest) = totals(&conn).map_err(failed)?;
     let seen = rows::seen(&conn).map_err(failed)?;
+    let longest = latest.since(seen);
     tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
     Ok(OpenedDatabase { conn, sums, seen, longest })
 }

@@ -74,6 +74,23 @@ async fn f88_a_damaged_task_expires_by_no_distrusted_clock() {
     }
 }
 
+/// F88: the time that a task has left counts, not the time that has passed since its creation.
+#[tokio::test]
+async fn f88_a_leap_beyond_the_rest_of_every_lifetime_frees_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let kept = Task { ttl: DAY * 30, ..settled(task("a", 1), "r") };
+    store.insert(&kept).await.unwrap();
+    assert!(store.load(&kept.key, START.after(DAY * 29)).await.unwrap().is_some());
+    store.close().await;
+    let wrong = START.after(DAY * 49);
+    let store = at(&folder, wrong, LONG).await;
+    assert!(store.clock.is_distrusted());
+    assert_eq!(store.sweep(wrong, 9).await.unwrap(), 0);
+    assert_eq!(*store.load(&kept.key, wrong).await.unwrap().unwrap().task, kept);
+    store.close().await;
+}
+
 /// After a night, or the longest task's lifetime, nothing is delayed.
 #[tokio::test]
 async fn an_ordinary_pause_puts_nothing_off() {

@@ -46,7 +46,7 @@ use self::session::DatabaseConnector;
 use self::settled_rows::ReadSource;
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
-use self::writer::{PendingWrite, PostgresWriter, WriterLink};
+use self::writer::{PendingWrite, PostgresWriter};
 use super::record::{LostRow, RecordError, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
@@ -106,11 +106,10 @@ impl PostgresStore {
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let (beginning, writer) = begin(&connector, &settings).await?;
+        let (beginning, link) = begin(&connector, &settings).await?;
         let Beginning { membership, generation, clock, state, view } = beginning;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(incarnation = %state.holder, schema = settings.access.schema, "the database is open");
-        let link = WriterLink::of(writer, &state).await?;
         let end = CancellationToken::new();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let writer = PostgresWriter {

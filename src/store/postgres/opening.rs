@@ -18,6 +18,7 @@ use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorIncarnation, Replica
 use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, promise_of, transact};
+use super::writer::WriterLink;
 use super::{SharedClock, boot_time, schema};
 use crate::replica::membership::HEARTBEAT_INTERVAL_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaRow, StoreGeneration, TaskClock};
@@ -66,7 +67,7 @@ pub(super) struct Beginning {
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
-) -> Result<(Beginning, Session), PostgresOpenError> {
+) -> Result<(Beginning, WriterLink), PostgresOpenError> {
     // A connection has this long for each address. Waits for a healthy database or another's heartbeat take no longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
@@ -75,7 +76,14 @@ pub(super) async fn begin(
     schema::prepare(&session, settings, within).await?;
     let writer = connector.connect("writer", None).await?;
     let beginning = in_time(within, join(&session, settings)).await?;
-    Ok((beginning, writer))
+    match Box::pin(WriterLink::of(writer, &beginning.state)).await {
+        Ok(writer) => Ok((beginning, writer)),
+        Err(error) => {
+            // Else it would count as a living replica for a lease, and each retry would add one.
+            let _ = declare_dead(&session, beginning.state.holder, None).await;
+            Err(error)
+        }
+    }
 }
 
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {

@@ -57,6 +57,30 @@ async fn tries_while_an_earlier_writer_is_not_done_leave_no_rows() {
     assert_eq!(rows(), "2");
 }
 
+/// Else the others divide their limits by each try.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_whose_writer_fails_leave_no_living_rows() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    opened(settings(server, &schema)).await.close().await;
+    server.psql(&format!(
+        "SET search_path = {schema};
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
+        CREATE TRIGGER refuse BEFORE UPDATE ON tg_lane FOR EACH ROW EXECUTE FUNCTION refuse()"
+    ));
+    let rows = |of: &str| server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica WHERE {of}"));
+    let begin = Instant::now();
+    // A try may also fail before it has a row.
+    while rows("dead") != "2" {
+        let refused = open_with(settings(server, &schema)).await;
+        assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
+        assert_eq!(rows("NOT dead"), "0");
+        assert!(begin.elapsed() < PATIENCE, "no try comes to its row");
+    }
+    server.psql(&format!("DROP TRIGGER refuse ON {schema}.tg_lane"));
+    opened(settings(server, &schema)).await.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     let Some(server) = shared() else { return };

@@ -22,7 +22,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
-use crate::task::{Phase, Task, TaskId, TaskKey, TaskVisibility};
+use crate::task::{InputKey, Phase, Task, TaskId, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
 
 #[derive(Default)]
@@ -349,6 +349,8 @@ struct WatchedChild {
     changes: ChangeSubscriber,
     /// The questions that its parent has received.
     open: Vec<Payload>,
+    /// The key of its next question, as last read: a later question may have the name of an earlier one.
+    next_key: Option<InputKey>,
     message: Option<Arc<str>>,
 }
 
@@ -362,7 +364,7 @@ impl Children {
     fn watch(&mut self, index: usize, key: TaskKey, open: Vec<Payload>) {
         self.keys.insert(index, key.clone());
         let changes = self.engine.watchers.watch_always(&key);
-        let child = WatchedChild { index, key, changes, open, message: None };
+        let child = WatchedChild { index, key, changes, open, next_key: None, message: None };
         self.changes.push(Box::pin(std::future::ready(child)));
     }
 
@@ -416,13 +418,13 @@ impl Children {
             }
         };
         if task.visibility == TaskVisibility::Part {
-            let open: Vec<_> = match &task.phase {
-                Phase::AwaitingInput(open) => open.values().collect(),
-                Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),
-            };
-            let gone = child.open.extract_if(.., |ask| !open.iter().any(|question| question.ask == *ask));
+            let none = BTreeMap::new();
+            let open = if let Phase::AwaitingInput(open) = &task.phase { open } else { &none };
+            let next = child.next_key.replace(task.next_key);
+            let known = open.iter().filter(|(key, _)| next.is_none_or(|next| **key < next));
+            let gone = child.open.extract_if(.., |ask| !known.clone().any(|(_, question)| question.ask == *ask));
             self.events.extend(gone.map(|ask| ChildEvent::Withdrawn { index, ask }));
-            for question in open {
+            for question in open.values() {
                 if !child.open.contains(&question.ask) {
                     let params = Object::of(&question.request).and_then(|request| request.get("params"));
                     let (ask, method) = (question.ask.clone(), question_method(&question.request));
@@ -439,5 +441,46 @@ impl Children {
             child.changes.changed().await;
             child
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared_limits::SharedLimits;
+    use crate::store::{MemoryStore, TaskStore as _, WriteRole, contract};
+    use crate::task::{Answer, Attempt, Event, ManualClock, Question, transition};
+
+    fn asked(task: Task) -> Task {
+        let (ask, request) =
+            (Payload::of("which"), Payload::of(&serde_json::json!({ "method": "elicitation/create" })));
+        let event = Event::QuestionReceived { attempt: Attempt::FIRST, question: Question { ask, request } };
+        transition(task, event, contract::START).0
+    }
+
+    async fn next(children: &mut Children) -> &'static str {
+        match children.next().await {
+            ChildEvent::Asked { .. } => "asked",
+            ChildEvent::Withdrawn { .. } => "withdrawn",
+            ChildEvent::Status(_) | ChildEvent::Settled { .. } => "another event",
+        }
+    }
+
+    /// It is answered, and asked again, before its parent reads the row.
+    #[tokio::test]
+    async fn a_question_under_the_name_of_an_answered_one_is_another_question() {
+        let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::at(contract::START)));
+        let engine = Engine::new(Arc::<MemoryStore>::clone(&store), clock, Box::new(|| 7), 9, SharedLimits::default());
+        let child = asked(Task { visibility: TaskVisibility::Part, ..contract::task("a", 1) });
+        let first = store.insert(&child).await.unwrap();
+        let mut children = Children::new(Arc::clone(&engine));
+        children.watch(0, child.key.clone(), Vec::new());
+        assert_eq!(next(&mut children).await, "asked");
+        let answers = BTreeMap::from([(InputKey::default(), Answer::Result(Payload::empty_object()))]);
+        let answered = transition(child, Event::Answered { answers }, contract::START).0;
+        let again = asked(answered);
+        store.replace(first, WriteRole::Holder, &again).await.unwrap();
+        engine.watchers.wake(&again.key);
+        assert_eq!([next(&mut children).await, next(&mut children).await], ["withdrawn", "asked"]);
     }
 }

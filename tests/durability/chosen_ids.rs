@@ -77,7 +77,7 @@ async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose(
 /// D86-02, L1, F07: the row is there before its client can hear of it, and its client knows the id all the same. It was
 /// made with the call's place, so the call may have been sent, and the next life does not send it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f07_a_gateway_killed_before_the_word_of_a_task_finds_it_by_its_chosen_id() {
+async fn f07_a_gateway_killed_before_it_sends_a_handle_finds_the_task_by_its_chosen_id() {
     let server = server().await;
     let mut keeper = keeper("chosen-ids-early", &server, &[("TASKGATE_FAILPOINT", "handle-durable:1")]).await;
     let person = user(&keeper, "2025-06-18", None).await;

@@ -151,7 +151,7 @@ fn count(events: &[Event]) -> [usize; 3] {
 
 /// F55, L1, L2.
 #[test]
-fn f55_whatever_a_power_cut_leaves_has_every_acknowledged_row() {
+fn f55_every_acknowledged_row_survives_a_power_cut() {
     if !can_record() {
         return;
     }
@@ -171,7 +171,7 @@ fn f55_whatever_a_power_cut_leaves_has_every_acknowledged_row() {
 
 /// The test of the test: rows that nobody waited for are missed.
 #[test]
-fn a_store_that_does_not_sync_is_found_out() {
+fn a_store_that_does_not_sync_is_detected() {
     if !can_record() {
         return;
     }

@@ -73,7 +73,7 @@ async fn sub_03_a_killed_gateway_finds_a_servers_tree_and_goes_on_with_it() {
 
 /// SUB-05, F69.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f69_subtasks_that_nobody_names_yet_are_taken_up_by_their_parent() {
+async fn f69_a_parent_resumes_subtasks_that_its_row_does_not_name_yet() {
     let tree = SubtaskServer::start().await;
     let mut keeper = keeper("subtasks-early", &tree, &[("TASKGATE_FAILPOINT", "subtasks-stored:2")]).await;
     let person = user(&keeper, None).await;

@@ -49,7 +49,7 @@ faults! {
 
 /// The judge itself: with the commit after the handle instead of before it, every run breaks L1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handle_that_is_given_out_before_its_row_is_durable_is_found_out() {
+async fn a_handle_that_is_sent_before_its_row_is_durable_is_detected() {
     let plan = Plan { sabotage: Some("handle-before-commit"), ..Plan::new("sabotage", End::Handed(4)) };
     let outcomes = run(plan).await;
     assert!(outcomes.len() as u64 >= count());

@@ -121,7 +121,7 @@ async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
 
 /// F76: after `alone_max` a gateway ends what it runs by itself, listens, and begins anew once the database is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew() {
+async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_restarts() {
     let Some(server) = postgres::shared() else { return };
     let terms = Terms { alone_max: "6s", ..Terms::default() };
     let site = Site::of(2, "alone_too_long", server, terms).await;
@@ -167,7 +167,7 @@ async fn through_a_proxy(site: &Site<'_>, at: usize) -> FaultProxy {
 /// F85, L4: what needs the home of a session is refused, and nothing is sent; tasks, and whatever needs no home, are had at any
 /// gateway. Then both ways are gone at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_and_share_their_tasks() {
+async fn f85_gateways_cut_off_from_each_other_refuse_foreign_sessions_and_share_tasks() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::of(2, "cut_off_from_peers", server, Terms::default()).await;
     let (tables, home, other) = (site.tables, &site.replicas[0], &site.replicas[1]);

@@ -50,7 +50,7 @@ fn is_closed(replica: &Replica) {
 /// F70: both listeners are there, clients are told to come again, and a signal ends it; also where whoever is asked says nothing.
 /// Once the database is there it serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
+async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
     let Some(server) = postgres::shared() else { return };
     let terms = Terms { write_max: "60s", ..Terms::default() };
     let mut site = Site::open("away_at_the_start", server, terms).await;
@@ -209,7 +209,7 @@ async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_runnin
 /// N09: somebody's transaction keeps the server from freeing what was written over. Operators are told how old it is, and tasks
 /// are none the worse.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n09_a_transaction_that_lasts_is_told_and_tasks_go_on_beside_it() {
+async fn n09_a_long_transaction_is_reported_and_tasks_go_on() {
     let Some(server) = postgres::shared() else { return };
     let mut site = Site::open("held_back", server, Terms::default()).await;
     let lasting = site.tables.session("BEGIN; SELECT pg_current_xact_id()").await;

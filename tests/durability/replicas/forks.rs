@@ -116,7 +116,7 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
 /// N08, L4: where no commit waits for the other server, either side goes on with what both have, and knows nothing of what is new at the
 /// other. Whoever comes back from the side that is gone has acknowledged what is lost, and ends with 74.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n08_either_side_of_a_fork_goes_on_alone_and_whoever_comes_back_from_one_says_what_is_lost() {
+async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports_lost_writes() {
     let Some(database) = ForkedDatabase::start() else { return };
     let mut site = Site::of(2, "forked", &database, Terms::default()).await;
     site.hold_calls_at(0, 4).await;

@@ -55,7 +55,7 @@ fn seen_of(site: &Site<'_>, text: &str) -> usize {
 /// F77, L1 to L8: of forty calls of each kind at two gateways, one of which is killed in the middle, and of eight that it holds
 /// then, each acknowledged one settles once; what may not be repeated is sent once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_sent_twice() {
+async fn f77_l4_calls_of_a_killed_gateway_go_on_at_the_other_and_none_is_sent_twice() {
     let Some(server) = postgres::shared() else { return };
     let terms = Terms { settle_max: 3 * PATIENCE, ..Terms::default() };
     let mut site = Site::of(2, "killed", server, terms).await;
@@ -173,7 +173,7 @@ async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() 
 
 /// N10: all are killed, and one comes back. Of the other it finds out as everybody does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n10_of_gateways_that_all_were_killed_the_first_one_that_is_back_goes_on_with_everything() {
+async fn n10_the_first_gateway_back_after_all_were_killed_takes_over_every_task() {
     let Some(server) = postgres::shared() else { return };
     let mut site = Site::of(2, "all_killed", server, Terms::default()).await;
     site.hold_calls_at(0, 8).await;

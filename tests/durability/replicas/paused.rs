@@ -13,7 +13,7 @@ const WAITED: Duration = Duration::from_millis(300);
 /// F79, L2, L4: others have decided about its tasks. What it is asked when it goes on it answers as they do; it settles nothing
 /// itself, begins anew in the same process, and takes new calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f79_a_gateway_that_stood_still_for_longer_than_the_lease_begins_anew_and_contradicts_nobody() {
+async fn f79_a_gateway_paused_for_longer_than_its_lease_restarts_and_contradicts_no_outcome() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::of(2, "paused", server, Terms::default()).await;
     site.hold_calls_at(0, 12).await;

@@ -30,7 +30,7 @@ impl Database for PooledDatabase<'_> {
 /// N05, L1: a pooler that lends sessions out by the transaction is refused at the start. One that is switched over under gateways lets
 /// no call pass for one that was taken; switched back, all goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n05_a_pooler_that_lends_sessions_out_is_refused_and_costs_nobody_a_task() {
+async fn n05_a_pooler_that_shares_sessions_is_refused_and_loses_no_task() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let Some(pooler) = Pooler::start(&server, &["pool_mode = transaction"]) else { return };
     let lending = PooledDatabase { pooler, server: &server };

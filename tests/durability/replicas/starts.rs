@@ -96,7 +96,7 @@ async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
 
 /// F80: a database that was restored from a backup ends each running gateway and each start, until the operator accepts the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway_with_74() {
+async fn f80_a_database_that_lost_acknowledged_writes_ends_the_gateway_with_74() {
     let Some(server) = postgres::shared() else { return };
     for (schema, loss) in [
         ("older_beat", "UPDATE tg_replica SET beat = 0"),
@@ -160,7 +160,7 @@ async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the
 /// F79: files that are written anew while it is to begin anew do not end a gateway, as they end no gateway that serves. The first
 /// start refuses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet() {
+async fn f79_a_gateway_that_restarts_waits_for_unusable_files() {
     let Some(server) = postgres::shared() else { return };
     let mut site = Site::open("half_written", server, Terms::default()).await;
     let mut replica = site.replica("a").await;
@@ -192,7 +192,7 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
 
 /// By then the gateway listens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_try_that_takes_long_waits_for_what_ends_a_short_one() {
+async fn a_slow_first_try_retries_an_error_that_ends_a_fast_one() {
     let Some(server) = postgres::shared() else { return };
     let terms = Terms { durability: "replicated", write_max: "60s", ..Terms::USUAL };
     let site = Site::open("late_refusal", server, terms).await;
@@ -210,7 +210,7 @@ async fn a_first_try_that_takes_long_waits_for_what_ends_a_short_one() {
 
 /// Each try would leave a line that says that it lives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
+async fn a_gateway_does_not_restart_while_its_replica_certificate_is_unusable() {
     let Some(server) = postgres::shared() else { return };
     let mut site = Site::open("bad_certificate", server, Terms::default()).await;
     let mut replica = site.replica("a").await;
@@ -237,7 +237,7 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
 
 /// A gateway that serves has read the old ones, and needs them no more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() {
+async fn a_gateway_that_restarts_takes_the_certificate_that_a_reload_names() {
     let Some(server) = postgres::shared() else { return };
     let mut site = Site::open("moved_certificate", server, Terms::default()).await;
     let mut replica = site.replica("a").await;
@@ -261,7 +261,7 @@ async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_that_fails_behind_the_database_leaves_no_line_that_lives() {
+async fn a_start_that_fails_after_the_database_leaves_no_live_row() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::open("port_taken", server, Terms::default()).await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -275,7 +275,7 @@ async fn a_start_that_fails_behind_the_database_leaves_no_line_that_lives() {
 
 /// A reload is heard while it waits. What holds from the next start of the program on is as it was, however often it begins anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_that_serves_does() {
+async fn a_gateway_that_waits_to_restart_takes_a_new_configuration_as_a_serving_one_does() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::of(1, "read_anew", server, BRIEFLY_ALONE).await;
     let replica = &site.replicas[0];
@@ -320,7 +320,7 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
 
 /// F80: so does one that is brought back during an outage after which a gateway begins anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74() {
+async fn f80_a_gateway_that_restarts_on_an_older_database_ends_with_74() {
     let Some(server) = postgres::shared() else { return };
     for (schema, loss) in [
         ("older_anew", "UPDATE tg_replica SET beat = 1"),

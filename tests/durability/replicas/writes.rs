@@ -94,7 +94,7 @@ async fn f72_a_call_whose_row_takes_too_long_has_no_handle_and_leaves_no_row() {
 /// F73, L1, L2: the database did what it was asked, and its answer is lost: nothing comes any more, or the connection ends. A
 /// call of which nobody has the handle is not begun, and an outcome is there once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f73_a_write_whose_answer_is_lost_is_found_out_about_before_anything_rests_on_it() {
+async fn f73_a_write_without_an_answer_is_resolved_before_anything_depends_on_it() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::of(2, "answer_lost", server, Terms::default()).await;
     let (asked, way) = (&site.replicas[0], &site.replicas[0].to_database[0]);
@@ -198,7 +198,7 @@ async fn n01_without_its_standby_nothing_is_acknowledged_and_with_it_again_all_g
 /// N02, N03, L1: the names of standbys are emptied; a person cancels a commit that waits, or ends its connection. The server says that
 /// it was made, or shows its row to everybody, and no gateway takes that for an acknowledgement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n02_n03_what_a_server_makes_without_its_standby_is_acknowledged_to_nobody() {
+async fn n02_n03_commits_that_the_standby_lacks_are_never_acknowledged() {
     let Some(pair) = ReplicatedServer::start().await else { return };
     let terms = Terms { durability: "replicated", ..Terms::default() };
     let site = Site::of(2, "unvouched", &pair.primary, terms).await;

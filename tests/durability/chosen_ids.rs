@@ -45,7 +45,7 @@ fn call(id: &str) -> Value {
     json!({"name": "work", "arguments": {"as": id}, "_meta": {TASK: {"taskId": id}}})
 }
 
-/// D86-06, D86-16, D86-22: a task that had ended is as it was, one that ran says what became of it.
+/// D86-06, D86-16, D86-22: after a restart, an ended task keeps its state, and a running one gets its outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose() {
     let server = server().await;
@@ -74,8 +74,8 @@ async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose(
     keeper.forget_log();
 }
 
-/// D86-02, L1, F07: the row is there before its client can hear of it, and its client knows the id all the same. It was
-/// made with the call's place, so the call may have been sent, and the next life does not send it.
+/// D86-02, L1, F07: the row is stored before its handle is sent, and the client already knows the id. The row says that
+/// the call may have been sent, so the next process does not send it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f07_a_gateway_killed_before_it_sends_a_handle_finds_the_task_by_its_chosen_id() {
     let server = server().await;

@@ -1,5 +1,5 @@
-//! The program is killed under the session of an endpoint's client: its sessions at the upstreams are opened anew, and its
-//! names for calls hold.
+//! The program is killed under a session at an endpoint: the next process reopens its upstream sessions, and its names
+//! for calls still hold.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -1,5 +1,5 @@
-//! Clients of six kinds make calls under a few idempotency keys while the program is killed again and again: each call runs once,
-//! whichever of its clients asked for it first, and all of them hear the same of it (GW-46).
+//! Clients of six kinds make calls under a few idempotency keys while the program is killed again and again: each call
+//! runs once, and all its clients get the same outcome (GW-46).
 //!
 //! `KEY_CALLS` is how many calls there are (240), ten under each key.
 
@@ -78,13 +78,13 @@ enum Kind {
 const KINDS: [Kind; 6] =
     [Kind::Stateless, Kind::StatelessTasks, Kind::Session, Kind::SessionTasks, Kind::Array, Kind::Sse];
 
-/// A client of one kind. What ends in `None` broke off.
+/// A client of one kind. Its methods return `None` if the connection broke.
 struct Caller {
     kind: Kind,
     session: Option<String>,
 }
 
-/// What a client learns of a call.
+/// The client's knowledge of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Learnt {
     Ran(String),
@@ -304,7 +304,7 @@ impl KeyCourse {
         &self.section
     }
 
-    /// Clients of all kinds make the calls at the gateways that serve, each until it knows what became of its call.
+    /// Clients of all kinds make the calls at the gateways that serve, each until it knows its call's outcome.
     pub(crate) async fn clients(&self, places: watch::Receiver<Vec<SocketAddr>>) {
         let all = join_all((0..CLIENTS * KINDS.len()).map(|_| self.client(places.clone())));
         timeout(ALL_MAX, all).await.expect("all calls are answered in time");
@@ -320,7 +320,7 @@ impl KeyCourse {
             // Its calls come close together, so that a kill meets first ones and repetitions.
             let key = format!("key-{}", call / CALLS_UNDER_A_KEY);
             let caller = &mut callers[call % KINDS.len()];
-            // An answer may be lost with the gateway that it came by, whatever became of the call: the key is asked again.
+            // A killed gateway may lose the answer of any call: the client asks again under the key.
             let mut is_unsure = false;
             self.exposure.lock().enter(&key);
             let learnt = loop {

@@ -1,5 +1,5 @@
-//! The program is killed at every point of a call's way, under load, and started again on what it left. Then all tasks
-//! are followed to their end, and the whole history is held against L1 to L8.
+//! The program is killed at every step of a call, under load, and restarted on its store. Then all tasks are followed
+//! to their end, and the whole history is checked against L1 to L8.
 //!
 //! `KILL_CYCLES` is how often each fault happens (2), `KILL_SEED` repeats a run. Every cycle prints its seed.
 

@@ -1,4 +1,4 @@
-//! Suites that end the program, or cut its power, and look at what is left.
+//! Suites that kill the program, or cut its power, and check its state afterwards.
 
 mod chosen_ids;
 mod endpoint_sessions;

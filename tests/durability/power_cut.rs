@@ -1,6 +1,6 @@
-//! Power cuts, replayed: every write and sync of a store at work is recorded, and what a disk could hold at some
-//! moment is put together anew, with any part of what was not synced by then. A store opened there has every row
-//! that was acknowledged before that moment.
+//! Power cuts, replayed: every write and sync of a working store is recorded, and the disk's possible content at some
+//! moment is rebuilt, with any part of the writes that were not synced by then. A store opened on it has every row that
+//! was acknowledged before that moment.
 //!
 //! `TASKGATE_POWER_CUT_IMAGES` says how many moments are tried, `TASKGATE_SEED` which.
 
@@ -46,7 +46,7 @@ fn settings(folder: &Path) -> DiskSettings {
     settings
 }
 
-/// Not a test: the program that is recorded. It says what was acknowledged, as soon as it is.
+/// Not a test: the program that is recorded. It prints each acknowledgement at once.
 #[test]
 #[ignore = "the others start it"]
 fn the_store_at_work() {
@@ -77,7 +77,7 @@ fn can_record() -> bool {
     there
 }
 
-/// What the program did to the files of its store, and what it said.
+/// The program's writes and syncs of its store, and its lines.
 fn record(is_synced: bool) -> Vec<Event> {
     let place = tempfile::tempdir().unwrap();
     let (folder, log) = (place.path().join("one/two/data"), place.path().join("trace"));
@@ -95,7 +95,7 @@ fn record(is_synced: bool) -> Vec<Event> {
     read_trace(&std::fs::read_to_string(log).unwrap(), &folder)
 }
 
-/// Cuts the power at `images` moments. Returns what was lost, a line each.
+/// Cuts the power at `images` moments. Returns the lost rows, a line each.
 fn cut(events: &[Event], images: usize, dice: &mut Dice) -> Vec<String> {
     let mut moments: Vec<usize> = (0..images).map(|_| dice.below(events.len() + 1)).collect();
     moments.sort_unstable();
@@ -169,7 +169,7 @@ fn f55_every_acknowledged_row_survives_a_power_cut() {
     assert_eq!(lost, Vec::<String>::new(), "TASKGATE_SEED={seed}");
 }
 
-/// The test of the test: rows that nobody waited for are missed.
+/// The test of the test: it misses rows that were acknowledged without a sync.
 #[test]
 fn a_store_that_does_not_sync_is_detected() {
     if !can_record() {

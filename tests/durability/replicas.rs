@@ -1,6 +1,6 @@
-//! Two and three gateways on one PostgreSQL database, each the program in a process of its own, which are killed, stopped for
-//! longer than the lease, and cut off from the database or from each other, or whose database fails. Servers keep a ledger of what reached them, and
-//! what clients were told by any gateway is held against L1 to L8.
+//! Two and three gateways on one PostgreSQL database, each a process of its own, that are killed, stopped for longer
+//! than the lease, or cut off from the database or from each other, or whose database fails. Servers keep a ledger of
+//! the calls that they received, and the answers of every gateway are checked against L1 to L8.
 //!
 //! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1, with a short lease); `REPLICA_FAILOVERS` how often the
 //! database's leader is killed under so many (1, under fewer).

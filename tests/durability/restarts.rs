@@ -34,7 +34,7 @@ const PATIENCE: Duration = WAIT_MAX;
 /// How many clients call all the time.
 const CLIENTS: usize = 6;
 
-/// One life of the program, on a socket that is not its own.
+/// One process of the program, on a listener that outlives it.
 struct Life {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -68,7 +68,7 @@ impl Life {
     }
 }
 
-/// What went wrong, as clients saw it.
+/// The errors that clients saw.
 #[derive(Default)]
 struct Watch {
     completed: AtomicUsize,

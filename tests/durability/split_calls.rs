@@ -88,7 +88,7 @@ async fn a_killed_gateway_calls_no_element_again_that_had_ended() {
     }
 }
 
-/// The program is killed at points between the tree's commits, of its first and of a later life.
+/// The program is killed at points between the tree's commits, in its first process and in a later one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tree_survives_a_kill_between_any_two_of_its_commits() {
     for point in ["handle-durable:1", "intent-durable:2", "outcome-stored:1", "outcome-stored:4", "recovering:1"] {
@@ -104,7 +104,7 @@ async fn a_tree_survives_a_kill_between_any_two_of_its_commits() {
             asking.client.connections.clone().spawn(async move { asking.request(4, "tools/call", &call).await });
         keeper.dies().await.unwrap();
         asked.abort();
-        // It may end before it serves anybody.
+        // It may die before it serves.
         if !second.is_empty() && keeper.start(&[("TASKGATE_FAILPOINT", second)]).await.is_some() {
             keeper.dies().await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! One cycle: a life under load, an end, another life, and a verdict.
+//! One cycle: a process under load, its end, another process, and a verdict.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(20);
 /// How long before a kill at no particular point an answer may have been on its way.
 const ON_ITS_WAY_MAX: Duration = Duration::from_millis(500);
 
-/// How the first life ends.
+/// How the first process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// At a visit to this point, up to the given one.
@@ -55,7 +55,7 @@ pub(crate) enum End {
     Paused,
 }
 
-/// What differs between faults.
+/// The settings of one fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) fault: &'static str,
@@ -74,7 +74,7 @@ impl Plan {
     }
 }
 
-/// What came of one cycle.
+/// The result of one cycle.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     handles: usize,
@@ -111,7 +111,7 @@ async fn one(plan: Plan, seed: u64) -> (u64, Result<Tally, String>) {
     (seed, outcome.unwrap_or_else(|_| Err("it hangs".to_owned())))
 }
 
-/// Runs all cycles of one fault, and fails with everything that went wrong. Says what was tried.
+/// Runs all cycles of one fault, fails with every mistake, and returns a summary.
 pub(crate) async fn check(plan: Plan) -> String {
     let mut mistakes = Vec::new();
     let (mut handles, mut completed, mut seeds) = (0, 0, Vec::new());
@@ -142,7 +142,7 @@ fn jobs(dice: &mut Dice, seed: u64, plan: Plan) -> Vec<(Job, Flavour, Duration)>
             _ => ("work_auto", 1),
         };
         let is_cancelled = nth % 6 == 4;
-        // What is cancelled would still run for long.
+        // A cancelled call must still be running at its cancel.
         let ms = if is_cancelled { 1_500 } else { dice.between(150, 500) };
         let steps = dice.between(1, 4);
         let mut arguments = json!({"ms": ms, "steps": steps, "asks": matches!(nth % 6, 2 | 3), "half": plan.half});
@@ -186,7 +186,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     let tools = Tools { ledger: &ledger, proxy: &proxy, crowd: &crowd };
     let lives = async {
         let lived = first_life(plan, &mut dice, &mut keeper, tools).await;
-        // The clients go on whatever became of the first life.
+        // The clients go on after any end of the first process.
         if plan.end == End::Paused {
             return lived;
         }
@@ -210,7 +210,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     Ok(Tally { handles, completed, violations, entries })
 }
 
-/// What a life's end is made with.
+/// The means of ending a process.
 #[derive(Clone, Copy)]
 struct Tools<'a> {
     ledger: &'a Ledger,

@@ -18,14 +18,14 @@ use tokio::time::timeout;
 
 use super::history::{Fact, History};
 
-/// The longest that the program may take to serve, where all rows of a database are written anew, too; and to die where it is
-/// meant to.
+/// The longest that the program may take to serve, also if it rewrites all rows of a database; and to die at a
+/// failpoint.
 const START_MAX: Duration = Duration::from_secs(120);
 const DEATH_MAX: Duration = WAIT_MAX;
 /// A free port of this machine.
 const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 
-/// One folder, and the lives of the program on it.
+/// One folder, and the processes that run in it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     folder: TempDir,
@@ -39,7 +39,7 @@ pub(crate) struct Keeper {
     places: watch::Sender<Vec<SocketAddr>>,
     /// The network namespace that the program runs in, if that is not this one.
     namespace: Option<String>,
-    /// What runs here: this build's program, unless another is named.
+    /// The program to run: this build's, unless another is named.
     program: PathBuf,
     child: Option<Child>,
     lines: Option<Lines<BufReader<ChildStdout>>>,
@@ -89,7 +89,7 @@ impl Keeper {
         keeper
     }
 
-    /// Writes the configuration anew, as an operator does: whole, and then in its place.
+    /// Replaces the configuration in one step, as an operator does.
     pub(crate) fn configure(&self, upstreams: &str) {
         self.configure_at([ANYWHERE; 2], upstreams);
     }
@@ -148,7 +148,7 @@ impl Keeper {
         self.child.is_some()
     }
 
-    /// Where the program says what it does.
+    /// The file with the program's log.
     pub(crate) const fn log(&self) -> &PathBuf {
         &self.log
     }
@@ -257,7 +257,7 @@ impl Keeper {
     /// Waits until the program kills itself.
     ///
     /// # Errors
-    /// If it lives on, or ends in another way.
+    /// If it goes on, or ends in another way.
     pub(crate) async fn dies(&mut self) -> Result<(), String> {
         let mut child = self.child.take().expect("it was started");
         let died = timeout(DEATH_MAX, child.wait()).await;
@@ -292,7 +292,7 @@ impl Keeper {
         let _ = kill_process(id, signal);
     }
 
-    /// What the threads of the program wait for, as the kernel says it: a line each.
+    /// The kernel function in which each thread of the program waits, a line each.
     pub(crate) fn threads(&self) -> String {
         let threads = fs::read_dir(format!("/proc/{}/task", self.process_id())).unwrap().flatten();
         let told = |thread: &Path, file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! F01 to F25, each by its own name, and the proof that the judge sees what it should.
+//! F01 to F25, each by its own name, and a proof that the judge detects a lost promise.
 
 use rustix::process::Signal;
 

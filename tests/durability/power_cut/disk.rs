@@ -1,4 +1,4 @@
-//! A disk that has some of what it was told, and all of what it was made to keep.
+//! A disk that keeps all synced bytes, and any part of the others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,16 +7,16 @@ use std::path::Path;
 use super::Dice;
 use super::trace::Event;
 
-/// What is written in one piece, whatever happens.
+/// The size of an atomic write.
 const SECTOR: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 struct File {
-    /// As it is for certain.
+    /// The bytes that are synced.
     kept: Vec<u8>,
-    /// What it was told since.
+    /// The writes since the last sync.
     pending: Vec<Pending>,
-    /// Whether its name is for certain.
+    /// Whether its name is synced.
     is_named: bool,
 }
 

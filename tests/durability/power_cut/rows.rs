@@ -1,4 +1,4 @@
-//! What the recorded program does, and what has to be there of it.
+//! The work of the recorded program, and the check of the rows that it acknowledged.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -49,7 +49,7 @@ fn say(number: u32, what: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// One life of the program.
+/// The work of one process.
 pub(crate) async fn work(store: &DiskStore, life: u32) {
     let numbers: Vec<u32> = (1..=ROWS_PER_LIFE).map(|number| life * ROWS_PER_LIFE + number).collect();
     for together in numbers.chunks(usize::try_from(AT_ONCE).unwrap()) {
@@ -82,7 +82,7 @@ impl Acknowledged {
     }
 }
 
-/// What is not as it was acknowledged, in words.
+/// Each row that is not as it was acknowledged, in words.
 pub(crate) async fn violations(store: &DiskStore, acknowledged: &Acknowledged) -> Vec<String> {
     let mut found = Vec::new();
     for (&number, word) in &acknowledged.0 {

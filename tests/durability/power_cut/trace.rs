@@ -1,4 +1,4 @@
-//! What `strace` wrote, as events in their order.
+//! The output of `strace`, as events in their order.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(crate) enum Event {
     },
     /// The folder's list of names is.
     SyncedNames,
-    /// That of a folder which it lies in is.
+    /// The list of names of a folder above it is.
     SyncedAbove(String),
     Said(String),
 }
@@ -99,12 +99,12 @@ fn event(call: &str, folder: &str, positions: &mut HashMap<String, usize>) -> Op
     }
 }
 
-/// What the harness says is not ours.
+/// Whether the program printed this line; the others come from the harness of tests.
 fn rows_line(said: &str) -> bool {
     said.split(' ').count() == 3 && said.starts_with("row ")
 }
 
-/// The name of a file that the store's promise rests on. What is in the others does not matter.
+/// The name of a file that the store's promise rests on. The content of the others does not matter.
 fn in_folder(path: &str, folder: &str) -> Option<String> {
     let name = path.strip_prefix(folder)?.strip_prefix('/')?;
     name.starts_with("tasks.db").then(|| name.to_owned()).filter(|name| !name.ends_with("-shm"))

@@ -16,7 +16,7 @@ fn time(task: &Value, key: &str) -> Duration {
     parse_rfc3339(task[key].as_str().unwrap()).unwrap().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// F83: whichever gateway's clock is ahead or behind, a task has one time at all of them, and ends neither early nor late.
+/// F83: if the clocks of gateways differ, all of them show the same times of a task, and it ends neither early nor late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_late() {
     let Some(server) = postgres::shared() else { return };
@@ -32,7 +32,7 @@ async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_lat
     let tables = site.tables;
     let times = || tables.sql("SELECT max(now_ms) - min(now_ms) FROM tg_replica").parse::<i64>().unwrap();
     assert!(times() < 60_000, "each says the same of the time");
-    // The ttl is an hour, and what a call may take five minutes: one that is ahead would end it at once, one that is behind never.
+    // The ttl is an hour, and a call's deadline is five minutes: by a clock ahead it would end at once, by one behind never.
     for at in 0..3 {
         site.hold_calls_at(at, 2).await;
     }
@@ -48,7 +48,7 @@ async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_lat
         assert!(seen[0].0.abs_diff(true_time()) < SHIFT / 2, "by the clock of the first one: {seen:?}");
     }
     until("places are kept", async || tables.count(KEPT) == 6).await;
-    // Those whose clocks are wrong take over what the other one had.
+    // The gateways with wrong clocks take over the tasks of the other one.
     site.show_only(&[1, 2]);
     site.replicas[0].kill().await;
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;

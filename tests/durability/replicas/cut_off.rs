@@ -1,4 +1,4 @@
-//! Gateways that run, and do not reach the database, each other, or either: what they send comes to nobody, and nobody is told.
+//! Gateways that run without a path to the database, to each other, or to both; no error reports the loss of a packet.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use super::harness::{
     nothing_more_was_sent, until,
 };
 
-/// A tool call that nobody is to begin.
+/// A tool call that no server may receive.
 fn unwanted(nonce: &str) -> Value {
     let mut arguments = held_job(nonce).arguments;
     arguments["nonce"] = json!(format!("{nonce}x"));
@@ -30,7 +30,7 @@ pub(super) fn open_tasks(site: &Site<'_>) -> [String; 2] {
 
 /// A gateway without its database begins nothing, says when to come again, and never that a task is not there.
 pub(super) async fn begins_nothing(replica: &Replica, tasks: &[String; 2]) {
-    // Of what was on its way when it was cut off nobody knows; from then on it is certain that nothing is begun.
+    // Calls that were in progress at the cut have an unknown result; after them, each call is refused unsent.
     let calls = until("calls are refused for now", async || {
         let answer = replica.ask(RESUMABLE, "tools/call", unwanted("unwanted-")).await;
         assert!(answer.text.contains("store_failed"), "{answer:?}");
@@ -48,7 +48,7 @@ pub(super) async fn shows_nothing(replica: &Replica, tasks: &[String; 2]) {
     join_all(polls).await;
 }
 
-/// What a gateway's metrics say of the unsettled tasks of both servers.
+/// The number of unsettled tasks of both servers in a gateway's metrics.
 async fn tasks_in_flight(replica: &Replica) -> f64 {
     let page = replica.tells("/metrics").await.text;
     let counted = page
@@ -57,8 +57,8 @@ async fn tasks_in_flight(replica: &Replica) -> f64 {
     counted.map(f64::abs).sum()
 }
 
-/// F75, L1, L4, L8: the other one takes over what is cut off, and what the first one hears of its calls meanwhile changes nothing.
-/// It begins anew on the sockets that it has: a port that it let go of could be another's by then.
+/// F75, L1, L4, L8: the other gateway takes over the tasks of the one that is cut off; answers that the first one receives meanwhile change
+/// nothing. It restarts on its open sockets: a released port could belong to another process by then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced() {
     let Some(server) = postgres::shared() else { return };
@@ -74,7 +74,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     begins_nothing(cut_off, &tasks).await;
     site.show_only(&[1]);
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
-    // Streams of its own end with what is answered, too.
+    // The answers end the first gateway's own streams, too.
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
     assert_eq!(site.crowd.look_until_answered(PATIENCE).await, 8, "settled, says the other one");
@@ -92,7 +92,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     assert_eq!(site.judge().await, 8);
 }
 
-/// F75: nobody is replaced where the database is back before the lease is over, and no running call is lost.
+/// F75: no gateway is replaced if the database is back before the lease ends, and no running call is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
     let Some(server) = postgres::shared() else { return };
@@ -104,7 +104,7 @@ async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
     site.records_outage(true);
     cut_off.cut_off();
     site.release_calls();
-    // Answers have come, and wait: nobody can be told of them.
+    // The answers have come, and wait: no client can get them yet.
     cut_off.is_unready("store unavailable").await;
     assert_eq!(tables.count("tg_task WHERE settled"), 0);
     cut_off.heal();
@@ -119,7 +119,7 @@ async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
     assert_eq!(site.judge().await, 8);
 }
 
-/// F76: after `alone_max` a gateway ends what it runs by itself, listens, and begins anew once the database is there.
+/// F76: after `alone_max` a gateway ends its calls, goes on listening, and restarts once the database is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_restarts() {
     let Some(server) = postgres::shared() else { return };
@@ -143,7 +143,7 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_restarts() 
     site.records_outage(false);
     assert_eq!(tables.lives_of("a").len(), 2);
     nothing_more_was_sent(&site, [4, 4]);
-    // What the other one took up goes on all the time.
+    // The calls that the other gateway resumed go on all the time.
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
     assert_eq!(site.completed().await, 4, "all that can be taken up");
@@ -164,8 +164,8 @@ async fn through_a_proxy(site: &Site<'_>, at: usize) -> FaultProxy {
     proxy
 }
 
-/// F85, L4: what needs the home of a session is refused, and nothing is sent; tasks, and whatever needs no home, are had at any
-/// gateway. Then both ways are gone at the same time.
+/// F85, L4: a request that needs the owner of its session is refused, and nothing is sent; tasks, and requests that
+/// need no owner, work at any gateway. Then both paths fail at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f85_gateways_cut_off_from_each_other_refuse_foreign_sessions_and_share_tasks() {
     let Some(server) = postgres::shared() else { return };

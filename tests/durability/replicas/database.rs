@@ -1,4 +1,4 @@
-//! The database itself is away, at the start or later, or lets nobody in, or is held back by somebody else.
+//! The database fails: at the start or later, by refused connections, or by another client's long transaction.
 
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use super::harness::{
 use super::starts::refused;
 use super::writes::{all_goes_on, hands_out_nothing};
 
-/// What a first start may take until it says that it waits. The database is given as long as it may have.
+/// The time of a first start until it says that it waits. `write_max` gives the database as long as it may have.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A gateway that has been started and does not serve yet; where it listens for clients and for operators.
@@ -42,13 +42,13 @@ async fn started_without_database(
     (replica, listens)
 }
 
-/// Nobody listens at the database's address.
+/// No process listens at the database's address.
 fn is_closed(replica: &Replica) {
     replica.to_database[0].retarget(reserved_address());
 }
 
-/// F70: both listeners are there, clients are told to come again, and a signal ends it; also where whoever is asked says nothing.
-/// Once the database is there it serves.
+/// F70: both listeners are open, clients are told to retry, and a signal ends the gateway; also if the database's
+/// address is silent. Once the database is there, the gateway serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
     let Some(server) = postgres::shared() else { return };
@@ -78,7 +78,7 @@ async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
     assert_eq!(site.judge().await, 2);
 }
 
-/// F70: one that waits sits out what a first try refuses, as one that serves does.
+/// F70: a waiting gateway retries an error that ends a first start, as a serving gateway does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_named_too() {
     let Some(server) = postgres::shared() else { return };
@@ -101,7 +101,7 @@ async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_n
     }
 }
 
-/// F71, L1, L2, L8: the database crashes while calls run, and is back. Each outcome is stored, and nobody is replaced.
+/// F71, L1, L2, L8: the database crashes while calls run, and is back. Each outcome is stored, and no gateway is replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f71_calls_outlive_a_crash_of_the_database() {
     let Some(server) = PostgresServer::start(&[]) else { return };
@@ -130,7 +130,7 @@ async fn f71_calls_outlive_a_crash_of_the_database() {
     assert_eq!(site.judge().await, 16);
 }
 
-/// What a server without room on its disk says to each row that is written.
+/// The error of a server with a full disk, for each row that is written.
 const NO_ROOM: &str = "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$;
     CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON tg_task FOR EACH ROW EXECUTE FUNCTION no_room()";
@@ -206,8 +206,8 @@ async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_runnin
     assert_eq!(site.judge().await, 10);
 }
 
-/// N09: somebody's transaction keeps the server from freeing what was written over. Operators are told how old it is, and tasks
-/// are none the worse.
+/// N09: another client's transaction keeps the server from freeing old row versions. A metric shows the transaction's
+/// age, and tasks go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n09_a_long_transaction_is_reported_and_tasks_go_on() {
     let Some(server) = postgres::shared() else { return };

@@ -19,25 +19,25 @@ use super::harness::{
 const TASKS: (usize, usize) = (400, 1_000);
 /// How long the load goes on before the kill.
 const BEFORE: Duration = Duration::from_secs(1);
-/// The longest that it may take until writes go on. Patroni waits 20 s before it replaces anybody.
+/// The longest time until writes go on. Patroni waits 20 s before it replaces a leader.
 const FAILOVER_MAX: Duration = Duration::from_secs(120);
 /// Clients at each gateway that make calls one after the other, and how long they wait in between.
 const CALLERS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a gateway says of a task that gets its place meanwhile.
+/// The log line of a gateway about a task that gets its permit during the outage.
 const WAITS: &str = r#""a call waits for the store","step":"Mark""#;
 
 /// When a new call was answered, and how.
 type Told = Vec<(Instant, NewCall)>;
 
-/// What a client is told of a call that is to become a task.
+/// A gateway's answer to a call that is to become a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NewCall {
     Handed,
     /// Nothing was sent, and never will be.
     Refused,
-    /// Its row was on the way to the leader that was killed: whether it is there, and may be sent by whoever finds it, is not known.
+    /// Its row was on the way to the killed leader: the row may exist, and another gateway may send its call.
     Unknown,
 }
 
@@ -53,7 +53,7 @@ impl NewCall {
     }
 }
 
-/// What clients of one gateway are told of new calls.
+/// The answers of one gateway to new calls.
 struct NewCalls {
     at: usize,
     told: watch::Sender<Told>,
@@ -105,8 +105,8 @@ async fn polls(site: &Site<'_>, at: usize, tasks: &[String], over: &Cancellation
     refused
 }
 
-/// Kills the leader's node in the middle of so many calls, which end partly before there is another one, and partly afterwards.
-/// How long new calls were refused by each gateway, and of how many nobody knows. The node is back at the end.
+/// Kills the leader's node while `tasks` calls run; some of them end before there is a new leader, others afterwards. Returns how long each
+/// gateway refused new calls, and the number of calls with an unknown commit. The node is back at the end.
 async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, tasks: usize) -> (Vec<Duration>, usize) {
     let leader = cluster.agrees().await;
     site.hold_calls();
@@ -142,7 +142,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
         for replica in &site.replicas {
             until("it is not ready", async || replica.tells("/readyz").await.status == Some(503)).await;
         }
-        // What ends now cannot be stored yet; of what had ended before, nobody says otherwise.
+        // An outcome cannot be stored yet; a task that settled before shows nothing else.
         site.plain.fallback.release();
         site.crowd.look_again().await;
         let times = timeout(FAILOVER_MAX, join_all(new_calls.iter().map(|calls| calls.go_on(killed)))).await;
@@ -166,8 +166,8 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     (times, told.filter(|(_, how)| *how == NewCall::Unknown).count())
 }
 
-/// F74, L1 to L8: each acknowledged task is there, each call is sent once and ends with its server's answer, and no gateway is
-/// replaced, as windows begin anew once there is a database again.
+/// F74, L1 to L8: each acknowledged task is there, each call is sent once and ends with its server's answer, and no
+/// gateway is replaced, as the windows start again once there is a leader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_running_call() {
     let Some(cluster) = PatroniCluster::start().await else { return };

@@ -23,7 +23,7 @@ const CUT: Fault = Fault::up("", 0, Verb::Cut);
 /// By how much the clock of the server that is promoted is ahead, in seconds: as long as tasks are kept.
 const AHEAD: i64 = 3_600;
 
-/// The server that leads at first, and the one that is put in its place while it lives on.
+/// The first primary, and the standby that is promoted while it still runs.
 #[derive(Debug)]
 struct ForkedDatabase {
     servers: [PostgresServer; 2],
@@ -70,8 +70,8 @@ impl ForkedDatabase {
     }
 }
 
-/// N04, F83, L1, L4: a gateway that is left with the old server hands nothing out, and shows nothing once what it read is not to be
-/// trusted any more; another one goes on at the new server, whose clock is ahead. Back there it finds that it was replaced.
+/// N04, F83, L1, L4: a gateway that still uses the old primary sends no handle, and shows no task once its reads are too old to be trusted;
+/// another gateway goes on at the new primary, whose clock is ahead. Back there the first one finds that it was replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_nothing_for_long() {
     let Some(database) = ForkedDatabase::start() else { return };
@@ -113,8 +113,8 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     assert_eq!(site.judge().await, 8);
 }
 
-/// N08, L4: where no commit waits for the other server, either side goes on with what both have, and knows nothing of what is new at the
-/// other. Whoever comes back from the side that is gone has acknowledged what is lost, and ends with 74.
+/// N08, L4: where commits do not wait for the standby, each side goes on with the rows that both have, and knows no new
+/// row of the other. A gateway that comes back from the lost side has acknowledged lost rows, and ends with 74.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports_lost_writes() {
     let Some(database) = ForkedDatabase::start() else { return };

@@ -16,7 +16,7 @@ use super::harness::{
     KEPT, OPEN, PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, job, until, until_none_is_left,
 };
 
-/// What is promised of a gateway with this many tasks (F77).
+/// The number of tasks that F77 promises to take over.
 const MANY: usize = 1_000;
 /// How often one is killed in a run of all tests.
 const KILLS: usize = 1;
@@ -46,14 +46,14 @@ pub(super) fn mixed(nth: u64) -> (Job, &'static str, Flavour, Duration) {
     (job, path, flavour, Duration::from_millis(nth * 40 % 1_000))
 }
 
-/// How often what a task ended with has been seen.
+/// How often clients saw an outcome with this text.
 fn seen_of(site: &Site<'_>, text: &str) -> usize {
     let is_meant = |fact: &Fact| matches!(fact, Fact::Polled { seen: PollResult::Settled { status, payload, .. }, .. } if status == text || payload.contains(text));
     site.history.entries().iter().filter(|entry| is_meant(&entry.fact)).count()
 }
 
-/// F77, L1 to L8: of forty calls of each kind at two gateways, one of which is killed in the middle, and of eight that it holds
-/// then, each acknowledged one settles once; what may not be repeated is sent once.
+/// F77, L1 to L8: forty calls of each kind run at two gateways, one of which is killed in the middle, while it holds
+/// eight more. Each acknowledged task settles once; a call that may not be repeated is sent once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f77_l4_calls_of_a_killed_gateway_go_on_at_the_other_and_none_is_sent_twice() {
     let Some(server) = postgres::shared() else { return };
@@ -99,7 +99,7 @@ async fn f77_l4_calls_of_a_killed_gateway_go_on_at_the_other_and_none_is_sent_tw
     assert!(settled >= 30 + CAUGHT && completed >= 20 && resumed > 0 && lost > 0, "too little was tried");
 }
 
-/// When nothing belongs to the lives of a gateway any more, counted from a moment.
+/// The time from a moment until no process of the gateway holds a task.
 async fn taken_over(tables: Tables<'_>, from: Instant) -> Duration {
     until_none_is_left("its tasks are taken over", async || tables.open_tasks_of("a")).await;
     from.elapsed()
@@ -145,11 +145,11 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
     (time, of)
 }
 
-/// F77: a gateway that is started again in its folder knows that its last life is over, and waits for no lease.
+/// F77: a gateway that restarts in its folder knows that its last process is dead, and waits for no lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() {
     let Some(server) = postgres::shared() else { return };
-    // With the longest lease there is: nobody else could have found out.
+    // With the longest lease, no other gateway would have declared it dead by then.
     let terms = Terms { lease: "60s", ..Terms::default() };
     let mut site = Site::of(1, "same_folder", server, terms).await;
     site.hold_calls_at(0, 8).await;
@@ -171,7 +171,7 @@ async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() 
     assert_eq!(site.judge().await, 8);
 }
 
-/// N10: all are killed, and one comes back. Of the other it finds out as everybody does.
+/// N10: all are killed, and one comes back. It waits for the other's lease, as any gateway does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n10_the_first_gateway_back_after_all_were_killed_takes_over_every_task() {
     let Some(server) = postgres::shared() else { return };

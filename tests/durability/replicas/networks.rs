@@ -23,7 +23,7 @@ use super::killed::mixed;
 
 /// Clients that make one call after the other.
 const CLIENTS: usize = 8;
-/// Calls that the gateway runs which is cut off, beside those of the clients.
+/// Calls that run at the gateway that is cut off, beside those of the clients.
 const HELD: usize = 4;
 /// How long clients go on between two faults.
 const QUIET: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ impl Database for WiredDatabase {
     }
 }
 
-/// What is between a gateway and one that it needs.
+/// The cable between a gateway and the database, or another gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cable {
     Database,
@@ -81,7 +81,7 @@ async fn start(site: &Site<'_>, (name, namespace, at): (&'static str, &str, u8),
     replica
 }
 
-/// The first gateway does not reach what it needs: what it says meanwhile, and how it goes on.
+/// Cuts the first gateway off: its answers meanwhile, and its recovery.
 async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
     let (tables, cut_off, other) = (site.tables, &site.replicas[0], &site.replicas[1]);
     let lives = tables.lives_of("a").len();
@@ -95,7 +95,7 @@ async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
     site.show_only(&[0, 1]);
     let is_without_database = cables.contains(&Cable::Database);
     if is_without_database {
-        // Its life ends without anybody's knowing when.
+        // Its process may lose the store at an unknown moment.
         for fact in [Fact::Ends, Fact::StoreFails] {
             site.history.record(fact);
         }

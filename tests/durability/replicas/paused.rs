@@ -10,8 +10,8 @@ use super::harness::{KEPT, PATIENCE, Site, Terms, nothing_more_was_sent, until};
 /// How long clients wait at a gateway that stands still.
 const WAITED: Duration = Duration::from_millis(300);
 
-/// F79, L2, L4: others have decided about its tasks. What it is asked when it goes on it answers as they do; it settles nothing
-/// itself, begins anew in the same process, and takes new calls.
+/// F79, L2, L4: the other gateway took over its tasks. After the pause its answers agree with the other's; it settles
+/// nothing itself, restarts in the same process, and takes new calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f79_a_gateway_paused_for_longer_than_its_lease_restarts_and_contradicts_no_outcome() {
     let Some(server) = postgres::shared() else { return };

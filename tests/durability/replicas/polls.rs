@@ -59,7 +59,7 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
     seen
 }
 
-/// F52, L2: progress and states go on and never back, whoever is asked, and the outcome is the same at each gateway.
+/// F52, L2: at every gateway, progress and states only go forward, and the outcome is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f52_clients_that_ask_one_gateway_after_the_other_see_one_course_of_each_task() {
     let Some(server) = postgres::shared() else { return };

@@ -1,4 +1,4 @@
-//! Starts that are refused, and what gateways log that are not alike.
+//! Starts that are refused, and log lines of gateways with unlike configurations.
 
 use std::fs;
 use std::net::TcpListener;
@@ -17,16 +17,16 @@ use tokio::time::sleep;
 
 use super::harness::{PLAIN, RESUMABLE, Replica, Site, Terms, until};
 
-/// Begins anew as soon as it may.
+/// Restarts as soon as it may.
 const BRIEFLY_ALONE: Terms = Terms { alone_max: "4s", ..Terms::USUAL };
 const ALL_DEAD: &str = "UPDATE tg_replica SET dead = true, died = now()";
 
 /// How often a start is made whose first try takes too long.
 const STARTS_MAX: usize = 8;
-/// A mistake of whoever configured it. Some are refused by a first try alone, which may take three seconds: afterwards they are waited
-/// out, as by a gateway that serves.
+/// The exit code of a mistake in the configuration. Some mistakes are refused by a first try alone, which may take
+/// three seconds: later they are retried, as by a serving gateway.
 const MISTAKE: i32 = 64;
-/// What one says that waits.
+/// The end of a log line about an error that is retried.
 const WAITS: &str = "; this is retried until it succeeds";
 
 /// Changes a part of its configuration.
@@ -38,7 +38,7 @@ fn change(replica: &Replica, from: &str, to: &str) {
     fs::rename(draft, file).unwrap();
 }
 
-/// What it said last, once it has ended with this code.
+/// The program's last line, once it has ended with this code.
 pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
     let keeper = &mut replica.keeper;
     for _ in 0..STARTS_MAX {
@@ -50,13 +50,13 @@ pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
             return keeper.said().lines().last().unwrap_or_default().to_owned();
         }
         keeper.kill().await;
-        // What a test looks for there is what the start said that was refused, and those after it.
+        // Tests look only for lines of the refused start, and of later ones.
         keeper.forget_log();
     }
     panic!("no first try was short enough to be refused");
 }
 
-/// What operators are told. A reading of the configuration while a gateway waits has it listen anew, and cuts off whoever it answers.
+/// The answer of an operators' endpoint. A reload while the gateway waits reopens its listeners, and cuts off answers.
 async fn told(replica: &Replica, target: &str) -> Answer {
     let mut answer = Answer::default();
     until("an answer is whole", async || {
@@ -108,7 +108,7 @@ async fn f80_a_database_that_lost_acknowledged_writes_ends_the_gateway_with_74()
         site.hold_calls_at(0, 2).await;
         let tables = site.tables;
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 1") == 1).await;
-        // As when the whole was put back to what it was then.
+        // As after a restore of the whole database from a backup.
         tables.sql(&format!("{loss}; DELETE FROM tg_task"));
         let replica = &mut site.replicas[0];
         assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
@@ -134,7 +134,7 @@ async fn f80_a_database_that_lost_acknowledged_writes_ends_the_gateway_with_74()
     }
 }
 
-/// F80: so does a start, where the database was put back to what it was while no gateway ran.
+/// F80: so does a start, if the database was restored from a backup while no gateway ran.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the_next_start_with_74() {
     let Some(server) = postgres::shared() else { return };
@@ -157,8 +157,8 @@ async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the
     replica.keeper.forget_log();
 }
 
-/// F79: files that are written anew while it is to begin anew do not end a gateway, as they end no gateway that serves. The first
-/// start refuses them.
+/// F79: files that are rewritten before a restart do not end the gateway, as they end no serving one. A first start
+/// refuses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f79_a_gateway_that_restarts_waits_for_unusable_files() {
     let Some(server) = postgres::shared() else { return };
@@ -208,7 +208,7 @@ async fn a_slow_first_try_retries_an_error_that_ends_a_fast_one() {
     replica.keeper.forget_log();
 }
 
-/// Each try would leave a line that says that it lives.
+/// Each try would leave a live row of a replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_does_not_restart_while_its_replica_certificate_is_unusable() {
     let Some(server) = postgres::shared() else { return };
@@ -273,7 +273,7 @@ async fn a_start_that_fails_after_the_database_leaves_no_live_row() {
     replica.keeper.forget_log();
 }
 
-/// A reload is heard while it waits. What holds from the next start of the program on is as it was, however often it begins anew.
+/// The gateway reloads while it waits. A key that takes effect at the next start keeps its value through any restart within the process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_waits_to_restart_takes_a_new_configuration_as_a_serving_one_does() {
     let Some(server) = postgres::shared() else { return };
@@ -318,7 +318,7 @@ async fn a_gateway_that_waits_to_restart_takes_a_new_configuration_as_a_serving_
     site.judge().await;
 }
 
-/// F80: so does one that is brought back during an outage after which a gateway begins anew.
+/// F80: so does a restore during an outage after which a gateway restarts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_a_gateway_that_restarts_on_an_older_database_ends_with_74() {
     let Some(server) = postgres::shared() else { return };
@@ -357,7 +357,7 @@ async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     for replica in [&site.replicas[0], &other] {
         replica.says("another replica has different upstreams", 1).await;
     }
-    // What is said is what is in force, not what the start had.
+    // The messages tell the upstreams in force, not those at the start.
     for (nth, upstreams) in [(1, fewer.as_str()), (2, site.upstreams())] {
         site.replicas[0].keeper.configure(upstreams);
         site.replicas[0].keeper.signal(Signal::HUP);

@@ -1,4 +1,4 @@
-//! Waits for what becomes so, however slow the machine is.
+//! Waits for a state, on a machine of any speed.
 
 use std::time::Duration;
 

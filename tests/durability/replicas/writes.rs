@@ -1,4 +1,4 @@
-//! Writes of which a gateway does not know in time whether they were made: nobody is given a handle for them, and nothing is sent.
+//! Writes with an unknown commit: no client gets a handle, and no call is sent.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -36,14 +36,14 @@ pub(super) async fn handed(mut call: impl AsyncFnMut(usize) -> Answer) -> String
     id.unwrap()
 }
 
-/// The same with one that must not be sent, and that nobody may be given a handle for.
+/// The same with a call that must not be sent, and gets no handle.
 async fn unwanted(site: &Site<'_>, at: usize, nonce: &str) -> NewCall {
     let told = call(site, at, &Job { calls_max: 0, ..job(nonce, 20) }).await;
     assert_ne!(told, NewCall::Handed, "a handle of what may not be there");
     told
 }
 
-/// Makes calls until it is certain of one that it was not begun. What was on its way is in doubt, and is not begun either.
+/// Makes calls until one is refused unsent. Calls that were in progress have an unknown commit, and are not sent either.
 pub(super) async fn hands_out_nothing(site: &Site<'_>, at: usize) {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let refused = async {
@@ -53,7 +53,7 @@ pub(super) async fn hands_out_nothing(site: &Site<'_>, at: usize) {
     timeout(PATIENCE, refused).await.expect("calls are refused for now");
 }
 
-/// Everybody is ready again by itself, and nobody was replaced; what was held is stored, and of what was in doubt nothing is left.
+/// Each gateway is ready again by itself, and none was replaced; held outcomes are stored, and no row of an unknown commit is left.
 pub(super) async fn all_goes_on(site: &Site<'_>) {
     until("outcomes are stored", async || site.tables.are_all_settled()).await;
     until("rows in doubt are gone", async || site.tables.count("tg_task") == site.handles().len()).await;
@@ -64,7 +64,7 @@ pub(super) async fn all_goes_on(site: &Site<'_>) {
     site.records_outage(false);
 }
 
-/// F72, L1: rows cannot be written for longer than `write_max`. What clients were refused is removed, though the server made it later.
+/// F72, L1: rows cannot be written for longer than `write_max`. Rows of refused calls are removed, though the server commits them later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f72_a_call_whose_row_takes_too_long_has_no_handle_and_leaves_no_row() {
     let Some(server) = postgres::shared() else { return };
@@ -78,7 +78,7 @@ async fn f72_a_call_whose_row_takes_too_long_has_no_handle_and_leaves_no_row() {
         hands_out_nothing(&site, at).await;
         replica.is_unready("store behind").await;
     }
-    // What can be read is told.
+    // Stored tasks are still shown.
     for (nonce, task) in site.handles() {
         let path = if nonce.starts_with("up") { RESUMABLE } else { PLAIN };
         assert_eq!(site.replicas[0].shows(path, &task).await["status"], "working");
@@ -91,8 +91,8 @@ async fn f72_a_call_whose_row_takes_too_long_has_no_handle_and_leaves_no_row() {
     assert_eq!(site.judge().await, 8);
 }
 
-/// F73, L1, L2: the database did what it was asked, and its answer is lost: nothing comes any more, or the connection ends. A
-/// call of which nobody has the handle is not begun, and an outcome is there once.
+/// F73, L1, L2: the database carries out a write, and its answer is lost: the connection stalls, or ends. A call whose
+/// handle was not sent is not begun, and an outcome is stored once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f73_a_write_without_an_answer_is_resolved_before_anything_depends_on_it() {
     let Some(server) = postgres::shared() else { return };
@@ -124,7 +124,7 @@ async fn f73_a_write_without_an_answer_is_resolved_before_anything_depends_on_it
         .await;
         assert_eq!(way.struck(), struck + 1);
         until("the row in doubt is gone", async || site.tables.count("tg_task") == site.handles().len()).await;
-        // What its server answers has it.
+        // The write of the outcome contains this text.
         way.set_times(Fault::down(held, 0, verb), 1);
         site.release_calls();
         all_goes_on(&site).await;
@@ -170,7 +170,7 @@ impl ReplicatedServer {
     }
 }
 
-/// N01: commits wait for the standby that is gone, so nobody is given a handle; when it is back, all is well again by itself.
+/// N01: commits wait for the lost standby, so no client gets a handle; when it is back, all gateways recover by themselves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n01_without_its_standby_nothing_is_acknowledged_and_with_it_again_all_goes_on() {
     let Some(pair) = ReplicatedServer::start().await else { return };
@@ -195,8 +195,8 @@ async fn n01_without_its_standby_nothing_is_acknowledged_and_with_it_again_all_g
     assert_eq!(site.judge().await, 10);
 }
 
-/// N02, N03, L1: the names of standbys are emptied; a person cancels a commit that waits, or ends its connection. The server says that
-/// it was made, or shows its row to everybody, and no gateway takes that for an acknowledgement.
+/// N02, N03, L1: the names of standbys are emptied; a person cancels a commit that waits, or ends its connection. The
+/// server reports the commit, or shows its row to other sessions, and no gateway takes that for an acknowledgement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n02_n03_commits_that_the_standby_lacks_are_never_acknowledged() {
     let Some(pair) = ReplicatedServer::start().await else { return };

@@ -146,7 +146,7 @@ fn a_token_without_the_scopes_of_every_request_is_denied() {
 }
 
 #[test]
-fn the_line_that_decides_is_told_with_what_it_decides() {
+fn the_deciding_line_is_printed_with_its_decision() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("gate.toml"), FILE).unwrap();
     for (arguments, code, said) in [
@@ -194,7 +194,7 @@ fn the_line_that_decides_is_told_with_what_it_decides() {
 
 /// A rule about a caller who cannot come is a mistake, or has a warning: a deny rule would deny to no one.
 #[test]
-fn a_rule_about_a_caller_who_cannot_come_never_fits() {
+fn a_rule_for_an_impossible_caller_never_matches() {
     let folder = tempfile::tempdir().unwrap();
     let toml = |ids: &str| {
         format!(

@@ -203,7 +203,7 @@ impl Doers<'_> {
 
 /// SEC-32: each act of a client or an operator has one line, with its principal.
 #[tokio::test]
-async fn sec_32_each_kind_of_event_is_recorded_once_with_who_did_it() {
+async fn sec_32_each_kind_of_event_is_recorded_once_with_its_principal() {
     let audit = Audit::new("arguments_sha256 = true");
     let keys = format!(
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n[[auth.api_keys]]\nid = \"eve\"\n\

@@ -112,7 +112,7 @@ async fn typing(arguments: &[&str], lines: &str) -> (Option<i32>, String, String
 }
 
 #[tokio::test]
-async fn what_is_typed_answers_the_question_and_its_words_cannot_control_the_terminal() {
+async fn typed_input_answers_the_question_and_its_text_cannot_control_the_terminal() {
     let mut question = script::question();
     question["message"] = json!("Sure?\u{1b}[2J\r\u{202e}\nReally?");
     let script = vec![none::unknown(), none::initialized(json!({})), Step::Ask(question, text("done"))];
@@ -137,7 +137,7 @@ async fn without_an_answer_the_program_ends_with_4() {
 }
 
 #[tokio::test]
-async fn the_help_says_what_the_exit_codes_mean() {
+async fn the_help_explains_the_exit_codes() {
     let output = bounded(program(&["call", "--help"]).output()).await.unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "64", "69", "70"] {

@@ -245,7 +245,7 @@ fn a_program_that_cannot_start_is_shown_with_its_traceback_and_started_at_the_ne
 }
 
 #[test]
-fn calls_of_each_kind_of_client_are_shown_with_what_they_got() {
+fn calls_of_each_kind_of_client_are_printed_with_their_outcomes() {
     let mut dev = Started::developed(&[]);
     for (flavour, kind, got) in [
         ("extension", "2026-07-28, with tasks", "a task of the extension"),

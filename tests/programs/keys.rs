@@ -34,7 +34,7 @@ fn new_keys_of_one_principal_go_into_a_configuration_that_does_not_show_them() {
 
 /// On a full disk.
 #[test]
-fn what_cannot_be_printed_is_no_success() {
+fn a_command_that_cannot_print_its_output_fails() {
     for (arguments, output, why) in [
         (["keys", "new", "ada"].as_slice(), "2", ""),
         (&["keys", "new", "ada"], "1", "cannot print the block"),
@@ -73,7 +73,7 @@ fn a_check_prints_the_paths_of_upstreams_and_of_endpoints() {
 }
 
 #[test]
-fn what_cannot_be_somebody_gets_no_key() {
+fn a_name_that_cannot_be_a_principal_gets_no_key() {
     let folder = TempDir::new().unwrap();
     let long = "x".repeat(65);
     for (arguments, why) in [

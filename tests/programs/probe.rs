@@ -86,7 +86,7 @@ async fn a_server_is_found_without_its_path() {
 
 /// What a server says in refusing cannot control the terminal, and an address that points elsewhere is told.
 #[tokio::test]
-async fn what_a_server_says_in_refusing_reaches_the_terminal_as_plain_text() {
+async fn a_servers_refusal_reaches_the_terminal_as_plain_text() {
     let refusal = "\\u001b[2J\\u001b]0;owned\\u0007\\u009b1m\\u202egnp\\u2066\\u200b";
     let error = format!("{{\"jsonrpc\":\"2.0\",\"id\":ID,\"error\":{{\"code\":-32000,\"message\":\"no {refusal}\"}}}}");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -211,7 +211,7 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
 
 /// What a program writes as it gives up is what its user has to know.
 #[tokio::test]
-async fn what_a_program_says_on_its_standard_error_is_shown_when_it_fails() {
+async fn the_standard_error_of_a_failed_program_is_shown() {
     let script =
         "for n in $(seq 30); do echo \"line $n\" >&2; done; printf '\\033[2JAPI_TOKEN is not set\\n' >&2; exit 3";
     let output = probe(&["--", "sh", "-c", script]).await;
@@ -224,7 +224,7 @@ async fn what_a_program_says_on_its_standard_error_is_shown_when_it_fails() {
 
 /// What answers, and what is said of it.
 #[tokio::test]
-async fn what_is_wrong_with_an_address_is_said_once_with_its_cause() {
+async fn an_error_about_an_address_is_reported_once_with_its_cause() {
     for (head, expected) in [
         (
             "401 Unauthorized\r\nwww-authenticate: Bearer resource_metadata=\"/meta?x=1\"",

@@ -54,7 +54,7 @@ fn paste(line: &str) -> Output {
 }
 
 #[test]
-fn the_three_printed_lines_do_what_they_say() {
+fn the_three_printed_commands_work() {
     let (_program, lines) = start();
     let commands: Vec<_> = lines.iter().filter(|line| line.starts_with("  ")).collect();
     assert_eq!(commands.len(), 3, "{lines:?}");

@@ -85,7 +85,7 @@ async fn demo_server() -> (Child, String) {
 }
 
 #[tokio::test]
-async fn the_page_shows_what_the_program_prints() {
+async fn the_page_shows_the_programs_output() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/command-line.md");
     let page = fs::read_to_string(&path).unwrap();
     let marked = SESSIONS.iter().filter(|session| page.contains(&format!("<!-- session:{} -->", session.name)));

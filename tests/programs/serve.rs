@@ -119,7 +119,7 @@ fn one_line_leads_from_an_address_to_a_task_and_its_options_hold() {
 }
 
 #[test]
-fn several_servers_are_served_below_their_names_whatever_the_environment_names() {
+fn several_servers_are_served_below_their_names_and_the_environments_file_is_ignored() {
     let folder = folder();
     let (_server, url) = demo(folder.path());
     let (one, two) = (format!("one={url}"), format!("two={url}"));
@@ -261,7 +261,7 @@ fn an_address_in_use_is_named_with_its_key() {
 }
 
 #[test]
-fn a_mistake_is_answered_with_what_to_write_instead() {
+fn a_mistake_is_reported_with_its_correction() {
     let folder = folder();
     let (url, other) = ("http://127.0.0.1:1/mcp", "a=http://127.0.0.1:1/mcp");
     fs::write(folder.path().join("a.toml"), "[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"\n").unwrap();
@@ -327,7 +327,7 @@ fn check_refused(folder: &Path, arguments: &[&str], (code, expected): (i32, &str
 }
 
 #[test]
-fn what_a_server_is_not_to_be_shown_is_refused() {
+fn headers_and_certificates_for_other_kinds_of_servers_are_refused() {
     let folder = folder();
     let (url, other) = ("http://127.0.0.1:1/mcp", "a=http://127.0.0.1:1/mcp");
     fs::write(folder.path().join("a.toml"), "[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"\n").unwrap();

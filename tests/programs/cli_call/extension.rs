@@ -102,7 +102,7 @@ async fn answers_that_make_no_sense_are_a_lost_call() {
 
 /// UPC-10, UPC-15, UPC-27.
 #[tokio::test]
-async fn every_request_carries_what_a_stateless_server_needs() {
+async fn every_request_has_the_headers_and_metadata_of_its_version() {
     let tools = json!({ "tools": [{ "name": "grüße", "inputSchema": { "type": "object" } }] });
     let arguments = r#"{"b":1.10,"a":12345678901234567890123}"#;
     let scenario = Scenario { arguments, ..of([Step::Result(tools), handle(), completed(text("done"))]) };
@@ -200,7 +200,7 @@ async fn progress_of_a_plain_call_is_shown() {
 }
 
 #[tokio::test]
-async fn a_handle_is_enough_where_nobody_waits() {
+async fn a_call_that_waits_for_its_handle_alone_prints_it() {
     let run = Scenario { wait: Wait::ForTheHandle, ..of([handle()]) }.run().await;
     assert_eq!((run.verdict, run.methods()), (CallExit::Returned, vec![CALL.to_owned()]));
     let printed: Value = serde_json::from_str(&run.user.output[0]).unwrap();
@@ -326,7 +326,7 @@ async fn ctrl_c_at_a_question_cancels_its_task() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_shown_is_declined_and_said_so() {
+async fn a_question_that_cannot_be_shown_is_declined_with_a_reason() {
     let url = |url: &str| json!({ "mode": "url", "message": "Pay", "url": url, "elicitationId": "e" });
     let form =
         json!({ "message": "?", "requestedSchema": { "type": "object", "properties": { "f": { "type": "null" } } } });

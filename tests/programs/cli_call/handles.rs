@@ -216,7 +216,7 @@ async fn arguments_are_read_as_the_schema_of_the_tool_says() {
 }
 
 #[tokio::test]
-async fn what_a_server_offers_is_listed_in_short_and_as_it_is() {
+async fn a_servers_offers_are_listed_in_short_and_verbatim() {
     let place = Place::start("offers", "").await;
     for url in [place.url(), &place.demo] {
         Ended::with(&["tools", url]).await.is(0, "greet(name: string)\n    Returns a greeting at once\n", "");

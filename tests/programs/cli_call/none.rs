@@ -102,7 +102,7 @@ async fn a_handshake_that_fails_is_a_lost_call() {
 }
 
 #[tokio::test]
-async fn a_session_ends_with_its_call_whatever_came_of_it() {
+async fn a_session_ends_with_its_call_after_any_outcome() {
     let failed = json!({ "content": [{ "type": "text", "text": "done" }], "isError": true });
     for (step, verdict) in [
         (Step::Result(text("done")), CallExit::Returned),

@@ -45,7 +45,7 @@ async fn open(program: &Program, ask: &Call) -> TcpStream {
 }
 
 #[tokio::test]
-async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_log() {
+async fn every_refusal_names_its_bound_and_the_log_names_the_principal() {
     let mut head = "[auth]\nmode = \"api_keys\"\n".to_owned();
     for (id, limits, ..) in BOUNDS {
         head += &format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{}\"\nlimits = {{ {limits} }}\n", key(id));

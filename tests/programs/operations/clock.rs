@@ -30,7 +30,7 @@ fn updated(task: &Value) -> String {
 }
 
 #[tokio::test]
-async fn f58_whoever_sets_the_clock_ends_no_task_early_and_extends_none() {
+async fn f58_a_change_of_the_clock_ends_no_task_early_and_extends_none() {
     let worker = Worker::start().await;
     let folder = Folder::new();
     let clock = ClockShift::build(folder.path());

@@ -103,12 +103,12 @@ async fn check(folder: Folder) {
 
 #[tokio::test]
 #[ignore = "takes minutes: part of `make soak`"]
-async fn small_results_after_large_ones_take_what_they_count_in_memory() {
+async fn small_results_after_large_ones_use_only_the_memory_that_is_counted() {
     check(Folder::new()).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes: part of `make soak`"]
-async fn small_results_after_large_ones_take_what_they_count_on_disk() {
+async fn small_results_after_large_ones_use_only_the_disk_that_is_counted() {
     check(Folder::on_disk()).await;
 }

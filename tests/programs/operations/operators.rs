@@ -132,7 +132,7 @@ async fn a_cancelled_task_is_settled_and_its_upstream_is_told() {
 
 /// L25-61: by digests, the same as in the list of tasks. At the default level there is one line for a task.
 #[tokio::test]
-async fn l25_61_creation_end_and_retrieval_are_logged_with_whose_task_it_is() {
+async fn l25_61_creation_end_and_retrieval_are_logged_with_the_tasks_owner() {
     let (worker, folder, quiet) = started().await;
     let id = quiet.task("/up/mcp", "k").await;
     worker.calls(1).await;

@@ -62,7 +62,7 @@ async fn ask(program: &Program, method: &str, target: &str, token: &str, host: &
 }
 
 #[tokio::test]
-async fn operators_come_with_a_token_from_anywhere_and_do_what_it_lets_them() {
+async fn operators_with_a_token_from_any_address_have_its_rights() {
     let (worker, folder, program) = guarded().await;
     let id = program.task("/up/mcp", "k").await;
     worker.calls(1).await;

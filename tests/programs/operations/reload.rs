@@ -344,7 +344,7 @@ async fn f66_many_signals_are_few_readings() {
 
 /// A file beside it that changes, and one that is written anew with what it held, are no change.
 #[tokio::test]
-async fn a_file_that_holds_what_it_held_is_not_read_again() {
+async fn an_unchanged_file_is_not_read_again() {
     let (worker, folder) = (Worker::start().await, Folder::new());
     folder.write(&block("up", &worker.server));
     let program = Program::serve(&folder).await;

@@ -53,7 +53,7 @@ async fn until_list(program: &Program, what: &str, holds: impl Fn(&Value) -> boo
 }
 
 #[tokio::test]
-async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_one_is_forgotten() {
+async fn gateways_on_one_database_are_listed_with_the_holder_of_each_task_and_a_dead_one_is_forgotten() {
     let Some(database) = postgres::shared() else { return };
     let worker = Worker::start().await;
     let (one, folder) = gateway(database, "a", &worker, None).await;
@@ -129,7 +129,7 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
 }
 
 #[tokio::test]
-async fn a_gateway_that_shares_its_store_with_nobody_lists_nobody() {
+async fn a_gateway_with_a_store_of_its_own_lists_no_replica() {
     let worker = Worker::start().await;
     let folder = Folder::new();
     folder.write(&block("up", &worker.server));
@@ -167,7 +167,7 @@ async fn until_ready_says(program: &Program, line: &str) {
 
 /// Each trouble has a line of its own, and passes by itself.
 #[tokio::test]
-async fn readiness_says_what_is_in_the_way_of_the_database() {
+async fn readiness_names_each_trouble_of_the_database() {
     let Some(database) = PostgresServer::start(&[]) else { return };
     let worker = Worker::start().await;
     let folder = Folder::new();

@@ -11,7 +11,7 @@ use super::upstream::in_time;
 
 /// F67: not ready at once, yet everything is served until balancers have noticed; then what is held ends, then the process.
 #[tokio::test]
-async fn f67_sigterm_refuses_nobody_before_balancers_have_noticed_and_waits_for_calls() {
+async fn f67_sigterm_refuses_no_client_before_balancers_have_noticed_and_waits_for_calls() {
     let (worker, folder) = (Worker::start().await, Folder::new());
     folder.write(&block("up", &worker.server));
     let mut program = Program::serve(&folder).await;
@@ -162,7 +162,7 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
 
 /// What a backup without its key leads to.
 #[tokio::test]
-async fn a_start_without_the_sealing_key_says_what_that_ends_where_tasks_are_kept() {
+async fn a_start_without_the_sealing_key_warns_if_the_store_keeps_tasks() {
     const SAID: &str = "seal.key was missing and is created again";
     let (worker, folder) = (Worker::start().await, Folder::on_disk());
     folder.write(&block("up", &worker.server));

@@ -16,7 +16,7 @@ fn values<'a>(unit: &'a str, key: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn the_service_starts_what_there_is() {
+fn the_service_unit_starts_a_command_that_exists() {
     let service = unit("taskgate.service");
     let commands = values(&service, "ExecStart");
     assert_eq!(commands.len(), 1);

@@ -69,7 +69,7 @@ async fn an_upstream_that_is_down_is_told_once_counted_always_and_seen_on_the_pa
 
 /// Each with its cause, and with nothing that may be a secret.
 #[tokio::test]
-async fn what_an_upstream_answers_instead_is_told_with_its_cause() {
+async fn an_unusable_answer_of_an_upstream_is_reported_with_its_cause() {
     let html = || {
         let mut reply = whole("<html>s3cret</html>");
         reply.headers_mut().insert("content-type", HeaderValue::from_static("text/html"));

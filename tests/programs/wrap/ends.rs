@@ -80,7 +80,7 @@ async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a
 
 /// A signal ends it while its host is there: what the host waits for is answered, and by whom it was ended is said.
 #[tokio::test]
-async fn a_host_hears_what_becomes_of_the_calls_that_it_waits_for() {
+async fn a_host_gets_the_outcome_of_each_call_that_it_waits_for() {
     for signal in ["TERM", "INT"] {
         let mut host = busy(GRACE, "").await;
         host.signal(signal);

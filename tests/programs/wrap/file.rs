@@ -79,7 +79,7 @@ async fn a_host_has_several_servers_and_the_tasks_of_each() {
 }
 
 #[tokio::test]
-async fn what_the_file_says_of_endpoint_and_tools_holds() {
+async fn settings_of_endpoints_and_tools_in_the_file_take_effect() {
     let rules = "[[upstreams.one.tools]]\nmatch = \"greet\"\nrename = \"hello\"\n[[upstreams.one.tools]]\nmatch = \"slow_*\"\nhide = true\n";
     let endpoint = |prefix: &str| {
         format!("[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\", \"two\"]\nprefix = \"{prefix}\"\n")
@@ -142,7 +142,7 @@ async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
 
 /// Where no server is left, there is nothing to serve.
 #[tokio::test]
-async fn a_file_none_of_whose_servers_can_be_started_ends_it() {
+async fn wrap_ends_if_no_server_of_its_file_can_be_started() {
     let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
     let unset = "[upstreams.secret]\nurl = \"http://${TASKGATE_TEST_UNSET}/mcp\"\n";
     for (configuration, code, words) in [
@@ -188,7 +188,7 @@ async fn tasks_are_kept_where_the_file_says() {
 
 /// Reported as `check` does: file, line and key, all of them at once.
 #[tokio::test]
-async fn what_a_host_has_no_use_for_is_a_mistake() {
+async fn sections_that_wrap_cannot_use_are_mistakes() {
     let one = demo("one");
     let endpoint = "[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\"]\n";
     for (configuration, options, words) in [
@@ -251,7 +251,7 @@ async fn what_a_host_has_no_use_for_is_a_mistake() {
 
 /// The usual address of a gateway is another server's here, and no upstream is forgotten in silence.
 #[tokio::test]
-async fn a_host_is_told_of_what_it_is_not_served() {
+async fn servers_that_the_host_does_not_get_are_logged() {
     let configuration = format!(
         "{}{}[upstreams.far]\nurl = \"http://127.0.0.1:8080/mcp\"\n[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\", \"far\"]\n",
         demo("one"),

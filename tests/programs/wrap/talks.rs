@@ -147,7 +147,7 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_said_as_over_http() {
+async fn a_bad_request_gets_the_error_that_it_gets_over_http() {
     let mut host = Host::new(GRACE);
     host.ask(1, "nonsense", alone(json!({}), false)).await;
     assert_eq!(host.answer(1).await["error"]["code"], -32601);
@@ -331,7 +331,7 @@ async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_b
 
 /// T-84: a pipe of a few lines ends long before the first answer.
 #[tokio::test]
-async fn what_was_read_before_the_input_ended_is_answered_though_the_program_starts_late() {
+async fn requests_read_before_the_input_ended_are_answered_by_a_program_that_starts_late() {
     let late = ["--", "/bin/sh", "-c", "sleep 3; exec \"$0\" demo-server", env!("CARGO_BIN_EXE_taskgate")];
     let late = late.map(str::to_owned);
     let talk = async |is_alone: bool| {

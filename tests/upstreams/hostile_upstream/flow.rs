@@ -121,7 +121,7 @@ async fn u29_thirty_two_questions_are_open_and_the_next_ones_refused() {
 }
 
 #[tokio::test]
-async fn u30_a_question_that_nobody_knows_is_refused_and_the_call_goes_on() {
+async fn u30_a_question_of_an_unknown_method_is_refused_and_the_call_goes_on() {
     let gate = Gate::with(vec![Act::Stays(events(&question(5, "tools/dance")))], "1h").await;
     let id = task(&gate).await;
     let refused = eventually(async || told(&gate, -32601).pop()).await;
@@ -130,7 +130,7 @@ async fn u30_a_question_that_nobody_knows_is_refused_and_the_call_goes_on() {
 
 /// F36: a large answer waits at the upstream until its client reads; what is in between is bounded.
 #[tokio::test]
-async fn f36_an_answer_that_nobody_reads_fills_no_memory() {
+async fn f36_an_unread_answer_fills_no_memory() {
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n\
                 {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"content\":[]";
     let gate = Gate::with(vec![Act::Endless(head.as_bytes().to_vec(), vec![b' '; 64 << 10])], "1h").await;

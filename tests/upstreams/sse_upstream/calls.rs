@@ -99,7 +99,7 @@ async fn a_question_and_its_answer_travel() {
 }
 
 #[tokio::test]
-async fn a_cancel_reaches_the_server_whoever_cancels() {
+async fn every_kind_of_cancel_reaches_the_server() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
     let client = StandaloneClient::session(&gate).await;
@@ -144,7 +144,7 @@ async fn sec_04_the_upstreams_credential_goes_with_stream_and_posts_and_named_he
 
 /// Some servers say that they have taken a message only once they have dealt with it.
 #[tokio::test]
-async fn what_is_said_of_a_call_is_heard_before_its_post_is_answered() {
+async fn events_of_a_call_arrive_before_its_post_is_answered() {
     let sse = Sse::start().await;
     sse.habits(|habits| habits.tells_late = true);
     let gate = sse.gate(SSE).await;

@@ -179,7 +179,7 @@ async fn upc17_a_post_that_is_refused_with_404_is_sent_once_more_in_a_new_sessio
 }
 
 #[tokio::test]
-async fn what_nobody_can_take_is_dropped_and_a_question_to_nobody_refused() {
+async fn events_without_a_recipient_are_dropped_and_such_questions_refused() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
     let client = StandaloneClient::session(&gate).await;
@@ -238,7 +238,7 @@ async fn a_message_that_is_taken_is_no_answer_of_the_upstream() {
 }
 
 #[tokio::test]
-async fn events_that_nobody_can_read_as_the_answer_are_failures_of_the_upstream() {
+async fn unreadable_events_in_place_of_an_answer_are_failures_of_the_upstream() {
     let sse = Sse::start().await;
     let gate = sse.gate(&format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
     let unreadable = json!({ "text": "{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":[broken}" });

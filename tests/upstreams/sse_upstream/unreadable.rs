@@ -63,7 +63,7 @@ pub(super) fn stdio() -> (TempDir, String) {
 
 /// U07, U08, U27, U28.
 #[tokio::test]
-async fn an_answer_that_nobody_can_read_ends_its_call_at_once_over_every_transport() {
+async fn an_unreadable_answer_ends_its_call_at_once_over_every_transport() {
     let (dir, upstream) = stdio();
     let gate = GatewayProcess::start(dir, &upstream).await;
     let greet = ("greet", json!({ "name": "Ada" }), "Hello, Ada!");

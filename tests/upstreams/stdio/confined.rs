@@ -65,7 +65,7 @@ async fn sec_10_arguments_reach_a_program_as_they_are_written() {
 
 /// SEC-10: a program is in a group of its own, so that stopping it reaches all that it has started.
 #[tokio::test]
-async fn sec_10_what_a_program_has_started_ends_with_it() {
+async fn sec_10_the_children_of_a_program_end_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = demo(dir.path().to_str().unwrap());
     let program = env!("CARGO_BIN_EXE_taskgate");

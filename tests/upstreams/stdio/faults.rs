@@ -111,7 +111,7 @@ async fn f45_a_flood_on_standard_error_holds_up_nothing_and_is_logged_in_part() 
 
 /// F45.
 #[tokio::test]
-async fn f45_what_is_no_message_is_passed_over_and_counted() {
+async fn f45_lines_that_are_no_messages_are_skipped_and_counted() {
     let gate = GatewayProcess::with("noise", "").await;
     let client = StandaloneClient::session(&gate).await;
     let answer = client.call(1, "broken", json!({ "how": "noise" })).await;
@@ -123,7 +123,7 @@ async fn f45_what_is_no_message_is_passed_over_and_counted() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
+async fn an_unexpected_answer_is_dropped_and_counted() {
     let gate = GatewayProcess::new().await;
     let client = StandaloneClient::session(&gate).await;
     let answer = client.call(1, "broken", json!({ "how": "wrong_id" })).await;
@@ -133,7 +133,7 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
 
 /// B236. Programs write what they were called with, on either stream.
 #[tokio::test]
-async fn what_a_program_writes_beside_its_messages_is_logged_for_those_alone_who_look_for_it() {
+async fn other_output_of_a_program_is_logged_at_debug_alone() {
     for (fault, how, written) in [("", "stderr", "of a flood"), ("noise", "noise", "starting up ...")] {
         let dir = tempfile::tempdir().unwrap();
         let upstream = faulty_demo(fault, dir.path().to_str().unwrap());
@@ -169,7 +169,7 @@ fn answering(call: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream() {
+async fn an_unreadable_line_in_place_of_an_answer_is_a_failure_of_the_upstream() {
     let upstream = format!("{}{ALWAYS_TASKS}", answering(UNREADABLE));
     let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
     let answer = StandaloneClient::session(&gate).await.call(1, "work", json!({})).await;
@@ -227,7 +227,7 @@ async fn silence_is_a_failure_of_the_upstream() {
 }
 
 #[tokio::test]
-async fn what_a_client_ends_itself_is_no_failure_of_the_upstream() {
+async fn a_call_that_its_client_ends_is_no_failure_of_the_upstream() {
     let gate = GatewayProcess::with("", ALWAYS_TASKS).await;
     let slow = json!({ "seconds": 60, "steps": 1 });
     let client = StandaloneClient::session(&gate).await;
@@ -268,7 +268,7 @@ async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_ano
 
 /// F45.
 #[tokio::test]
-async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it() {
+async fn f45_an_orphan_of_a_program_does_not_hide_its_end_and_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (program, mark) = (support::faulty_demo(), dir.path().display().to_string());
     // In a group of its own, and with the program's output.

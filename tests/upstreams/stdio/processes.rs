@@ -75,7 +75,7 @@ async fn a_gateway_that_is_drained_leaves_no_program() {
 
 /// Where the gateway is the first process, nobody else would.
 #[tokio::test]
-async fn what_the_children_of_a_program_leave_behind_is_reaped_and_ends_with_it() {
+async fn orphans_of_a_program_are_reaped_and_end_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
     // Some end at once, one would stay, in a session of its own.

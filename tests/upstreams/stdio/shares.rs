@@ -57,7 +57,7 @@ async fn sessions_that_one_principal_only_listens_in_give_way_to_others() {
 }
 
 #[tokio::test]
-async fn calls_in_progress_are_ended_for_nobody_and_are_not_all_there_may_be() {
+async fn calls_in_progress_keep_their_programs_and_leave_one_for_other_principals() {
     let gate = gate(4).await;
     let mut asked = Vec::new();
     let mut sessions = Vec::new();
@@ -99,7 +99,7 @@ async fn sessions_for_many_capabilities_of_one_principal_are_all_counted_as_its(
 
 /// With one place there is nothing to set aside: it changes hands while nothing is in progress.
 #[tokio::test]
-async fn the_only_program_goes_to_whoever_has_none() {
+async fn the_only_program_goes_to_a_principal_without_one() {
     let gate = gate(1).await;
     let ada = first_call(of(&gate, ADA), "Ada").await;
     let _stream = ada.listen().await;

@@ -23,7 +23,7 @@ async fn until_heard(client: &StandaloneClient, what: &str) {
 
 /// UPC-22, T-70.
 #[tokio::test]
-async fn upc22_a_fresh_process_is_asked_what_it_speaks_and_goes_on_with_what_it_was_asked() {
+async fn upc22_a_new_process_is_asked_for_its_version_and_then_serves() {
     for keys in ["", "protocol = \"2026-07-28\"\n"] {
         let gate = GatewayProcess::with("stateless", keys).await;
         let client = StandaloneClient::stateless(&gate);
@@ -102,7 +102,7 @@ async fn calls_of_a_stateless_client_have_progress_questions_and_logs_of_their_o
 
 /// MOD-20.
 #[tokio::test]
-async fn mod20_a_call_that_nobody_waits_for_any_more_is_taken_back_by_name() {
+async fn mod20_an_abandoned_call_or_task_is_cancelled_by_its_id() {
     let gate = GatewayProcess::with("stateless", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
     let client = StandaloneClient::stateless(&gate);
     let slow = json!({ "name": "slow", "arguments": { "millis": 60_000 } });

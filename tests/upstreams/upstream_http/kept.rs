@@ -158,7 +158,7 @@ fn http(url: &url::Url, transport: HttpTransport) -> Arc<dyn Upstream> {
 }
 
 #[tokio::test]
-async fn what_came_as_json_is_kept_alone() {
+async fn a_task_keeps_none_of_the_json_around_its_result() {
     for (what, is_there) in &KINDS[..2] {
         let server = ScriptedServer::answering(move |seen| json_text(said(&seen.body["id"], what))).await;
         check(kept(http(&server.url(), HttpTransport::Streamable), is_there).await, what);
@@ -169,7 +169,7 @@ async fn what_came_as_json_is_kept_alone() {
 type Open = Arc<Mutex<Vec<BodySender>>>;
 
 #[tokio::test]
-async fn what_came_in_an_event_stream_is_kept_alone() {
+async fn a_task_keeps_none_of_the_event_around_its_result() {
     for (what, is_there) in KINDS {
         let open = Open::default();
         let server = ScriptedServer::answering(move |seen| {
@@ -184,7 +184,7 @@ async fn what_came_in_an_event_stream_is_kept_alone() {
 }
 
 #[tokio::test]
-async fn what_came_over_http_and_sse_is_kept_alone() {
+async fn a_task_keeps_none_of_the_sse_event_around_its_result() {
     for (what, is_there) in KINDS {
         let open = Open::default();
         let server = ScriptedServer::start(move |seen| Some(over_sse(seen, &open, &|id| said(id, what)))).await;

@@ -33,7 +33,7 @@ async fn a_second_404_loses_the_call() {
 
 /// U04: a body that names the request is its answer under every status, and is made once.
 #[tokio::test]
-async fn a_body_that_names_the_request_is_its_answer_whatever_the_status() {
+async fn a_body_that_names_the_request_is_its_answer_with_any_status() {
     let error = |code: i64, message: &str| json!({"error": {"code": code, "message": message}});
     for (status, outcome, expected, calls) in [
         (404, error(-32004, "no such document"), "faulted -32004 no such document", 1),

@@ -92,7 +92,7 @@ async fn a_call_is_taken_up_by_another_process_life() {
 /// A step and a question come at once. The owner of the call hears the step, and the process ends: the question is heard by the next
 /// life, as nobody else will ask it again.
 #[tokio::test]
-async fn a_call_is_taken_up_before_what_its_owner_did_not_hear() {
+async fn a_call_is_resumed_before_the_first_event_that_its_owner_did_not_receive() {
     let server = ScriptedServer::slow(|seen, _| async move {
         let (events, reply) = BodySender::open();
         let step = |step| {
@@ -158,7 +158,7 @@ fn numbered(question: usize, messages: usize) -> Vec<String> {
 /// More comes at once than waits in a call's queue. Wherever its owner stops to listen, the next life hears the question that stands
 /// behind what was heard.
 #[tokio::test]
-async fn a_call_is_taken_up_before_what_found_no_room_in_its_queue() {
+async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for() {
     const QUESTION: usize = 65;
     const MESSAGES: usize = 70;
     for looks_once_more in [false, true] {

@@ -51,7 +51,7 @@ async fn b268_a_session_whose_handshake_fails_after_it_was_opened_ends_at_its_se
 }
 
 #[tokio::test]
-async fn a_session_declares_what_its_client_can_be_asked() {
+async fn a_session_declares_the_capabilities_of_its_client() {
     let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     lines(&mut begin(&upstream).await).await;
@@ -346,7 +346,7 @@ async fn a_question_on_the_sessions_stream_goes_to_the_only_call_or_to_none() {
 }
 
 #[tokio::test]
-async fn what_a_message_names_decides_where_it_goes() {
+async fn a_message_goes_to_the_call_or_task_that_it_names() {
     let (server, events) = listening().await;
     let upstream = upstream(&server.url());
     let mut news = in_time(upstream.notifications(&context())).await.unwrap();
@@ -471,7 +471,7 @@ async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
 }
 
 #[tokio::test]
-async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
+async fn a_client_that_disconnects_does_not_delay_the_handshake_of_others() {
     let is_open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&is_open);
     let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
@@ -505,7 +505,7 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
 }
 
 #[tokio::test]
-async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
+async fn the_lowest_requested_log_level_is_set_once() {
     let server = ScriptedServer::slow(|seen, _| async move {
         let handshake = json!({"protocolVersion": "2025-11-25", "capabilities": {"logging": {}}});
         is_initialize(&seen).then(|| answer(&seen, &handshake))

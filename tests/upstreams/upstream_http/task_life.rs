@@ -474,7 +474,7 @@ async fn sub_19_a_task_that_names_thousands_reports_them_in_parts_and_not_all() 
 }
 
 #[tokio::test]
-async fn nobody_is_told_of_subtasks_who_did_not_ask() {
+async fn a_client_that_did_not_ask_for_subtasks_gets_none() {
     let server = with_subtasks().await;
     let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;

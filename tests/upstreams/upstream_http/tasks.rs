@@ -117,7 +117,7 @@ async fn t_46_an_ordinary_answer_to_a_call_that_asked_for_a_task_is_taken() {
 }
 
 #[tokio::test]
-async fn what_the_upstream_says_of_its_task_is_passed_on_once() {
+async fn each_status_message_of_an_upstreams_task_is_forwarded_once() {
     let say = |state, words: &str| Result(task_with(state, &json!({"statusMessage": words})));
     let gets = [say("working", "a"), say("working", "b\u{1b}"), say("working", "b"), is("working"), say("failed", "c")];
     let first = task_with("working", &json!({"statusMessage": "a"}));

@@ -277,7 +277,7 @@ async fn asked_by_the_parent(stage: &Stage) {
 
 /// Off means off.
 #[tokio::test]
-async fn without_the_draft_nobody_asks_for_subtasks() {
+async fn without_the_draft_no_request_asks_for_subtasks() {
     let stage = Stage::with("drafts = [\"sep-1904\"]").await;
     let person = stage.person().await;
     let top = person.start().await["taskId"].clone();

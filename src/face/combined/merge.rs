@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_routed_is_not_advertised() {
+    fn capabilities_that_are_not_routed_are_not_advertised() {
         let said = payload(
             r#"{"events":{},"tools":{"listChanged":true},"experimental":{"x":{}},
             "extensions":{"a/b":{},"io.modelcontextprotocol/tasks":{},"io.modelcontextprotocol/ui":{"n":1.10}},"logging":{}}"#,

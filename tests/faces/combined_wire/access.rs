@@ -30,7 +30,7 @@ async fn opened(gate: &TestGateway, key: &str) -> (String, Value) {
 
 /// What a key does not open is not there: not in lists, not for calls, and no reason to ask its server.
 #[tokio::test]
-async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
+async fn a_key_sees_and_calls_at_an_endpoint_only_its_upstreams_and_tools() {
     let (one, two) = servers().await;
     let keys = format!(
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\nupstreams = [\"one\"]\n\

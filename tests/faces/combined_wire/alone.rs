@@ -50,7 +50,7 @@ async fn ask(gate: &TestGateway, headers: &[(&str, &str)], method: &str, params:
 }
 
 #[tokio::test]
-async fn what_the_servers_are_and_have_is_put_together() {
+async fn instructions_and_capabilities_of_the_servers_are_merged() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let discovered = ask(&gate, &[], "server/discover", json!({})).await.json().await;
@@ -73,7 +73,7 @@ async fn what_the_servers_are_and_have_is_put_together() {
 
 /// As of `initialize`: a client would call what nobody answers.
 #[tokio::test]
-async fn what_is_not_routed_is_not_discovered() {
+async fn capabilities_that_are_not_routed_are_not_discovered() {
     let (one, two) = servers().await;
     *one.world.initialize_result.lock() = json!({"capabilities": {
         "tools": {}, "events": {}, "experimental": {"x": {}}, "extensions": {"a/b": {}},
@@ -157,7 +157,7 @@ async fn b206_a_cursor_of_null_asks_for_the_first_page_at_an_endpoint_and_at_a_s
 
 /// MOD-24.
 #[tokio::test]
-async fn one_stream_tells_what_all_upstreams_tell() {
+async fn one_stream_has_the_notifications_of_all_upstreams() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let wanted = json!({"notifications": {
@@ -273,7 +273,7 @@ async fn b249_a_listener_hears_a_server_at_which_a_resource_is_withheld() {
 
 /// EXT-47. Beside what a server tells, which may be away, tasks are the gateway's own.
 #[tokio::test]
-async fn whoever_cannot_hear_of_tasks_is_told_so_whatever_else_is_listened_to() {
+async fn a_listener_without_the_extension_is_refused_tasks_beside_any_other_filter() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let mut said = meta();

@@ -254,7 +254,7 @@ async fn a_server_with_tools_of_reserved_names_takes_over_none_of_the_gateways()
 }
 
 #[tokio::test]
-async fn what_is_not_routed_is_not_advertised() {
+async fn capabilities_that_are_not_routed_are_not_advertised() {
     let (one, two) = servers().await;
     *one.world.initialize_result.lock() = json!({"capabilities": {
         "tools": {}, "events": {}, "experimental": {"x": {}}, "extensions": {"a/b": {}},

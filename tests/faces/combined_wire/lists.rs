@@ -10,7 +10,7 @@ use crate::combined_wire::client::TestGateway;
 use crate::combined_wire::upstream::{SeenRequest, answer, status};
 
 #[tokio::test]
-async fn every_list_has_what_all_upstreams_have_under_names_that_lead_back() {
+async fn every_list_has_the_items_of_all_upstreams_under_names_that_route_back() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let client = gate.client().await;

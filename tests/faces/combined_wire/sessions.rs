@@ -212,7 +212,7 @@ async fn of_a_log_level_nothing_else_is_kept() {
 
 /// Whose it is shows when it changes: each server that takes a subscription may be the one.
 #[tokio::test]
-async fn a_subscription_to_what_nobody_lists_and_its_end_reach_all() {
+async fn a_subscription_to_an_unlisted_resource_and_its_end_reach_all_servers() {
     let (one, two) = servers().await;
     let refusing = server("three", |seen| {
         let error = json!({"code": -32602, "message": "no"});
@@ -234,7 +234,7 @@ async fn a_subscription_to_what_nobody_lists_and_its_end_reach_all() {
 }
 
 #[tokio::test]
-async fn what_names_nothing_goes_to_all_that_are_open() {
+async fn messages_that_name_no_item_go_to_all_open_sessions() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let client = gate.client().await;
@@ -369,7 +369,7 @@ async fn a_session_outlives_the_gateway_and_opens_those_at_the_upstreams_anew() 
 }
 
 #[tokio::test]
-async fn an_array_is_answered_by_whom_each_message_is_for() {
+async fn each_message_of_an_array_is_answered_by_its_own_server() {
     let (one, two) = servers().await;
     let gate = combined(&one, &two, "").await;
     let client = gate.client_of("2025-03-26").await;

@@ -92,7 +92,7 @@ async fn a_call_is_cancelled_where_it_runs() {
 }
 
 #[tokio::test]
-async fn the_sessions_own_stream_has_what_all_servers_say_of_their_own_accord() {
+async fn the_sessions_own_stream_has_the_unsolicited_messages_of_all_servers() {
     let ((one_says, one), (two_says, two)) = (talking("one", is_get).await, talking("two", is_get).await);
     let gate = combined(&one, &two, "").await;
     // By now the gateway knows what both can do: the next client opens no session by itself.

@@ -14,7 +14,7 @@ const RESOURCES: &str = "notifications/resources/list_changed";
 
 /// MOD-18, MOD-24: what is passed on was asked for, is offered, and bears the id as it was spelt.
 #[tokio::test]
-async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
+async fn mod_24_notifications_of_the_server_reach_the_listeners_that_asked_for_them() {
     let (events, streams) = Streams::new(1);
     let server = pushing(streams).await;
     let gate = TestGateway::before(&server).await;
@@ -46,7 +46,7 @@ async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
 
 /// MOD-12, MOD-17: what can be listened to is declared, and listening changes no list.
 #[tokio::test]
-async fn mod_17_lists_do_not_depend_on_who_listens() {
+async fn mod_17_listeners_change_no_list() {
     let (events, streams) = Streams::new(1);
     let server = pushing(streams).await;
     let gate = TestGateway::before(&server).await;

@@ -55,7 +55,7 @@ async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener(
 
 /// MOD-24: the acknowledgement promises nothing that will not come.
 #[tokio::test]
-async fn what_the_server_refuses_is_not_acknowledged() {
+async fn a_subscription_that_the_server_refuses_is_not_acknowledged() {
     let (_events, streams) = Streams::new(1);
     let server = ScriptedServer::start(move |seen| match (is_get(seen), seen.body["params"]["uri"].as_str()) {
         (true, _) => streams.take(),

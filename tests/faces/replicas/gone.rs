@@ -339,7 +339,7 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
 
 /// Somebody else has its address by now.
 #[tokio::test]
-async fn what_is_no_replica_is_believed_nothing() {
+async fn answers_of_a_server_that_is_no_replica_are_ignored() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
@@ -352,7 +352,7 @@ async fn what_is_no_replica_is_believed_nothing() {
 
 /// One hop: what was passed on by mistake is answered, and goes nowhere else.
 #[tokio::test]
-async fn what_is_passed_on_is_answered_where_it_arrives() {
+async fn a_forwarded_request_is_answered_by_the_replica_that_receives_it() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::serving(3, &before(&server), &[]).await;
     let first = replicas.client().await;

@@ -165,7 +165,7 @@ async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
 
 /// Home of the session is a replica that is dead by now: of the two that live one stands in, and then one of them ends.
 #[tokio::test]
-async fn what_a_stand_in_began_is_reached_there_while_it_ends_in_turn() {
+async fn calls_of_a_successor_are_reached_there_while_it_drains() {
     for (leaving, goes_on_at) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
         let server = asking().await;
         let replicas = in_front_of(&server, false).await;
@@ -260,7 +260,7 @@ async fn an_array_cancels_calls_at_several_replicas() {
 
 /// Its own call, which the server has in a session.
 #[tokio::test]
-async fn a_home_that_ends_cancels_what_it_runs_though_the_one_that_stands_in_cannot_be_reached() {
+async fn an_owner_that_drains_cancels_its_calls_though_its_successor_is_unreachable() {
     let (events, stream) = Once::events();
     let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
     let mut replicas = Replicas::pair(&server).await;
@@ -280,7 +280,7 @@ async fn a_home_that_ends_cancels_what_it_runs_though_the_one_that_stands_in_can
 
 /// The server asked its client for something at the home, and is told there how far that is, whoever would begin what is new.
 #[tokio::test]
-async fn progress_of_what_a_leaving_home_waits_for_is_told_though_the_one_that_stands_in_cannot_be_reached() {
+async fn progress_on_a_question_reaches_a_draining_owner_though_its_successor_is_unreachable() {
     let server = ScriptedServer::polite().await;
     let mut replicas = in_front_of(&server, false).await;
     let mut clients = Vec::new();

@@ -81,7 +81,7 @@ async fn flooding() -> ScriptedServer {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_hold_up_no_other_on_their_connection() {
+async fn unread_answers_hold_up_no_other_on_their_connection() {
     let server = flooding().await;
     let replicas = Replicas::pair(&server).await;
     let way = Way::to_the_first(&replicas).await;
@@ -101,7 +101,7 @@ async fn answers_that_nobody_reads_hold_up_no_other_on_their_connection() {
 
 /// What one of several principals has under way to one replica is bounded, and makes room when it ends.
 #[tokio::test]
-async fn a_principal_with_all_its_places_is_refused_at_once_and_keeps_nobody_else_out() {
+async fn a_principal_with_all_its_permits_is_refused_at_once_and_others_are_served() {
     let server = flooding().await;
     let replicas = Replicas::pair(&server).await;
     let way = Way::to_the_first(&replicas).await;

@@ -129,14 +129,14 @@ async fn a_large_request_reaches_a_replica_that_reads_slowly_as_a_whole() {
 }
 
 #[tokio::test]
-async fn what_a_replica_refused_is_sent_once_more_and_what_it_read_is_not() {
+async fn a_request_that_a_replica_refused_is_sent_once_more_and_one_that_it_read_is_not() {
     assert_eq!(carried(&[Does::Refuse, Does::ReadSlowly], 10).await, (Ok(200), vec![10]));
     assert_eq!(carried(&[Does::Refuse, Does::Refuse], 10).await, (Err(ForwardFailure::Unreachable), vec![]));
     assert_eq!(carried(&[Does::ReadAndReset], 10).await, (Err(ForwardFailure::Lost), vec![10]));
 }
 
 #[tokio::test]
-async fn what_a_replica_that_ends_a_connection_did_not_begin_is_sent_once_more_and_else_not() {
+async fn a_request_that_goaway_excludes_is_sent_once_more_and_another_one_is_not() {
     assert_eq!(carried(&[Does::GoAway(0), Does::ReadSlowly], 10).await, (Ok(200), vec![10]));
     assert_eq!(carried(&[Does::GoAway(0), Does::GoAway(0)], 10).await, (Err(ForwardFailure::Unreachable), vec![]));
     assert_eq!(carried(&[Does::GoAway(1), Does::ReadSlowly], 10).await, (Err(ForwardFailure::Lost), vec![]));

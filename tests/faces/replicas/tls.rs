@@ -37,7 +37,7 @@ async fn replicas_that_the_same_authority_vouches_for_pass_requests_on() {
 }
 
 #[tokio::test]
-async fn a_replica_that_shows_no_certificate_or_a_foreign_one_is_nobody() {
+async fn a_replica_with_no_certificate_or_a_foreign_one_is_refused() {
     let (ours, theirs, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().unwrap());
     let good = identity(folder.path(), "good", &ours, &ours);
     let of = |name: &str, by: &Authority, trusting: &Authority| identity(folder.path(), name, by, trusting);

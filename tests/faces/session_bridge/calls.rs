@@ -42,7 +42,7 @@ async fn ext_64_the_server_is_told_of_the_client_with_each_request_and_of_no_ses
 
 /// LEG-17, T-77.
 #[tokio::test]
-async fn leg_17_t_77_results_lose_what_older_versions_do_not_know() {
+async fn leg_17_t_77_results_lose_members_that_older_versions_lack() {
     let server = stateless(|seen| {
         let meta = json!({"io.modelcontextprotocol/serverInfo": {"name": "s"}});
         let result = match seen.rpc() {
@@ -109,7 +109,7 @@ async fn t_50_errors_are_those_of_the_clients_version() {
 
 /// LEG-13.
 #[tokio::test]
-async fn leg_13_what_only_sessions_have_is_answered_by_the_gateway() {
+async fn leg_13_methods_of_sessions_alone_are_answered_by_the_gateway() {
     let server = stateless(|_| None).await;
     let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;

@@ -50,7 +50,7 @@ async fn a_server_that_is_said_to_know_no_sessions_is_asked_for_none() {
 
 /// UPC-22: never keyed to one code.
 #[tokio::test]
-async fn upc_22_however_a_session_is_refused_the_server_is_asked_what_it_is() {
+async fn upc_22_after_any_refusal_of_initialize_the_server_is_asked_for_its_era() {
     for (code, error) in [
         (404, Some(json!({"code": -32601, "message": "Method not found"}))),
         (200, Some(json!({"code": -32601, "message": "Method not found"}))),

@@ -70,7 +70,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
 
 /// GW-27: what is subscribed to becomes what is listened for.
 #[tokio::test]
-async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_listened_for() {
+async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at_the_server() {
     let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
@@ -98,7 +98,7 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_liste
 
 /// GW-27: what was promised is kept, also while the session's stream is not read.
 #[tokio::test]
-async fn what_a_subscription_was_acknowledged_for_is_listened_for_though_the_client_does_not_read() {
+async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
     let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
@@ -129,7 +129,7 @@ async fn what_a_subscription_was_acknowledged_for_is_listened_for_though_the_cli
 
 /// MOD-24: what is not acknowledged is promised to nobody.
 #[tokio::test]
-async fn mod_24_what_the_server_does_not_grant_is_refused_and_not_told() {
+async fn mod_24_a_subscription_that_the_server_does_not_grant_is_refused() {
     let speaker = SubscriptionServer::of(|asked| {
         let uris = asked["resourceSubscriptions"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> = uris.into_iter().filter(|uri| uri != "file:///secret").collect();
@@ -239,7 +239,7 @@ async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
 }
 
 #[tokio::test]
-async fn a_flood_is_read_and_only_what_was_asked_for_is_passed_on() {
+async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
     let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;

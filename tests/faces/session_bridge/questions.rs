@@ -75,7 +75,7 @@ async fn upc_14_questions_go_out_on_the_calls_stream_and_all_answers_go_back_tog
 
 /// T-48.
 #[tokio::test]
-async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
+async fn t_48_an_error_and_an_invalid_answer_count_as_a_refusal() {
     let server = asking(json!({"k": form("?")})).await;
     let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({"elicitation": {}})).await;
@@ -95,7 +95,7 @@ async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
 
 /// LEG-16, T-51, GW-23: a question that cannot be put ends the call, and says so in the tool's own words.
 #[tokio::test]
-async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_fails_in_words() {
+async fn leg_16_a_call_with_a_question_that_its_client_cannot_get_fails_with_a_reason() {
     let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
     let stream = "event stream";
     let (form_needed, url_needed) = ("{\"elicitation\":{}}", "{\"elicitation\":{\"url\":{}}}");
@@ -156,7 +156,7 @@ async fn a_form_is_put_as_2025_06_18_has_it_or_ends_its_call() {
 
 /// GW-29: the client learns which capability the tool needs, plainly and from its task.
 #[tokio::test]
-async fn gw_29_a_session_client_learns_what_a_tool_needs_and_no_code_of_2026_07_28() {
+async fn gw_29_a_session_client_learns_the_missing_capability_without_a_code_of_2026_07_28() {
     let server = stateless(|seen| match seen.rpc() {
         "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}))),
         "tools/call" => {
@@ -180,7 +180,7 @@ async fn gw_29_a_session_client_learns_what_a_tool_needs_and_no_code_of_2026_07_
 
 /// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
 #[tokio::test]
-async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
+async fn a_question_that_cannot_be_asked_ends_its_call_also_beside_another_one() {
     let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
     let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
@@ -215,7 +215,7 @@ async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
 
 /// A question that nobody answers in time is taken back, and refused.
 #[tokio::test]
-async fn a_question_that_nobody_answers_is_taken_back_from_the_client() {
+async fn an_unanswered_question_is_cancelled_at_the_client() {
     let server = asking(json!({"k": form("?")})).await;
     let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;

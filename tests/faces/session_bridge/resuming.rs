@@ -53,7 +53,7 @@ async fn rest(mut reply: Reply) -> (Vec<Value>, Option<String>) {
 
 /// LEG-09, T-81.
 #[tokio::test]
-async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_missed() {
+async fn leg_09_a_client_resumes_a_lost_stream_and_gets_the_missed_events() {
     let (server, events) = asking().await;
     let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({})).await;

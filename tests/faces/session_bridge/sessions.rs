@@ -22,7 +22,7 @@ async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
 
 /// LEG-04, LEG-06.
 #[tokio::test]
-async fn leg_06_what_wants_no_answer_is_taken_and_a_session_that_ended_is_unknown() {
+async fn leg_06_notifications_get_202_and_an_ended_session_is_unknown() {
     let server = stateless(|_| None).await;
     let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;

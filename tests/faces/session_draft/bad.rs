@@ -21,7 +21,7 @@ async fn nothing_was_made(stage: &ManualSetup, person: &SessionUser) {
 
 /// D86-04, D86-13, D86-23, D86-31.
 #[tokio::test]
-async fn d86_04_23_31_what_cannot_be_read_is_refused_by_the_name_of_its_member() {
+async fn d86_04_23_31_an_unreadable_member_is_refused_by_its_name() {
     let long = "x".repeat(257);
     let ids = [
         json!(""),
@@ -92,7 +92,7 @@ async fn t_37_a_wish_without_an_id_is_none() {
 
 /// D86-13, D86-29: what holds is shown, and is capped; D86-04: any other text is an id.
 #[tokio::test]
-async fn d86_13_29_a_span_is_capped_and_what_holds_is_shown() {
+async fn d86_13_29_a_span_is_capped_and_the_granted_one_is_shown() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\nttl_max = \"48h\"\n").await;
     let person = person(&stage, "2025-06-18").await;
     let day = 86_400_000_u64;

@@ -212,7 +212,7 @@ async fn a_handle_is_an_empty_result_too_where_the_draft_is_on() {
 
 /// D86-04, D86-23, D86-31: exact answers, and nothing reaches the server.
 #[tokio::test]
-async fn d86_23_what_cannot_be_meant_is_refused_by_name() {
+async fn d86_23_an_invalid_member_is_refused_by_name() {
     let stage = ManualSetup::with(DRAFT).await;
     let person = person_of(&stage, "2025-06-18").await;
     let bad_id = "Invalid params: taskId must be a string of 1 to 256 characters without control characters".to_owned();

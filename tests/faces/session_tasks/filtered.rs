@@ -64,7 +64,7 @@ async fn next_millisecond() {
 
 /// FIL-04, FIL-06.
 #[tokio::test]
-async fn fil_04_06_a_list_holds_what_was_asked_for_in_the_order_asked_for() {
+async fn fil_04_06_a_list_has_the_tasks_and_the_order_that_the_client_asked_for() {
     let stage = ManualSetup::with(DRAFT).await;
     let person = stage.person().await;
     let [done, failed, cancelled] = three(&stage, &person).await;

@@ -10,7 +10,7 @@ use super::upstream::ScriptedServer;
 
 /// L25-01, L25-02, L25-54, T-22, T-43: lists are for clients that are somebody in particular.
 #[tokio::test]
-async fn l25_01_02_54_tasks_are_offered_to_those_who_can_have_them() {
+async fn l25_01_02_54_tasks_are_offered_to_clients_of_their_version_and_lists_to_named_principals() {
     let server = ScriptedServer::polite().await;
     let whole = json!({"requests": {"tools": {"call": {}}}, "cancel": {}, "list": {}});
     let nameless = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
@@ -89,7 +89,7 @@ async fn l25_04_05_a_tool_is_called_as_its_mode_says() {
 
 /// L25-07 to L25-10, L25-16 to L25-18, L25-20, L25-21, T-79.
 #[tokio::test]
-async fn l25_20_21_a_handle_comes_at_once_and_says_what_it_must() {
+async fn l25_20_21_a_handle_comes_at_once_with_every_required_member() {
     let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let answer = person.answered("tools/call", &json!({"name": "work", "arguments": {"n": 1.5}, "task": {}})).await;
@@ -127,7 +127,7 @@ async fn t_79_a_fast_call_is_a_task_too() {
 
 /// L25-57, T-69.
 #[tokio::test]
-async fn l25_57_what_a_client_asks_for_is_capped() {
+async fn l25_57_a_requested_ttl_is_capped() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\nttl = \"2h\"\nttl_max = \"3h\"").await;
     let person = stage.person().await;
     for (asked, granted) in [

@@ -29,7 +29,7 @@ async fn met(stage: &ManualSetup, version: &str) -> SessionUser {
 
 /// T-37: the request says the same in either place, and the answer is a handle of 2025-11-25 and a result with the task's id.
 #[tokio::test]
-async fn a_handle_can_be_read_as_a_result_and_as_what_it_is() {
+async fn a_handle_can_be_read_as_a_result_and_as_a_task() {
     let stage = ManualSetup::with(ON).await;
     for version in VERSIONS {
         let person = met(&stage, version).await;
@@ -77,7 +77,7 @@ async fn a_task_of_an_older_version_is_cancelled_as_any_other() {
 
 /// T-32: such a client waits on no stream but the session's own.
 #[tokio::test]
-async fn a_question_comes_on_the_sessions_own_stream_whatever_the_version() {
+async fn a_question_comes_on_the_sessions_own_stream_in_every_version() {
     let stage = ManualSetup::with(ON).await;
     let person = met(&stage, "2025-06-18").await;
     let mut own = person.listen().await;
@@ -96,7 +96,7 @@ async fn a_question_comes_on_the_sessions_own_stream_whatever_the_version() {
 
 /// T-37: what has neither shape is a plain call, in each version; a ttl that cannot be read is refused, and nothing runs.
 #[tokio::test]
-async fn what_has_no_shape_is_a_plain_call_and_a_bad_ttl_none_at_all() {
+async fn a_call_of_neither_form_is_plain_and_one_with_a_bad_ttl_is_refused() {
     let stage = ManualSetup::with(&format!("[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n{ON}")).await;
     for version in VERSIONS {
         let person = met(&stage, version).await;

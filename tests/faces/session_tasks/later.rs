@@ -55,7 +55,7 @@ async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_th
 
 /// EXT-62, EXT-63, T-10: all else is refused for want of the extension, and no id is told from another by it.
 #[tokio::test]
-async fn ext_62_whoever_declares_old_tasks_alone_reaches_nothing_else() {
+async fn ext_62_a_client_that_declares_only_old_tasks_reaches_no_task() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\nmode = \"always\"").await;
     let person = stage.person().await;
     let made_in_session = person.start().await["taskId"].clone();

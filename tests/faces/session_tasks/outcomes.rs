@@ -10,7 +10,7 @@ use super::talk::{ManualSetup, RELATED, SessionMessages};
 
 /// L25-22, L25-24, L25-26 to L25-29, T-14.
 #[tokio::test]
-async fn l25_22_a_settled_task_answers_with_what_the_call_would_have_been_answered() {
+async fn l25_22_a_settled_task_returns_the_result_of_its_call() {
     let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await;
@@ -53,7 +53,7 @@ async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
 
 /// L25-23, L25-67, T-33: all who wait get the outcome, whichever way they read.
 #[tokio::test]
-async fn l25_23_67_all_who_wait_are_released_by_the_end() {
+async fn l25_23_67_every_waiting_client_gets_the_outcome() {
     let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let waiting: Vec<_> = [BOTH, "application/json", "text/event-stream"]
@@ -87,7 +87,7 @@ async fn l25_23_67_all_who_wait_are_released_by_the_end() {
 
 /// L25-37 to L25-40, L25-67, T-06 to T-08.
 #[tokio::test]
-async fn l25_39_a_cancelled_task_is_so_at_once_for_good_and_for_all_who_wait() {
+async fn l25_39_a_cancel_settles_the_task_at_once_and_for_every_waiting_client() {
     let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     let waiting = person.client.connections.spawn(person.result(4, &task));

@@ -26,7 +26,7 @@ async fn asked(person: &SessionUser, id: u32, task: &Value) -> (SessionMessages,
 
 /// L25-13 to L25-15, L25-27.
 #[tokio::test]
-async fn l25_13_14_15_a_question_comes_on_the_stream_of_whoever_waits() {
+async fn l25_13_14_15_a_question_comes_on_the_stream_of_the_waiting_request() {
     let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     call.ask(&json!(0), ASK, &form());
@@ -153,7 +153,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
 
 /// GW-17: what the upstream takes back, or a cancel ends, is taken back here.
 #[tokio::test]
-async fn questions_that_nobody_waits_for_are_taken_back() {
+async fn a_question_without_a_waiting_server_is_cancelled() {
     let (stage, person, task) = ManualSetup::started().await;
     let call = stage.call().await;
     call.ask(&json!(0), ASK, &form());
@@ -186,7 +186,7 @@ async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
 
 /// UPC-21: what the client did not declare is refused for it. One that names no mode of elicitation means forms.
 #[tokio::test]
-async fn a_client_is_not_asked_what_it_did_not_declare() {
+async fn a_client_gets_no_question_of_an_undeclared_capability() {
     let stage = ManualSetup::new().await;
     let page = json!({"mode": "url", "message": "m", "url": "https://a.example/"});
     for (declared, method, params, code) in

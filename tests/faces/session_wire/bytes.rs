@@ -97,7 +97,7 @@ async fn check_bytes(name: &str, client: &Client, server: &ScriptedServer, upstr
 /// Every way in and every way on: HTTP/1.1 and HTTP/2, plain and over TLS.
 /// LEG-06.
 #[tokio::test]
-async fn bytes_pass_both_ways_whatever_carries_them() {
+async fn bytes_pass_unchanged_over_every_version_of_http_and_tls() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let files = authority.vouch(|_| ()).write(folder.path(), "server");
     let ca = certificates::write(folder.path(), "ca.pem", "CERTIFICATE", authority.certificate());

@@ -9,7 +9,7 @@ use super::upstream::{Once, ScriptedServer, SeenRequest, json_text, status};
 
 /// B78 to B97, towards session clients.
 #[tokio::test]
-async fn what_is_no_message_is_refused_by_its_id() {
+async fn an_invalid_message_is_refused_under_its_id() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
@@ -103,7 +103,7 @@ async fn u08_a_member_that_is_null_is_none_in_an_answer_of_several_pieces() {
 
 /// Ids of the gateway's own requests are never taken for the client's, however they are written.
 #[tokio::test]
-async fn what_names_the_gateways_own_ids_ends_here() {
+async fn messages_that_name_the_gateways_own_ids_are_not_forwarded() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;

@@ -47,7 +47,7 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
+async fn a_held_call_without_its_client_is_released_after_five_minutes() {
     for (away, is_kept) in [(295, true), (305, false)] {
         let channel = Slow::new(seconds(600), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
         let face = face(&channel, Timeouts::default());
@@ -164,7 +164,7 @@ async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_even
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_made_stream_is_taken_up_from_whatever_its_client_saw_last() {
+async fn a_made_stream_resumes_after_the_last_event_that_its_client_saw() {
     let channel = Slow::made(&[(seconds(1), STEP), (seconds(1), STEP), (seconds(60), LAST)]);
     let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;

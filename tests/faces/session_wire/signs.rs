@@ -178,7 +178,7 @@ async fn a_silent_task_whose_call_wants_no_progress_shows_comments() {
 
 /// LEG-08: no message goes out on two streams.
 #[tokio::test(start_paused = true)]
-async fn leg_08_of_those_who_wait_for_a_task_the_newest_alone_sees_signs() {
+async fn leg_08_only_the_newest_stream_that_waits_for_a_task_gets_progress() {
     let face = face(true);
     let caller = Caller::open_as(&face, "2025-11-25").await;
     let task = task(&caller, &face, &json!("p")).await;

@@ -128,7 +128,7 @@ async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {
 }
 
 #[tokio::test]
-async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
+async fn a_refusal_of_the_upstream_to_open_a_stream_is_forwarded() {
     for (said, shown) in [(405, 405), (404, 405), (409, 409), (400, 400), (500, 502), (401, 502)] {
         // Without a session id a 404 cannot mean that the session is lost.
         let server = ScriptedServer::start(move |seen| match (is_get(seen), seen.rpc()) {
@@ -491,7 +491,7 @@ async fn a_call_ends_at_its_deadline_though_its_client_left_while_its_stream_was
 
 /// T-29: what a server kept for its client since before the deadline is what the client is told after it.
 #[tokio::test]
-async fn what_a_server_kept_of_a_call_is_told_after_the_deadline_too() {
+async fn events_that_the_server_kept_are_sent_after_the_deadline_too() {
     let step = "id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n";
     let answer = "id: e-3\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
     let whole = format!("{step}{answer}");

@@ -71,7 +71,7 @@ async fn an_upstream_that_refuses_newer_versions_is_asked_for_its_own() {
 
 /// LEG-05.
 #[tokio::test]
-async fn only_a_version_that_nobody_knows_is_refused_in_the_header() {
+async fn only_an_unknown_version_in_the_header_is_refused() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let mut client = gate.client().await;
@@ -220,7 +220,7 @@ async fn arrays_are_taken_from_clients_that_have_them() {
 /// GW-05: what an older version has no words for is not said to an upstream that speaks it.
 /// LEG-16.
 #[tokio::test]
-async fn an_upstream_is_told_what_its_version_has_words_for() {
+async fn an_upstream_gets_only_capabilities_of_its_version() {
     let said = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}});
     let known = json!({"elicitation": {}, "sampling": {"tools": {}}});
     for (protocol, told) in [("2025-11-25", &said), ("2025-06-18", &known)] {

@@ -36,7 +36,7 @@ fn check(answer: &Answer, status: &str, body: &str) {
 }
 
 #[tokio::test]
-async fn readiness_names_what_stands_against_it() {
+async fn readiness_names_each_blocker() {
     let readiness = Readiness::new();
     readiness.block("store");
     readiness.block("draining");
@@ -53,7 +53,7 @@ async fn readiness_names_what_stands_against_it() {
 }
 
 #[tokio::test]
-async fn only_what_is_listed_can_be_looked_at() {
+async fn other_paths_and_methods_are_refused() {
     let running = admin(&Readiness::new()).await;
     for path in ["/", "/tasks", "/mcp", "/healthz//"] {
         check(&ask(&running, "GET", path, "localhost").await, "404", "");

@@ -198,7 +198,7 @@ async fn a_body_that_trickles_or_never_ends_is_answered_408() {
 
 /// B28: the connection of a peer that does not read is reset.
 #[tokio::test]
-async fn an_answer_that_nobody_reads_resets_the_connection() {
+async fn an_unread_answer_resets_the_connection() {
     let gate = gate_with(settings(), hurried()).await;
     let mut client = gate.connect().await;
     client.send(post("", "{}").replace("/mcp", "/flood").as_bytes()).await;

@@ -92,7 +92,7 @@ async fn a_connection_during_the_notice_gets_one_answer() {
 }
 
 #[tokio::test]
-async fn a_drain_cuts_off_what_outlasts_it() {
+async fn a_drain_cuts_off_requests_that_outlast_it() {
     let gate = gate().await;
     let mut busy = gate.connect().await;
     busy.send(held().as_bytes()).await;

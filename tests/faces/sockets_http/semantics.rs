@@ -91,7 +91,7 @@ async fn origins_must_be_known_where_there_is_one() {
 
 /// What a browser asks before a page's request: methods and headers are a list, and nothing on it is a star.
 #[tokio::test]
-async fn a_preflight_is_told_what_may_come_and_nothing_else() {
+async fn a_preflight_lists_the_allowed_methods_and_headers_alone() {
     let gate = gate().await;
     for (asked, taken) in [
         ("", None),
@@ -262,7 +262,7 @@ async fn a_client_on_this_machine_is_told_which_paths_there_are() {
 /// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
 /// nothing of what they sent (GW-43).
 #[tokio::test]
-async fn a_refusal_says_in_a_sentence_what_would_be_right() {
+async fn a_refusal_names_its_remedy_in_a_sentence() {
     let host = "Host: localhost\r\n";
     let get = |target: &str| format!("GET {target} HTTP/1.1\r\n{host}Accept: text/html\r\n\r\n");
     let typed = |line: &str| format!("POST /mcp HTTP/1.1\r\n{host}{line}Content-Length: 2\r\n\r\n{{}}");

@@ -147,7 +147,7 @@ fn hello(version: [u8; 2], cipher: [u8; 2]) -> Vec<u8> {
 
 /// B30, SEC-20: an alert, the end of the connection, and no byte of HTTP.
 #[tokio::test]
-async fn whoever_speaks_no_tls_or_too_old_a_one_gets_an_alert() {
+async fn a_client_without_tls_or_with_an_old_version_gets_an_alert() {
     let secure = secure(ListenerLimits::default()).await;
     for (name, sent, alert) in [
         ("B30 plaintext", post("", "{}").into_bytes(), 10..=50),

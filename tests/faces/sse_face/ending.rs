@@ -152,7 +152,7 @@ fn flood(seen: &SeenRequest, taken: &Arc<AtomicUsize>) -> ScriptedReply {
 
 /// B158, SEC-11.
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
+async fn a_client_that_does_not_read_holds_up_its_server_and_no_other_client() {
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
     let server = ScriptedServer::start(move |seen| {
@@ -184,7 +184,7 @@ async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
 
 /// A client that POSTs without end and never reads finds its POSTs waiting, and nothing is lost of what was taken.
 #[tokio::test]
-async fn what_was_taken_with_202_is_answered_once_its_client_reads() {
+async fn requests_accepted_with_202_are_answered_once_the_client_reads() {
     let server = ScriptedServer::start(|seen| {
         let text = "x".repeat(32 << 10);
         seen.is_call().then(|| answer(seen, &json!({ "content": [], "text": text })))

@@ -289,7 +289,7 @@ async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
 
 /// B125: an array counts as what is in it. Each of these is worth the whole burst, which takes ten seconds to come back.
 #[tokio::test]
-async fn b125_the_rate_of_a_principal_counts_what_is_in_an_array() {
+async fn b125_the_rate_of_a_principal_counts_each_message_of_an_array() {
     let rate = "requests_per_second = 1\nrequests_burst = 10";
     let gate = Gate::limited(ScriptedServer::polite().await, rate, "").await;
     let mut stream = gate.client("2025-03-26").await;

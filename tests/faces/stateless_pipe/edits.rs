@@ -58,7 +58,7 @@ async fn mod09_errors_pass_with_their_status_unless_they_are_about_the_gateways_
 
 /// The gateway's own pipeline comes first (GW-03), and what is gone is not asked for.
 #[tokio::test]
-async fn mod06_what_the_gateway_refuses_never_goes_upstream() {
+async fn mod06_a_request_that_the_gateway_refuses_never_goes_upstream() {
     let server = server(|_| None).await;
     let gate = gate(&server).await;
     let client = client(&gate);

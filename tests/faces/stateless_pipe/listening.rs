@@ -71,7 +71,7 @@ impl Listener {
 
 /// EXT-49, EXT-51, MOD-24, MOD-25.
 #[tokio::test]
-async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_clients_own_id() {
+async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_the_clients_own_id() {
     let speaker = SubscriptionServer::generous();
     let (calls, once) = Once::events();
     let server = speaking(&speaker, Some(once)).await;

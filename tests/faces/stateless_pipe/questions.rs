@@ -123,7 +123,7 @@ async fn u31_u32_an_answer_that_asks_after_its_beginning_has_passed_breaks_off()
 }
 
 #[tokio::test]
-async fn what_may_be_asked_passes_byte_for_byte() {
+async fn a_question_that_the_client_declared_passes_byte_for_byte() {
     for as_events in [false, true] {
         let asked = page("https://a.example/");
         let result = format!(r#"{{"resultType":"input_required" ,"inputRequests":{{"k":{FORM}, "l":{asked}}}}}"#);

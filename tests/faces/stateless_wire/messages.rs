@@ -155,7 +155,7 @@ async fn ids_are_echoed_exactly_or_left_out() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_refused() {
+async fn a_body_that_is_no_request_is_refused() {
     let call = String::from_utf8(Ask::call("greet", json!({ "name": "Ada" })).body).unwrap();
     let long = format!("\"method\":\"{}\"", "x".repeat(129));
     let method = "\"method\":\"tools/call\"";

@@ -94,7 +94,7 @@ async fn an_unknown_version_is_answered_with_those_that_are_served() {
 
 /// MOD-06, B111 to B115, EXT-53, T-15.
 #[tokio::test]
-async fn the_name_header_repeats_what_the_method_speaks_of() {
+async fn the_name_header_repeats_the_name_in_the_body() {
     let mismatch = "400 -32020 id=7";
     let prompt = Ask::new("prompts/get", json!({ "name": "p" }));
     let resource = Ask::new("resources/read", json!({ "uri": "file:///a" }));
@@ -162,7 +162,7 @@ async fn arguments_that_a_tool_mirrors_are_compared_with_their_headers() {
 
 /// EXT-02, EXT-03, EXT-55, EXT-62, EXT-72, MOD-10, MOD-19, B117, B118.
 #[tokio::test]
-async fn what_needs_the_extension_says_so() {
+async fn a_request_that_needs_the_extension_names_it_in_its_refusal() {
     let gate = Gate::start().await;
     let id = "0123456789abcdef0123456789abcdef";
     let legacy = json!({ "tasks": { "list": {}, "requests": { "tools": { "call": {} } } } });

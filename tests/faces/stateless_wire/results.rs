@@ -18,7 +18,7 @@ async fn discovery_is_exact() {
 
 /// MOD-13, MOD-14, MOD-17, MOD-32, UPC-16: one page, always in the same order, without what is not for clients.
 #[tokio::test]
-async fn the_tool_list_is_the_upstreams_without_what_is_not_for_clients() {
+async fn the_tool_list_is_the_upstreams_without_members_for_the_gateway() {
     let gate = Gate::start().await;
     let tools = TOOLS.map(|(_, published)| published).join(",");
     let expected = format!(
@@ -49,7 +49,7 @@ async fn results_keep_the_upstreams_bytes() {
 /// MOD-14: all cacheable methods say so, and no other.
 /// MOD-15.
 #[tokio::test]
-async fn cacheable_results_say_for_how_long_and_for_whom() {
+async fn cacheable_results_have_a_ttl_and_a_scope() {
     let gate = Gate::start().await;
     for (ask, is_cacheable) in [
         (Ask::new("tools/list", json!({})), true),

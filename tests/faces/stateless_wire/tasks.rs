@@ -69,7 +69,7 @@ async fn calls_without_a_name_or_proper_arguments_are_refused_before_anything_is
 
 /// EXT-10, EXT-37, EXT-39, B127, B129, B131.
 #[tokio::test]
-async fn updates_are_acknowledged_and_what_was_never_asked_is_ignored() {
+async fn updates_are_acknowledged_and_answers_to_unknown_questions_ignored() {
     let gate = Gate::start().await;
     let handle = gate.result(&Ask::call("slow_report", json!({ "seconds": 30 }))).await;
     let id = handle["taskId"].as_str().unwrap();

@@ -81,7 +81,7 @@ async fn said(client: &mut PairClient, tool: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_belongs_to_sessions_alone_is_unknown_to_whoever_has_none() {
+async fn methods_of_sessions_are_unknown_to_stateless_clients() {
     let server = hello("one", |_| None).await;
     *server.world.initialize_result.lock() = json!({"capabilities": {"resources": {"subscribe": true}}});
     let gate = at_one_path(&[("one".to_owned(), server.address)], "").await;

@@ -131,7 +131,7 @@ async fn a_call_goes_through_tls_on_both_sides() {
 
 /// U42, with a file of authorities: those of the system do not count, and neither do other ones.
 #[tokio::test]
-async fn an_upstream_that_nobody_trusted_vouches_for_is_not_spoken_to() {
+async fn an_upstream_with_an_untrusted_certificate_gets_no_request() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let other = ca_file(folder.path(), "other.pem", &Authority::new());
     let upstream = Upstream::start(&authority.vouch(|_| ()), None, "http/1.1").await;

@@ -75,7 +75,7 @@ async fn metadata_is_served_to_everybody_with_our_address_in_it() {
 }
 
 #[tokio::test]
-async fn the_address_in_metadata_is_never_what_a_request_says_of_it() {
+async fn the_address_in_metadata_never_comes_from_a_request() {
     let server = with_document("/.well-known/oauth-protected-resource/mcp", || json_text(document().to_string())).await;
     let url = server.url().to_string();
     let gate = TestGateway::open("allowed_hosts = [\"mcp.example\", \"evil.example\"]", &url, FORWARDS).await;
@@ -197,7 +197,7 @@ async fn metadata_of_a_foreign_origin_is_not_fetched() {
 }
 
 #[tokio::test]
-async fn metadata_is_asked_for_once_for_all_who_come_in_a_minute() {
+async fn metadata_is_fetched_once_for_all_clients_of_a_minute() {
     let server = with_document("/.well-known/oauth-protected-resource/mcp", || json_text(document().to_string())).await;
     let gate = TestGateway::with(server.address, FORWARDS).await;
     let many = (0..8).map(|_| ask(&gate, "GET", "/.well-known/oauth-protected-resource/mcp", &[]));

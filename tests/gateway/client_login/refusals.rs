@@ -17,7 +17,7 @@ async fn shown(reply: Reply) -> (u16, Vec<String>, String) {
 
 /// U03.
 #[tokio::test]
-async fn u03_whoever_has_no_credential_is_asked_for_one_at_the_gateway() {
+async fn u03_a_client_without_credential_gets_a_challenge_with_the_gateways_metadata() {
     for (client, kind) in PAIRS {
         let server = protected(kind, |_| None).await;
         let gate = TestGateway::with(server.address, FORWARDS).await;

@@ -85,7 +85,7 @@ async fn a_renamed_tool_runs_as_a_task_by_the_rules_of_its_block() {
 }
 
 #[tokio::test]
-async fn a_block_above_decides_who_has_a_name() {
+async fn the_first_block_that_matches_decides_a_tools_name() {
     let server = server(SESSION).await;
     let rules = "[[upstreams.up.tools]]\nmatch = \"make_map\"\nmode = \"never\"\n\
         [[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"make_*\"\n";

@@ -277,7 +277,7 @@ async fn without_session(gate: &TestGateway, declared: &Value, takes_tasks: bool
 /// A server that hides what it asks from whoever looks at the letters only. Nobody can tell what a client would make of
 /// it, so it goes to none; the call's answer does.
 #[tokio::test]
-async fn a_question_that_is_written_to_slip_through_reaches_nobody() {
+async fn a_question_that_is_disguised_reaches_no_client() {
     let padding = "x".repeat(300_000);
     let params = form();
     let texts = [
@@ -305,7 +305,7 @@ async fn a_question_that_is_written_to_slip_through_reaches_nobody() {
 
 /// What may be shown leaves as it came, byte for byte, and so does what only looks like a question.
 #[tokio::test]
-async fn what_may_be_shown_passes_as_it_came() {
+async fn allowed_questions_pass_byte_for_byte() {
     let mut sent = String::new();
     for text in [
         r#"{"jsonrpc": "2.0", "id": 5, "method": "elicitation/create", "params": {"message": "ok", "n": 1.10}}"#,

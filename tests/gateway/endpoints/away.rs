@@ -49,7 +49,7 @@ async fn silent(held: &'static [&'static str]) -> ScriptedServer {
 
 /// Once a server has been late twice, it is not waited for as long again.
 #[tokio::test]
-async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_long() {
+async fn servers_that_do_not_answer_delay_the_others_only_briefly() {
     let quick = hello("quick", |_| None).await;
     let (mute, listless) = (silent(&["initialize", "server/discover"]).await, silent(&["tools/list"]).await);
     let servers = [("mute", &mute), ("quick", &quick), ("listless", &listless)];
@@ -84,7 +84,7 @@ async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_long() {
 }
 
 #[tokio::test]
-async fn a_resource_that_nobody_lists_is_found_though_a_server_is_away() {
+async fn an_unlisted_resource_is_found_while_a_server_is_unavailable() {
     let two = hello("two", |seen| {
         let uri = seen.body["params"]["uri"].as_str().unwrap_or_default();
         (seen.rpc() == "resources/read").then(|| match uri {

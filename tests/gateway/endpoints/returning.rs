@@ -62,7 +62,7 @@ async fn heard(mut stream: Reply, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn whoever_listens_hears_that_a_server_has_come_back() {
+async fn listeners_are_notified_that_a_server_is_back() {
     let in_session = async {
         let (is_there, late) = returning().await;
         let (_other, gate) = with_another(&late).await;
@@ -87,7 +87,7 @@ async fn whoever_listens_hears_that_a_server_has_come_back() {
 
 /// As a program that takes long to start.
 #[tokio::test]
-async fn whoever_listens_hears_that_a_server_was_only_slow_to_begin() {
+async fn listeners_are_notified_that_a_slow_server_has_started() {
     let (begin, begun) = watch::channel(false);
     let late = ScriptedServer::slow(move |seen, _| {
         let mut begun = begun.clone();

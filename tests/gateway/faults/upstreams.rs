@@ -38,7 +38,7 @@ async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
 
 /// F28 to F32: what the gateway says of a call that was cut short, what the ledger knows of it.
 #[tokio::test]
-async fn f28_to_f32_a_call_that_is_cut_short_is_never_sent_again_and_its_task_says_what_is_known() {
+async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_whether_it_ran() {
     let (drip, delay) = (Duration::from_millis(2), Duration::from_millis(300));
     let cases = [
         ("F28 stalls", false, Fault::down(CALL, 0, Verb::Stall), "deadline_exceeded unknown"),
@@ -130,7 +130,7 @@ async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other(
 
 /// F40: certificates are looked at per connection.
 #[tokio::test]
-async fn f40_a_certificate_that_nobody_trusts_costs_new_calls_and_no_held_one() {
+async fn f40_an_untrusted_certificate_fails_new_calls_and_no_held_one() {
     let (ours, foreign) = (Authority::new(), Authority::new());
     let slow = |seen: &super::upstream::SeenRequest| {
         if seen.rpc() == "tools/list" {

@@ -40,7 +40,7 @@ fn check_alike(what: &str, one: &Answer, other: &Answer, expected: &str) {
 
 /// The answer is the same for every request, and over HTTP+SSE too.
 #[tokio::test]
-async fn a_path_that_a_key_does_not_open_is_like_one_that_nobody_serves() {
+async fn a_path_that_a_key_does_not_open_is_like_an_unknown_path() {
     let gate = gate("upstreams = [\"other\"]").await;
     let list = Ask::new(ADA, "tools/list", json!({}));
     let asks = [
@@ -120,7 +120,7 @@ async fn a_task_of_a_tool_that_its_owner_lost_is_unknown_and_can_still_be_cancel
 
 /// SEC-30: a client of 2026-07-28 cancels a task that was made in a session, too (EXT-63).
 #[tokio::test]
-async fn whoever_lost_a_tool_ends_its_tasks_in_every_flavour() {
+async fn a_client_that_lost_a_tool_can_cancel_its_tasks_in_every_flavour() {
     let mut gate = gate("").await;
     let session = gate.session(ADA).await;
     let mut made = Vec::new();

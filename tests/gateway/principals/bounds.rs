@@ -115,7 +115,7 @@ async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
 
 /// B125, D86-28: all requests count, polls separately; each principal has its own count.
 #[tokio::test]
-async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
+async fn b125_a_principal_above_its_rate_is_told_when_to_retry() {
     let gate = Gate::with("requests_per_second = 5\nrequests_burst = 10").await;
     let task = gate.task(ADA, "held").await;
     let session = gate.session(ADA).await;

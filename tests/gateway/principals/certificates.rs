@@ -480,7 +480,7 @@ fn config(auth: &str) -> taskgate::config::Config {
 
 /// The certificate's streams end when it expires, and its open connection serves no further request.
 #[tokio::test]
-async fn a_certificate_ends_what_it_opened_when_it_expires() {
+async fn the_streams_and_connections_of_a_certificate_end_when_it_expires() {
     let at = CertificateGate::start("required", AGENTS, "").await;
     // A busy machine has time to open what ends with it.
     let soon = date_time_ymd(1970, 1, 1) + Duration::from_secs(now() + 10);

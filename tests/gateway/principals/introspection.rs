@@ -66,7 +66,7 @@ fn says(answer: Value) -> impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync +
 
 /// RFC 7662, 2.2: the claims are checked as those of a signed token.
 #[tokio::test]
-async fn what_an_issuer_says_of_a_token_is_checked_as_a_signed_one_is() {
+async fn claims_from_introspection_are_checked_as_those_of_a_signed_token() {
     let rows = [
         ("good", active(&json!({})), "200 ok"),
         ("no issuer named", active(&json!({ "iss": null })), "200 ok"),

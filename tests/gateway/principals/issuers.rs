@@ -199,7 +199,7 @@ async fn a_key_set_that_cannot_be_used_answers_503_and_is_never_open() {
 
 /// B139, B140.
 #[tokio::test]
-async fn b139_b140_an_unknown_key_is_looked_up_once_for_all_who_wait() {
+async fn b139_b140_an_unknown_key_is_fetched_once_for_all_waiting_requests() {
     let (one, two, three) = (IssuerKey::es256("k1"), IssuerKey::es256("k2"), IssuerKey::es256("k3"));
     let server = IssuerServer::start(keys(&[&one])).await;
     let gate = server.gate("").await;

@@ -57,7 +57,7 @@ async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
 
 /// A client without a key looks for a way to get one; a 401 at the metadata would look like an OAuth login.
 #[tokio::test]
-async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
+async fn a_client_without_key_is_told_of_keys_and_finds_no_oauth() {
     let gate = Gate::start().await;
     let refused = gate.send(&list(EVE)).await;
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -120,7 +120,7 @@ fn beside(ask: Ask, key: &str, theirs: Option<&str>) -> Ask {
 /// A key in the gateway's own header leaves `Authorization` to the server's login. A value that is or looks like a key goes to no
 /// server.
 #[tokio::test]
-async fn a_key_comes_beside_what_the_server_is_shown_and_never_goes_on() {
+async fn a_key_stands_beside_the_servers_credential_and_is_never_forwarded() {
     let auth = format!(
         "mode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"{BOB}\"\n"
     );

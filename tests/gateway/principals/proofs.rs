@@ -277,7 +277,7 @@ async fn without_the_setting_a_bound_token_is_refused_and_no_scheme_is_offered()
 }
 
 #[tokio::test]
-async fn metadata_and_challenges_for_scopes_say_what_clients_need() {
+async fn metadata_and_challenges_for_scopes_name_the_needed_proofs() {
     for (policy, algorithms, is_required) in [
         ("off", Value::Null, Value::Null),
         ("accept", json!(["ES256", "ES384", "EdDSA", "PS256", "RS256"]), Value::Null),

@@ -102,7 +102,7 @@ async fn who(gate: &Gate, headers: Headers<'_>) -> Who {
 }
 
 #[tokio::test]
-async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
+async fn a_client_behind_a_proxy_is_anonymous() {
     use Who::{Alice, Anonymous, Local};
     let hosts = "allowed_hosts = [\"mcp.example\"]";
     let forwards = "forward_authorization = true";
@@ -142,7 +142,7 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
 
 /// The operator serves everyone as anonymous: a credential changes nothing.
 #[tokio::test]
-async fn who_is_served_as_nobody_on_purpose_is_so_with_any_credential() {
+async fn where_all_clients_are_anonymous_a_credential_changes_nothing() {
     let gate = Gate::of("allowed_hosts = [\"mcp.example\"]", "anonymous = true", "forward_authorization = true").await;
     for headers in [&[] as Headers<'_>, &[HOST], &[HOST, ALICE], &[("X-Real-IP", "::1")]] {
         assert_eq!(who(&gate, headers).await, Who::Anonymous, "{headers:?}");
@@ -176,7 +176,7 @@ async fn two_people_behind_a_proxy_do_not_see_each_others_tasks() {
 
 /// A client behind a proxy cannot continue the one user's work, nor the reverse.
 #[tokio::test]
-async fn a_session_or_stream_or_state_goes_on_with_whom_it_began() {
+async fn a_session_or_stream_or_state_belongs_to_the_principal_that_began_it() {
     const PROXIED: Headers<'_> = &[("X-Forwarded-For", "192.0.2.1")];
     let gate = Gate::of("", "", "").await;
     for (first, other) in [(&[] as Headers<'_>, PROXIED), (PROXIED, &[])] {
@@ -225,7 +225,7 @@ async fn tasks_of_the_one_person_wait_while_others_are_served() {
 
 /// Anonymous clients share no idempotency keys: none gets another's task by a key, or is refused for another's call.
 #[tokio::test]
-async fn nobody_in_particular_shares_no_idempotency_key() {
+async fn anonymous_clients_share_no_idempotency_key() {
     let gate = Gate::of("allowed_hosts = [\"mcp.example\"]", "anonymous = true", "").await;
     let named = |session: Option<&str>, of: &str| {
         let params = json!({ "name": "task", "arguments": { "of": of }, "task": {} });

@@ -241,7 +241,7 @@ async fn sec_47_a_servers_event_id_brings_nothing_of_a_lost_tools_call() {
 
 /// Rules decide about clients without a credential, too. A completion names a prompt.
 #[tokio::test]
-async fn sec_47_a_servers_event_id_brings_nothing_of_what_rules_take_from_everybody() {
+async fn sec_47_a_servers_event_id_brings_no_event_of_a_call_that_rules_deny_to_all() {
     let all = "[[auth.rules]]\nallow = true\n";
     let completion =
         json!({ "ref": { "type": "ref/prompt", "name": "write_b" }, "argument": { "name": "a", "value": "" } });

@@ -251,7 +251,7 @@ async fn a_stream_of_http_and_sse_ends_with_the_last_right_of_its_client() {
 
 /// A call that is held between two rounds, and the question of a task.
 #[tokio::test]
-async fn a_question_is_not_answered_by_who_lost_its_tool() {
+async fn a_client_that_lost_a_tool_cannot_answer_its_question() {
     for way in WAYS {
         let mut world = World::start("").await;
         let capabilities = json!({ "elicitation": {} });
@@ -312,7 +312,7 @@ async fn answers(world: &World, session: &str, question: &Value) -> Answer {
 
 /// The question of a call that runs: its server gets an error, so that the call can end.
 #[tokio::test]
-async fn sec_62_a_question_of_a_running_call_is_not_answered_by_who_lost_its_tool() {
+async fn sec_62_a_client_that_lost_a_tool_cannot_answer_a_question_of_its_running_call() {
     for way in WAYS {
         let mut world = World::start("[[upstreams.up.tools]]\nmatch = \"ask\"\nmode = \"never\"\n").await;
         let session = asking_session(&world).await;
@@ -359,7 +359,7 @@ async fn sec_63_a_question_of_a_tool_whose_name_is_not_kept_is_answered_by_calle
 
 /// The same where the server has no sessions: the call is sent again, without what the client said.
 #[tokio::test]
-async fn sec_62_a_question_of_a_server_without_sessions_is_not_answered_by_who_lost_its_tool() {
+async fn sec_62_a_client_that_lost_a_tool_cannot_answer_a_question_of_a_stateless_server() {
     for way in WAYS {
         let server = stateless(|seen| {
             let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });

@@ -85,7 +85,7 @@ fn tasks_scenarios_succeed_in_every_check() {
 }
 
 #[test]
-fn what_does_not_succeed_has_a_reason() {
+fn every_check_that_fails_has_a_known_reason() {
     let Some(results) = results() else { return };
     let (unknown, known): (Vec<_>, Vec<_>) = results
         .checks

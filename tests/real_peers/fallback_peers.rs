@@ -75,7 +75,7 @@ async fn the_typescript_client_gives_up_where_progress_resets_nothing() {
 
 /// T-81: the server behind it knows no streams, so the gateway's own can be taken up.
 #[tokio::test]
-async fn the_typescript_client_takes_up_a_held_call_whose_connection_was_cut() {
+async fn the_typescript_client_resumes_a_held_call_after_a_cut_connection() {
     let what = "fallback-cut";
     let Some(peers) = Peers::find(what) else { return };
     let gateway = Gateway::start(&format!("{what}-gateway"), &everything(""), 1).await.unwrap();

@@ -107,7 +107,7 @@ fn keys() -> String {
 /// An API key owns the tasks here, so that a client finds its tasks after it refreshed its token. A call that the server answers on its request
 /// outlives the token of the request. A task of the server does not: the gateway needs a valid token to poll it.
 #[tokio::test]
-async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_request() {
+async fn an_expired_token_ends_only_tasks_that_need_another_request() {
     let Some(pair) = ProtectedPair::start_with("oauth-expiry", "stateless", "3", &keys()).await else { return };
     for client in CLIENTS {
         let steps = [json!({"task": "slow", "ms": 5_000})];

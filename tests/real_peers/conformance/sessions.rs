@@ -155,7 +155,7 @@ pub(crate) fn table(comparisons: &[Comparison]) -> String {
 }
 
 #[test]
-fn what_succeeds_as_often_as_it_is_made_is_better() {
+fn a_check_that_always_succeeds_is_better() {
     #[track_caller]
     fn check(now: &[(Status, usize)], then: &[(Status, usize)], better: bool) {
         let counts = |of: &[(Status, usize)]| of.iter().copied().collect();

@@ -234,7 +234,7 @@ async fn talk_for_long(proxy: ReverseProxy, setup: ProxySetup) {
 
 /// 90 s of each are more than nginx (60 s) and HAProxy (50 s) wait by default for a server that says nothing.
 #[tokio::test]
-async fn whatever_lasts_for_90_s_survives_every_proxy_as_it_comes() {
+async fn every_stream_of_90_s_survives_each_proxys_default_configuration() {
     if !Peers::are_asked_for("calls of 90 s behind nginx, Caddy and HAProxy") {
         return;
     }

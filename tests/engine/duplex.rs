@@ -200,7 +200,7 @@ fn cancel(id: u64) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_the_endpoint_answers_is_said_in_messages() {
+async fn every_kind_of_answer_reaches_the_host_as_messages() {
     let large = json!({"jsonrpc": "2.0", "id": 6, "result": "x".repeat(BYTES_MAX)}).to_string();
     let mut host = Host::new(vec![
         ("\"id\":1,", Act::Json(200, answer(1))),
@@ -248,7 +248,7 @@ async fn whatever_the_endpoint_answers_is_said_in_messages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_message_is_refused_with_its_id_where_it_has_one() {
+async fn an_invalid_line_is_refused_under_its_id_if_it_has_one() {
     let mut host = Host::new(vec![]);
     for (text, code, id) in [
         ("{\"jsonrpc\":", -32700, Value::Null),
@@ -434,7 +434,7 @@ async fn the_sessions_own_stream_goes_on_after_its_last_event_once_an_outage_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_takes_back_what_has_no_answer_and_ends_the_session() {
+async fn the_end_of_the_input_cancels_unanswered_requests_and_ends_the_session() {
     let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("\"id\":1,", Act::Hang)]).await;
     host.write(&request(1, "tools/call")).await;
     host.write(&stateless(2, "tools/list")).await;

@@ -144,7 +144,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
 
 /// Nothing but messages is said, and whoever waits learns that its answer did not come.
 #[tokio::test(start_paused = true)]
-async fn what_is_no_message_is_not_said_and_its_request_is_refused() {
+async fn an_invalid_answer_is_not_forwarded_and_its_request_is_refused() {
     let other = answer(77);
     for (act, reason) in [
         (Act::Json(200, "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":".to_owned()), "upstream_malformed"),

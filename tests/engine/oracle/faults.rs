@@ -126,7 +126,7 @@ async fn a_connection_that_stalled_ends_at_its_target_once_it_may_and_its_sender
 }
 
 #[tokio::test]
-async fn what_is_held_comes_whole_once_it_is_let_go_and_those_who_came_later_pass() {
+async fn held_bytes_come_whole_once_they_are_released_and_later_connections_pass() {
     let proxy = FaultProxy::start(echo().await).await;
     let connect = || TcpStream::connect(proxy.address);
     let mut held = connect().await.unwrap();

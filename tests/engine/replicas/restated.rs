@@ -58,7 +58,7 @@ pub(super) const fn holds(claim: DeathClaim, line: LineRow) -> bool {
 }
 
 #[test]
-fn the_row_says_what_became_of_a_write_in_doubt() {
+fn the_row_tells_the_result_of_an_unknown_commit() {
     use taskgate::replica::Incarnation;
     let (me, other) = (Incarnation(7), Incarnation(8));
     let guard = |revision, holder| GuardedRow { revision, holder: Some(holder) };

@@ -88,7 +88,7 @@ async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
 
 /// T-27: the client leaves at the moment of its handle, which nobody knows then.
 #[tokio::test(start_paused = true)]
-async fn t_27_a_revealed_task_that_nobody_took_is_dropped() {
+async fn t_27_a_revealed_task_that_no_client_took_is_dropped() {
     let world = World::with(ask_first(TaskMode::Always), Script::silent());
     assert!(tokio::time::timeout(GRACE - millis(1), world.sending(&modern())).await.is_err());
     world.upstream.sees(&Saw::Drop(0)).await;

@@ -145,7 +145,7 @@ async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f84_whoever_waits_at_one_gateway_hears_of_the_end_at_another() {
+async fn f84_a_client_that_waits_at_one_gateway_is_woken_by_the_end_at_another() {
     for is_deaf in [false, true] {
         let (one, other, id) = pair(Script::returns(seconds(5), "done"), is_deaf).await;
         let (engine, key) = (Arc::clone(&other.engine), key(&id));

@@ -61,7 +61,7 @@ async fn a_cancel_does_not_wait_for_an_upstream_that_is_slow_to_hear_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_while_the_call_begins_tells_nobody_as_nothing_was_sent() {
+async fn a_cancel_while_the_call_begins_sends_nothing() {
     let slow = Script { begins_after: seconds(60), ..Script::returns(seconds(1), "late") };
     check(Rules::mode(TaskMode::Always), slow.clone(), seconds(3), 0).await;
     check(Rules::default(), slow, seconds(3), 0).await;
@@ -236,7 +236,7 @@ async fn a_cancelled_notification_does_nothing_to_a_task() {
 
 /// Waiters are woken by each change, and only by changes.
 #[tokio::test(start_paused = true)]
-async fn watchers_of_a_task_are_woken_by_what_changes_it() {
+async fn watchers_of_a_task_are_woken_by_its_changes_alone() {
     let chatty = [(seconds(3), Happens::Progress(1.0, "one"))];
     let world = World::with(Rules::default(), Script::of(chatty));
     let mut stream = world.start();

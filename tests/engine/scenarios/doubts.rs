@@ -48,7 +48,7 @@ fn waiter(world: &World, id: &str) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outcome_whose_commit_was_made_after_all_wakes_those_who_wait() {
+async fn an_outcome_that_was_committed_after_all_wakes_waiting_clients() {
     let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
     let id = world.handle(&Ask::call()).await;
     let waiting = waiter(&world, &id);
@@ -212,7 +212,7 @@ impl std::io::Write for Log {
 
 /// Nothing runs at the upstream while an outcome waits for the store, so nobody waits for its place.
 #[tokio::test(start_paused = true)]
-async fn a_place_is_free_once_the_upstream_is_done_whatever_the_store_does() {
+async fn a_permit_is_free_once_the_upstream_is_done_in_any_state_of_the_store() {
     let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
     let world = World::with(rules, Script::returns(seconds(1), "done"));
     let id = world.handle(&Ask::call()).await;

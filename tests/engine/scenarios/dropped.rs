@@ -405,12 +405,12 @@ async fn drop_each_at_every_point(make: MakeStore) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_client_began_is_finished_wherever_it_leaves() {
+async fn requests_are_finished_at_any_point_of_a_disconnect() {
     drop_each_at_every_point(in_memory).await;
 }
 
 #[tokio::test]
-async fn what_a_client_began_is_finished_wherever_it_leaves_on_disk() {
+async fn requests_are_finished_at_any_point_of_a_disconnect_on_disk() {
     drop_each_at_every_point(on_disk).await;
 }
 

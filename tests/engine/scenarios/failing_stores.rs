@@ -63,7 +63,7 @@ async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
 /// L4, decision 1: what a client was told was not sent is sent by no later life. Where it cannot be found out
 /// whether the row is there, nobody says so; and the answer is none that is repeated without a thought.
 #[tokio::test(start_paused = true)]
-async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
+async fn a_call_that_was_refused_as_not_sent_is_sent_by_no_later_process() {
     let fails = Some(StoreFault::Fails);
     let named = || Ask::call().saying("io.taskgate/idempotency-key", "k");
     for (insert, settle, executed, later_calls) in [
@@ -134,7 +134,7 @@ async fn a_row_in_doubt_that_others_have_seen_is_run_or_ended() {
 
 /// T-27: the row of a call whose client left is dropped however long the store fails, and its upstream told at once.
 #[tokio::test(start_paused = true)]
-async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
+async fn a_row_without_a_handle_is_removed_when_the_store_works_again() {
     let world = World::with(Rules::mode(TaskMode::Always), returns(9));
     world.store.hold_returns();
     world.store.faults.strike(Method::Remove, StoreFault::Fails, 20);
@@ -323,7 +323,7 @@ async fn a_task_that_cannot_be_read_is_not_unknown() {
 
 /// F63: who waits for the store waits alone.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_dawdles_holds_up_nobody_else() {
+async fn a_slow_store_delays_no_other_task() {
     let world = World::with(Rules::mode(TaskMode::Always), returns(60));
     let (slow, other) = (world.handle(&Ask::call()).await, world.handle(&Ask::call()).await);
     tokio::time::sleep(seconds(1)).await;

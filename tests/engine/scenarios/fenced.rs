@@ -162,7 +162,7 @@ async fn f76_a_replaced_gateway_removes_no_subtask_of_its_heirs() {
 
 /// MOD-28: a client that comes back for its call hears that the gateway was replaced.
 #[tokio::test(start_paused = true)]
-async fn f76_whoever_comes_back_to_a_replaced_gateway_hears_that_it_was() {
+async fn f76_a_client_that_returns_to_a_replaced_gateway_is_told() {
     let world = World::with(Rules::mode(TaskMode::Never), asks());
     let asked = round(&result_of(&world, &plain()).await);
     taken_over(&world).await;

@@ -67,7 +67,7 @@ async fn fifty_agents_with_one_key_and_twenty_tasks_each_are_never_refused() {
 
 /// Beside it another team polls its one task twice a second, and is answered each time, at once.
 #[tokio::test(start_paused = true)]
-async fn whoever_polls_one_task_two_hundred_times_a_second_is_refused_and_nobody_else_is() {
+async fn a_principal_that_polls_two_hundred_times_a_second_is_refused_and_no_other() {
     let world = World::with(rules(TaskMode::Always), Script::returns(seconds(600), "done"));
     let own = async |who: &'static str| world.handle(&Ask::call().principal(who)).await;
     let (greedy, honest) = (own("key:greedy").await, own(TEAM).await);

@@ -137,7 +137,7 @@ async fn answers_are_taken_one_by_one_and_each_question_is_answered_once() {
 
 /// T-11, EXT-41: what is open must be shown, and what a request does not declare must not.
 #[tokio::test(start_paused = true)]
-async fn t_11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() {
+async fn t_11_a_poll_that_lacks_the_capability_of_an_open_question_gets_its_name() {
     let script = Script::of([(
         seconds(1),
         Happens::AsksFor("elicitation/create", r#"{"mode":"url","url":"https://a.example/","elicitationId":"e"}"#),
@@ -164,7 +164,7 @@ async fn t_11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() 
 
 /// T-48, GW-18: nobody answers, the upstream is told so, and the task goes on.
 #[tokio::test(start_paused = true)]
-async fn a_question_that_nobody_answers_is_given_up_at_its_deadline() {
+async fn an_unanswered_question_is_cancelled_at_its_deadline() {
     for (question, answer) in
         [("elicitation/create", r#"{"action":"cancel"}"#), ("sampling/createMessage", "-1"), ("roots/list", "-32603")]
     {

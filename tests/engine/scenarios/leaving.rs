@@ -75,7 +75,7 @@ async fn a_client_that_leaves_while_its_task_is_stored_takes_the_row_with_it() {
 
 /// T-27: the handle is on its way to the client, but nobody took it.
 #[tokio::test(start_paused = true)]
-async fn a_handle_that_nobody_took_is_no_task() {
+async fn a_handle_that_no_client_took_leaves_no_task() {
     let world = World::with(Rules::default(), Script::silent());
     let stream = world.start();
     tokio::time::sleep(GRACE + millis(1)).await;

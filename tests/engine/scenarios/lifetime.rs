@@ -212,7 +212,7 @@ async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
 
 /// F50, L25-58: once a second, until it is told to stop.
 #[tokio::test(start_paused = true)]
-async fn the_sweeper_needs_nobody_to_ask() {
+async fn the_sweeper_runs_without_any_request() {
     let world = World::with(SHORT, Script::silent());
     let (sweepers, stop) = (TaskTracker::new(), CancellationToken::new());
     sweepers.spawn(sweeper::run(Arc::clone(&world.engine), stop.clone()));
@@ -227,7 +227,7 @@ async fn the_sweeper_needs_nobody_to_ask() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_sweeper_ends_what_is_overdue_and_frees_what_is_gone() {
+async fn the_sweeper_settles_overdue_tasks_and_removes_expired_ones() {
     let world = World::with(SHORT, Script::silent());
     for _ in 0..3 {
         world.handle(&Ask::call()).await;

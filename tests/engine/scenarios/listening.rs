@@ -129,7 +129,7 @@ async fn a_slow_reader_is_told_once_of_all_that_happened_meanwhile() {
 
 /// EXT-47, EXT-55, MOD-10, B132: refused before anything is opened.
 #[tokio::test(start_paused = true)]
-async fn ext_47_what_cannot_be_listened_to_is_refused() {
+async fn ext_47_an_invalid_subscription_is_refused() {
     let world = World::with(Rules::default(), Script::silent());
     let many: Vec<Value> = (0..1_001).map(|_| json!(UNKNOWN)).collect();
     let with = |notifications: Value| Ask::new("subscriptions/listen", json!({ "notifications": notifications }));

@@ -431,7 +431,7 @@ async fn the_upstream_does_not_see_a_calls_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_nobody_can_mean_is_refused_before_anything_is_sent() {
+async fn an_invalid_key_is_refused_before_anything_is_sent() {
     let world = World::with(Rules::default(), Script::silent());
     for key in [json!(""), json!("a b"), json!("k".repeat(257)), json!(7)] {
         for ask in [Ask::call(), Ask::call().without_extension()] {

@@ -36,7 +36,7 @@ async fn upc_05_a_call_asks_for_a_native_task_where_the_tool_wants_one_or_the_ca
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_upstream_says_of_its_task_is_the_status_of_ours() {
+async fn the_status_message_of_an_upstreams_task_is_that_of_ours() {
     let events = [
         (millis(1), Happens::Progress(1.0, "one")),
         (millis(2), Happens::States("two")),
@@ -54,7 +54,7 @@ async fn what_the_upstream_says_of_its_task_is_the_status_of_ours() {
 
 /// GW-24: no number belongs to it that could be kept growing.
 #[tokio::test(start_paused = true)]
-async fn what_the_upstream_says_of_its_task_is_no_progress_of_a_plain_call() {
+async fn the_status_message_of_an_upstreams_task_is_no_progress_of_a_plain_call() {
     let events = [(millis(1), Happens::States("one")), (seconds(9), Happens::Returns(result("done")))];
     let world = World::with(Rules::default(), Script::of(events));
     let answer = world.send(&Ask::call().without_extension().token(7)).await;

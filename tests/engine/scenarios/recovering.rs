@@ -341,7 +341,7 @@ async fn f15_an_answer_that_may_have_arrived_is_not_sent_again() {
 
 /// An upstream that cancels its own task needs not be told of it.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_told_of_what_it_said_itself() {
+async fn an_upstream_is_not_told_of_its_own_cancel() {
     let world = World::with(DURABLE, Script::of([(seconds(5), Happens::Cancels)]).resumed(Resumes::Follows));
     let id = world.handle(&Ask::call()).await;
     assert_eq!(world.settled(&id).await["status"], "cancelled");
@@ -440,7 +440,7 @@ async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
 
 /// F67: what a later life can go on with is not waited for, and its upstream is told nothing.
 #[tokio::test(start_paused = true)]
-async fn a_drain_leaves_what_a_later_life_can_go_on_with() {
+async fn a_drain_leaves_resumable_calls_to_the_next_process() {
     let world = World::choosing(Rules { in_flight_max: 2, ..DURABLE }, |call| match call.params.contains("other") {
         true => Script::returns(seconds(20), "done"),
         false => Script::returns(seconds(90), "done").resumed(Resumes::Follows),
@@ -486,7 +486,7 @@ async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
 
 /// A row may be beyond reading for as long as the process lives.
 #[tokio::test(start_paused = true)]
-async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_at() {
+async fn an_error_that_keeps_recovery_from_a_row_is_logged_once() {
     let log = Arc::new(tempfile::tempfile().unwrap());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::clone(&log)).finish();
     let _logged = tracing::subscriber::set_default(subscriber);

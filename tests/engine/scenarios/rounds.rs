@@ -261,7 +261,7 @@ async fn mod27_a_question_after_a_retry_is_judged_by_the_retry() {
 
 /// Of two that wait one may go.
 #[tokio::test(start_paused = true)]
-async fn a_call_goes_on_while_anybody_waits_for_it() {
+async fn a_call_goes_on_while_one_client_waits_for_it() {
     let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(12)]));
     let asked = round(&result_of(&world, &plain()).await);
     let ask = again(&plain(), &asked, &["r0"]);
@@ -292,7 +292,7 @@ async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
 
 /// GW-18: nobody comes back, the upstream is told so, and what it makes of it is kept for a while.
 #[tokio::test(start_paused = true)]
-async fn a_held_call_that_nobody_comes_back_for_is_given_up_at_its_deadline() {
+async fn an_unanswered_round_of_a_held_call_is_cancelled_at_its_deadline() {
     let world = World::with(
         Rules { input_deadline: seconds(100), ..Rules::mode(TaskMode::Never) },
         Script::of([elicits("a", 1), heard(1), returns(9)]),

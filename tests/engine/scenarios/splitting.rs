@@ -77,7 +77,7 @@ async fn each_call_has_a_permit_of_its_own_and_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_names_its_element_and_keeps_the_others() {
+async fn a_failure_names_its_element_and_keeps_the_others() {
     let world = World::choosing(plain(), |call| match element(call).as_str().unwrap() {
         "tool" => Script::of([(
             seconds(1),
@@ -186,7 +186,7 @@ async fn questions_of_elements_are_the_tasks_and_each_answer_reaches_its_own_cal
 }
 
 #[tokio::test(start_paused = true)]
-async fn results_that_are_too_large_together_end_the_call_and_what_still_runs() {
+async fn results_that_are_too_large_together_end_the_call_and_its_running_elements() {
     let text = "x".repeat(400_000);
     let world = World::choosing(plain(), move |call| match element(call).as_u64().unwrap() {
         0 => Script::silent(),

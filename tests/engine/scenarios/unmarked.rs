@@ -90,7 +90,7 @@ fn why(task: &Value) -> (&str, &str) {
 
 /// L3, L4, GW-37: it waits for the store, and is sent once it is marked.
 #[tokio::test(start_paused = true)]
-async fn l4_a_task_whose_place_comes_while_the_store_is_away_is_sent_once_it_is_back() {
+async fn l4_a_task_that_gets_its_permit_during_an_outage_of_the_store_is_sent_after_it() {
     for durable in [true, false] {
         for trouble in Trouble::EACH {
             let world = World::with(Rules { durable, ..rules() }, returns());

@@ -231,7 +231,7 @@ fn rank_of(module: &str) -> Option<usize> {
 }
 
 #[test]
-fn modules_use_only_what_stands_above_them() {
+fn modules_use_only_modules_above_them() {
     let sources = sources();
     let mut seen = BTreeSet::new();
     let mut uses = 0;
@@ -309,7 +309,7 @@ fn files_stay_within_their_limits() {
 }
 
 #[test]
-fn every_module_says_first_what_it_is_for() {
+fn every_module_begins_with_its_purpose() {
     let mut count = 0;
     for path in [files_under("src"), files_under("tests"), files_under("fuzz")].concat() {
         if path.ends_with(".rs") {

@@ -232,7 +232,7 @@ fn b171_tasks_rest_on_disk_unless_the_file_says_otherwise() {
 }
 
 #[test]
-fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
+fn a_tool_inherits_the_settings_that_its_block_lacks() {
     let config = parse(
         r#"
         [limits]
@@ -301,7 +301,7 @@ fn files_for_tls_come_out_where_they_are_used() {
 }
 
 #[test]
-fn whoever_may_come_gets_short_lived_tasks_and_no_name() {
+fn an_anonymous_principal_gets_short_lived_tasks() {
     for (auth, principal, ttl_hours) in
         [("anonymous = true", Principal::anonymous(), 1), ("anonymous = false", Principal::local(), 24)]
     {

@@ -98,7 +98,7 @@ fn changed(text: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
 
 /// The invariants of the corpus also hold for changed copies of its texts.
 #[test]
-fn what_is_almost_a_kept_text_breaks_nothing() {
+fn changed_copies_of_the_corpus_break_nothing() {
     type Judge = fn(&[u8]);
     let judges: [(&str, Judge); 5] = [
         ("token", |text| drop(login_checks::token(text))),

@@ -222,7 +222,7 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
 ];
 
 #[test]
-fn b166_what_is_wrong_in_a_file_of_keys_is_told_with_that_file() {
+fn b166_an_error_in_a_file_of_keys_names_that_file() {
     let folder = tempfile::tempdir().unwrap();
     let large = format!("{}#{}", good!(), "x".repeat(1 << 20));
     for (files, own, held, mode, expected) in ROWS {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_brought_in_counts_where_it_is_defined() {
+    fn an_imported_item_counts_where_it_is_defined() {
         let direct = ("a/b", "use super::Item;\n");
         assert!(uses(&[("a", "struct Item;\n"), direct, ("a/c", "")]).is_empty());
         let through = uses(&[("a", "mod c;\nuse c::Item;\n"), direct, ("a/c", "")]);

@@ -185,7 +185,7 @@ fn every_suite_has_a_line_in_the_index_of_tests() {
 }
 
 #[test]
-fn operators_are_told_what_each_metric_counts() {
+fn the_operators_page_names_every_metric() {
     let page = read("docs/operating.md");
     let names = read("src/metric.rs");
     let names: Vec<_> = metrics_in(&names).into_iter().collect();

@@ -86,7 +86,7 @@ fn listed(page: &str) -> Vec<MapRow> {
 }
 
 #[test]
-fn every_map_of_sessions_says_whose_identity_it_means_and_what_one_principal_may_take() {
+fn every_map_of_sessions_names_its_identity_and_the_share_of_a_principal() {
     let all = sources();
     let keys = key_types(&all);
     // The map that others are made of.

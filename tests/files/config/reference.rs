@@ -108,7 +108,7 @@ fn rendered(page: &str) -> String {
 }
 
 #[test]
-fn the_reference_has_every_key_and_what_the_reader_takes() {
+fn the_reference_has_every_key_with_its_values() {
     let page = page();
     let rendered = rendered(&page);
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
@@ -172,7 +172,7 @@ fn wrapped(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_says_of_each_key_what_the_reference_says() {
+fn the_example_agrees_with_the_reference() {
     const EXAMPLE: &str = "config/taskgate.example.toml";
     let (shown, rendered) = (example(), rendered_example(&example()));
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
@@ -359,7 +359,7 @@ fn bounds(wanted: &str, row: &Row) -> [Option<(String, String)>; 2] {
 }
 
 #[test]
-fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_beyond() {
+fn the_reader_accepts_exactly_the_bounds_of_the_reference() {
     let mut count = 0;
     for (table, key, row) in all(&tables(&page())) {
         let wanted = &keys_of(table)[key];
@@ -641,7 +641,7 @@ const OTHERS: &[(&str, &str)] = &[
 
 /// Upstreams are opened anew by a reload, whatever differs in them.
 #[test]
-fn a_reload_takes_up_what_the_reference_says() {
+fn a_reload_applies_the_keys_that_the_reference_names() {
     let upstream = "\n[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"";
     let (plain, with_ca) = (parse(upstream), parse(&format!("{CLIENT_CA}{upstream}")));
     let mut others = OTHERS.iter().copied().collect::<BTreeMap<_, _>>();

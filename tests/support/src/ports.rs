@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_port_refuses_connections_until_somebody_listens_there_by_number() {
+    fn a_reserved_port_refuses_connections_until_a_listener_binds_its_number() {
         let reserved: Vec<_> = (0..300).map(|_| reserved_address()).collect();
         let places: [IpAddr; 3] =
             [Ipv4Addr::LOCALHOST.into(), Ipv4Addr::new(127, 0, 0, 2).into(), Ipv6Addr::LOCALHOST.into()];

@@ -221,7 +221,7 @@ fn a_test_names_the_rules_that_its_name_begins_with() {
 }
 
 #[test]
-fn what_a_test_names_is_in_its_comment_its_name_or_its_body_and_nowhere_else() {
+fn a_test_names_rules_in_its_comment_its_name_or_its_body_alone() {
     let text = "\
 /// EXT-01.
 fn helper() {

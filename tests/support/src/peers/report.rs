@@ -82,7 +82,7 @@ fn replaced(text: &str, name: &str, table: &str) -> Option<String> {
 }
 
 #[test]
-fn only_what_stands_between_the_markers_is_replaced() {
+fn only_the_text_between_the_markers_is_replaced() {
     let text = "a\n<!-- t -->\nold\n<!-- /t -->\nz\n";
     let expected = "a\n<!-- t -->\n| new |\n<!-- /t -->\nz\n";
     assert_eq!(replaced(text, "t", "| new |\n").as_deref(), Some(expected));

@@ -1,4 +1,4 @@
-//! Does what no server should: ends, floods, says what is no message, stays.
+//! Misbehaves as a server: ends, floods, prints lines that are no messages, ignores its end.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const FLOOD_LINES: usize = 20_000;
 /// How long a server that does not want to end stays at most.
 const STUBBORN_MAX: Duration = Duration::from_secs(120);
 
-/// What is wrong with the whole process.
+/// The faults of the whole process.
 pub(crate) struct Faults(Vec<String>);
 
 impl Faults {
@@ -26,7 +26,7 @@ impl Faults {
         self.0.iter().any(|one| one == fault)
     }
 
-    /// `start`: ends before it has said a word. `noise`: says what is no message.
+    /// `start`: ends before its first line. `noise`: prints lines that are no messages.
     pub(crate) fn at_start(&self) {
         if self.has("start") {
             std::process::exit(3);
@@ -42,7 +42,7 @@ impl Faults {
         }
     }
 
-    /// What becomes of a request before `initialize`; whether it is heard. `strict`: the process ends. `mute`: nothing.
+    /// Handles a request before `initialize`; whether the demo gets it. `strict`: the process ends. `mute`: no answer.
     pub(crate) fn hears_before_initialize(&self) -> bool {
         if self.has("strict") {
             std::process::exit(5);
@@ -65,7 +65,7 @@ impl Faults {
     }
 }
 
-/// Does what a call of the tool `broken` asks for. The server knows no such tool, and says so afterwards.
+/// Does the fault that a call of the tool `broken` names. The demo has no such tool, and answers with an error afterwards.
 pub(crate) fn in_a_call(request: &Value) {
     let params = &request["params"];
     if params["name"] != TOOL {

@@ -1,6 +1,6 @@
-//! Serves the demo over standard input and output as a bad server, for the tests of what stands in front of one.
+//! Serves the demo over standard input and output as a faulty server, for tests of the gateway in front of it.
 //!
-//! `--faults=a,b` names what is wrong with the whole process; a call of the tool `broken` names what is wrong with that call.
+//! `--faults=a,b` names the faults of the whole process; a call of the tool `broken` names the fault of that call.
 
 mod faults;
 mod stateless;
@@ -14,7 +14,7 @@ use faults::Faults;
 use taskgate::demo;
 use taskgate::wire::method;
 
-/// Bytes of what was read that the demo has not taken yet.
+/// Bytes that were read and that the demo has not taken yet.
 const AHEAD_BYTES: usize = 64 * 1024;
 
 #[tokio::main]
@@ -30,7 +30,7 @@ async fn main() -> io::Result<()> {
     tokio::try_join!(serving, pass_on(input, to_demo, &faults)).map(drop)
 }
 
-/// Passes on what the demo is to hear, until the client closes its side.
+/// Passes lines on to the demo, until the client closes its side.
 async fn pass_on(mut input: BufReader<Stdin>, mut to_demo: DuplexStream, faults: &Faults) -> io::Result<()> {
     let (mut line, mut is_open) = (Vec::new(), false);
     while input.read_until(b'\n', &mut line).await? > 0 {

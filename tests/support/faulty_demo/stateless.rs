@@ -1,7 +1,7 @@
 //! Serves 2026-07-28 over standard input and output.
 //!
-//! It knows no `initialize`, asks nothing, and tells what it heard: its tool `heard` lists the methods, with the requests
-//! that notifications take back.
+//! It knows no `initialize`, asks nothing, and records its requests: its tool `heard` lists their methods, with the ids
+//! of cancelled requests.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use super::faults;
 
 const VERSION: &str = "2026-07-28";
-/// Notes of what was heard.
+/// The longest list of methods.
 const HEARD_MAX: usize = 10_000;
 /// Messages that wait for a client to read them.
 const EVENTS_MAX: usize = 64;
@@ -79,7 +79,7 @@ impl StatelessServer {
     }
 
     async fn say(&self, message: Value) {
-        // Fails if the client has gone, and then there is nobody to tell.
+        // Fails if the client has disconnected.
         let _ = self.events.send(message).await;
     }
 

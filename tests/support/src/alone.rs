@@ -1,4 +1,4 @@
-//! Runs a test in a process of its own, where what it changes belongs to the whole process.
+//! Runs a test in a process of its own, for changes that concern the whole process.
 
 use std::env;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! A balancer in front of several gateways, which takes each request to one of them and streams what goes either way; two gateways
-//! behind one.
+//! A balancer in front of several gateways, which forwards each request to one of them and streams both bodies; two
+//! gateways behind one.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -29,7 +29,7 @@ const SESSION: &str = "mcp-session-id";
 /// Where a request is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BalancerMode {
-    /// Each to the next gateway, whoever makes it.
+    /// Each request to the next gateway.
     InTurn,
     /// One of a session to the gateway that began it; others to one gateway for each connection.
     Affine,
@@ -42,7 +42,7 @@ pub struct BalancedGateways {
 }
 
 impl BalancedGateways {
-    /// What is served begins in the section of the listener.
+    /// `served` begins within the section of the listener.
     pub async fn serving(mode: BalancerMode, served: &str) -> Self {
         let replicas = Replicas::going_by(Arc::new(SystemClock), 2, served, &[]).await;
         let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
@@ -54,7 +54,7 @@ impl BalancedGateways {
         self.balancer.address
     }
 
-    /// That each gateway had its share of what the balancer took, where it takes requests in turn.
+    /// Checks that each gateway got its share of the requests, if the balancer takes turns.
     pub fn check_shares(&self) -> Result<(), String> {
         let sent = self.balancer.sent();
         let is_fair = self.balancer.routes.mode == BalancerMode::Affine || sent[0].abs_diff(sent[1]) <= 1;
@@ -161,7 +161,7 @@ fn session(headers: &HeaderMap) -> Option<&str> {
     headers.get(SESSION)?.to_str().ok()
 }
 
-/// Removes what is about one connection.
+/// Removes the headers of a single connection.
 fn end_hop(headers: &mut HeaderMap) {
     for name in [header::CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE] {
         headers.remove(name);
@@ -183,7 +183,7 @@ mod tests {
         let balancer = Balancer::before(servers.iter().map(|server| server.address).collect(), mode).await;
         let client = client_at(balancer.address).opened("2025-11-25").await;
         for n in 1..=5 {
-            // What the other server makes of a session that it did not begin is its own affair.
+            // The other server may refuse a session that it did not begin.
             client.post(call(n)).await;
         }
         let seen: Vec<_> = servers.iter().map(|server| server.world.all(|_| true).len()).collect();

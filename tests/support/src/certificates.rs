@@ -16,7 +16,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
 use taskgate::tls::{IdentityFiles, provider};
 
-/// Somebody to trust.
+/// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -45,7 +45,7 @@ impl Authority {
         self.0.der()
     }
 
-    /// A client that trusts this authority alone, comes as nobody, and asks for these protocols.
+    /// A client that trusts this authority alone, has no certificate, and offers these protocols.
     pub fn client(&self, alpn: &[&str]) -> ClientConfig {
         let mut config = client().with_root_certificates(self.roots()).with_no_client_auth();
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();

@@ -1,5 +1,5 @@
-//! What must hold of `wire` for any bytes at all. The fuzz targets look for bytes that break it; the
-//! replay of the corpus asserts it on those kept from earlier.
+//! Invariants of `wire` for any bytes. The fuzz targets search for bytes that break them; the replay of the corpus
+//! checks them for the kept inputs.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use taskgate::wire::framing::{
 };
 use taskgate::wire::{Object, Payload, ScanError, ScanLimits, canonical};
 
-/// Reads a message, checks that what was read is written back, and names its kind.
+/// Reads a message, checks that it is written back unchanged, and names its kind.
 pub fn envelope(text: &[u8]) -> &'static str {
     let text = Bytes::copy_from_slice(text);
     let batch = envelope::read_batch(&text, ScanLimits::CLIENT, 16);
@@ -93,8 +93,8 @@ fn members(object: &Object) {
     }
 }
 
-/// Compares the scan with `serde_json`: what one accepts the other reads to the same, and what
-/// `serde_json` refuses the scan refuses. Says whether a client may send the text.
+/// Compares the scan with `serde_json`: a text that one accepts the other reads to the same value, and the scan refuses
+/// every text that `serde_json` refuses. Returns whether a client may send the text.
 pub fn scan(text: &[u8]) -> &'static str {
     // `serde_json` stops at 128 levels.
     let limits = ScanLimits { depth_max: 100, ..ScanLimits::UPSTREAM };
@@ -209,7 +209,7 @@ pub fn sse(stream: &[u8]) -> usize {
     events.len()
 }
 
-/// A gate lets a stream through as it came, but for a mark at its start; and keeps out only what says nothing.
+/// A gate forwards a stream unchanged, but for a mark at its start, and withholds only lines without meaning.
 fn gate(stream: &[u8]) {
     let bare = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
     for piece in [1, 3, usize::MAX] {
@@ -221,7 +221,7 @@ fn gate(stream: &[u8]) {
         let (events, _) = decode(stream, usize::MAX, usize::MAX);
         events.into_iter().map(|event| event.data.into_bytes()).filter(|data| !data.trim_ascii().is_empty()).collect()
     };
-    // A second mark at the start is no mark: the first is put back for whoever reads.
+    // A second mark at the start is no mark: the first is put back for the next reader.
     assert_eq!(said(&[b"\xef\xbb\xbf", &*passed].concat()), said(stream));
 }
 
@@ -262,7 +262,7 @@ pub fn lines(text: &[u8]) -> usize {
     found.len()
 }
 
-/// Reads what a schema says about headers. What is left after annotations are taken out may be relied on.
+/// Reads the header annotations of a schema. The rest, without them, is still a schema.
 pub fn schema(text: &[u8]) -> &'static str {
     let Ok(schema) =
         Payload::parse(&Bytes::copy_from_slice(text), ScanLimits { depth_max: 100, ..ScanLimits::UPSTREAM })
@@ -275,7 +275,7 @@ pub fn schema(text: &[u8]) -> &'static str {
         HeaderAnnotations::Stripped { schema: stripped, kept } => {
             let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
             assert_eq!(header_annotations::read(&again), HeaderAnnotations::Valid(kept));
-            // What has half of a surrogate pair in it has no tree.
+            // A text with half of a surrogate pair has no tree.
             if let (Some(mut before), Some(mut after)) = (tree_of(&schema), tree_of(&again)) {
                 [&mut before, &mut after].into_iter().for_each(bare);
                 assert_eq!(before, after, "all else stays");

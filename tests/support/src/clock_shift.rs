@@ -1,4 +1,4 @@
-//! Moves the wall clock of a program by a library that stands before the C library; what has passed goes on as it is.
+//! Shifts the wall clock of a program by a preloaded library; the monotonic clock stays.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ impl ClockShift {
         clock
     }
 
-    /// What a program is to be started with.
+    /// The environment of a program with this clock.
     pub fn environment(&self) -> [(&'static str, &str); 2] {
         [("LD_PRELOAD", &self.library), ("SHIFT", &self.shift)]
             .map(|(name, path)| (name, path.to_str().expect("a path as text")))

@@ -1,5 +1,5 @@
-//! A TCP proxy in this process that does to connections what networks do: delay, drip, cut, half-close, reset, corrupt,
-//! stall, hold. It passes on bytes unread, but for a mark that says where a fault begins.
+//! A TCP proxy in this process with the faults of networks: delay, drip, cut, half-close, reset, corrupt, stall, hold.
+//! It forwards bytes unread, but for a mark that says where a fault begins.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// What becomes of a connection from a certain byte on.
+/// The fault of a connection from a certain byte on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// The rest comes this much later.
@@ -29,14 +29,14 @@ pub enum Verb {
     Reset,
     /// One bit of the next byte is another.
     Corrupt,
-    /// No further byte is written. Once a connection has no such fault any more the target of what went up sees its end, as a server does
-    /// whose peer cannot be reached for long; whoever sent it is told nothing.
+    /// No further byte is written. Once a connection has no such fault any more, the target sees its end, as a server
+    /// does with a peer that was unreachable for long; the client is told nothing.
     Stall,
     /// The rest comes once the connection has no such fault any more.
     Hold,
 }
 
-/// Which way bytes go: up to the target, or down to whoever connected.
+/// The direction of bytes: up to the target, or down to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Up,
@@ -181,20 +181,20 @@ impl ProxyState {
 }
 
 impl ProxyFault {
-    /// What one direction of a connection has of it.
+    /// The fault of one direction of a connection.
     fn of(self, way: Direction, connection: usize) -> Option<Fault> {
         (self.fault.way == way && connection < self.connections).then_some(self.fault)
     }
 }
 
-/// What both directions of one connection share.
+/// State that both directions of one connection share.
 #[derive(Debug)]
 struct Connection {
     /// How many there were before.
     number: usize,
     /// The mark has gone up.
     marked: AtomicBool,
-    /// It stalled until then, and whoever sent is told nothing of its end.
+    /// It stalled until then, and its sender is not told of its end.
     is_silent: AtomicBool,
     over: CancellationToken,
 }
@@ -227,7 +227,7 @@ struct Pump {
     connection: Arc<Connection>,
     /// Bytes since the mark.
     passed: usize,
-    /// The end of what went up, in which a mark may begin.
+    /// The last bytes that went up, in which a mark may begin.
     tail: Vec<u8>,
     has_struck: bool,
     drip: Option<Duration>,
@@ -257,7 +257,7 @@ impl Pump {
                 if is_silent {
                     let _ = to.shutdown().await;
                 }
-                // What still comes is thrown away, so that the sender notices nothing.
+                // The rest is discarded, so that the sender notices nothing.
                 while let Ok(1..) = from.read(&mut buffer).await {}
                 if is_silent {
                     self.connection.over.cancel();

@@ -153,7 +153,7 @@ pub fn prefixed(body: Bytes, upstream: &str) -> Bytes {
     text.into()
 }
 
-/// The title of what the other server lists.
+/// The title of the hostile server's items.
 const FORGED: &str = "forged";
 
 /// The largest id of a request that is forged an answer to. Tests begin to count at small numbers.

@@ -1,4 +1,4 @@
-//! What a client speaks, and whether it has to do with tasks.
+//! The kinds of clients: their version, and whether they use tasks.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

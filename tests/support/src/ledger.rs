@@ -1,5 +1,5 @@
 //! A server of 2025-06-18 and 2025-11-25 that keeps a ledger: every call, every answer to its questions, every byte
-//! that it sent, and whether anybody was there to read it. What a call does stands in its arguments.
+//! that it sent, and whether a client read it. A call's arguments say its course.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::history::{Fact, History};
 use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, status};
 
-/// What the ledger's tools are called. They differ in nothing but their names, which rules go by.
+/// The names of the ledger's tools. They differ in nothing else; rules match them.
 pub const TOOLS: [&str; 3] = ["work", "work_auto", "work_safe"];
 
 /// How long half of an answer waits for its other half.
@@ -61,7 +61,7 @@ struct Call {
 }
 
 impl Ledger {
-    /// Writes into `history` what it sees.
+    /// Writes its events into `history`.
     pub async fn open(history: Arc<History>, is_resumable: bool) -> Self {
         let fallback = Arc::new(LedgerState {
             history,
@@ -98,7 +98,7 @@ impl LedgerState {
         self.milestones.borrow().get(milestone).copied().unwrap_or_default()
     }
 
-    /// Lets all calls go on that are `held` by what they were called with, and those that come.
+    /// Releases all calls with the argument `held`, and all later ones.
     pub fn release(&self) {
         self.is_released.send_replace(true);
     }
@@ -205,7 +205,7 @@ impl LedgerState {
         reply
     }
 
-    /// Sends what there is from an event on, and what comes, until the answer.
+    /// Sends all events from `from` on, also later ones, until the answer.
     async fn tell(&self, call: &Call, events: &BodySender, from: usize) {
         let mut grew = call.grew.subscribe();
         for index in from.. {
@@ -222,7 +222,7 @@ impl LedgerState {
                     self.mark("half");
                     tokio::time::sleep(HALF_WAIT).await;
                 }
-                // Written down before it is sent: what follows from it must not come first.
+                // Recorded before it is sent: its effects must not be recorded first.
                 if events.is_read() {
                     let payload = result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
                     self.history.record(Fact::Returned { nonce: call.nonce.clone(), payload });
@@ -239,7 +239,7 @@ impl LedgerState {
         events.raw(text.to_owned());
     }
 
-    /// What the tool does: steps, a question, a result.
+    /// The tool: steps, a question, a result.
     async fn run(&self, call: &Call) {
         if self.is_resumable {
             call.push(Value::Null);
@@ -274,7 +274,7 @@ impl LedgerState {
         call.push(json!({"jsonrpc": "2.0", "id": call.id, "result": result}));
     }
 
-    /// The answer to a question; `None` once nobody can give it any more.
+    /// The answer to a question; `None` once no client can give it.
     async fn ask(&self, call: &Call) -> Option<String> {
         self.history.record(Fact::Asks { nonce: call.nonce.clone() });
         let schema = json!({"type": "object", "properties": {"value": {"type": "string"}}});
@@ -283,7 +283,7 @@ impl LedgerState {
         call.push(json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params}));
         let mut readers = call.readers.subscribe();
         let lost = async {
-            // A server that cannot be read again knows that nobody will answer.
+            // A client cannot resume the stream of such a server, so no answer will come.
             if self.is_resumable || readers.wait_for(|readers| *readers == 0).await.is_err() {
                 std::future::pending::<()>().await;
             }

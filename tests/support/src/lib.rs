@@ -1,4 +1,4 @@
-//! Shares what several test suites need: scripted servers, clients, a gateway in front of them, and what they write down.
+//! Shared code of the test suites: scripted servers, clients, a gateway in front of them, and their records.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -20,7 +20,7 @@ use crate::scripted::WAIT_MAX;
 use crate::session_client::{Client, Reply};
 use messages::{Messages, ending};
 
-/// What the person at the client does.
+/// The behaviour of the client's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserBehaviour {
     /// Answers every question, and waits for the end.
@@ -48,7 +48,7 @@ pub enum Ending {
     Left,
 }
 
-/// What a client saw of a call.
+/// The client's record of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallReport {
     pub ending: Ending,
@@ -78,7 +78,7 @@ pub struct PairClient {
     queued: Arc<Notify>,
     /// The parent of the task that is looked after, if it is a subtask.
     parent: Option<String>,
-    /// What stands in front of the names of tools.
+    /// The prefix of the tools' names.
     prefix: String,
 }
 
@@ -98,7 +98,7 @@ async fn under_way(runs: &Runs, tool: &str) -> Result<(), String> {
 }
 
 impl PairClient {
-    /// A client that goes where this one does, which has no session. `runs` tells it when a call is under way, so that whoever cancels or leaves does so then.
+    /// A client at the same place, without a session. `runs` tells it when a call is in progress, for a cancel or disconnect.
     pub async fn new(
         kind: Kind,
         mut client: Client,
@@ -301,7 +301,7 @@ impl PairClient {
             params["inputResponses"] = answers;
             params["requestState"] = json!(state);
             if manner == UserBehaviour::CancellingWhenAsked {
-                // Whoever comes back and leaves cancels (MOD-20); one that stays away only lets time pass.
+                // A client that comes back and disconnects cancels (MOD-20); without it, only time passes.
                 return Ok(Ending::Cancelled);
             }
         }
@@ -433,7 +433,7 @@ impl PairClient {
         Err("tasks/result ended without an answer".to_owned())
     }
 
-    /// Cancels what has ended: nothing changes, and each flavour says so in its way.
+    /// Cancels a settled call: nothing changes, and each flavour has its own answer.
     pub async fn cancel_settled(&mut self) -> Result<(), String> {
         if self.kind == Kind::ChosenIds {
             return self.cancel_settled_call().await;
@@ -485,7 +485,7 @@ fn check_fields(task: &Value, names: &[&str]) -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?} are missing in {task}")) }
 }
 
-/// What a person says to a question.
+/// The user's answer to a question.
 fn said(question: &Value, manner: UserBehaviour) -> Option<Value> {
     let text = question["params"]["message"].as_str().unwrap_or_default();
     let name = if text.contains("first") { "Ada" } else { "Grace" };

@@ -1,5 +1,5 @@
-//! Starts three PostgreSQL servers that Patroni keeps: one leads, one is its synchronous standby, and if the leader's node is
-//! gone, the standby is promoted. What Patroni agrees on is in etcd, which is one process here.
+//! Starts three PostgreSQL servers under Patroni: one leads, one is its synchronous standby, and if the leader's node
+//! is gone, the standby is promoted. Patroni's shared state is in etcd, which is one process here.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ const NODES: usize = 3;
 const READY_MAX: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Three nodes and what they agree by. All of them end with it.
+/// Three nodes and their etcd. All of them end with it.
 #[derive(Debug)]
 pub struct PatroniCluster {
     programs: PathBuf,
@@ -85,7 +85,7 @@ impl PatroniCluster {
         }
     }
 
-    /// All nodes, in the words of one that lives.
+    /// All nodes, as one that runs lists them.
     async fn members(&self) -> Vec<Value> {
         for node in &self.nodes {
             let request = Request::get("/cluster").header("host", "localhost").body(Full::<Bytes>::default()).unwrap();
@@ -105,7 +105,7 @@ impl PatroniCluster {
         let server = node.server();
         let processes: Vec<u32> = children(server).into_iter().chain([server]).collect();
         node.keeper.end("KILL");
-        // Those of the server may end by themselves meanwhile.
+        // The processes of the server may end by themselves meanwhile.
         for process in processes.into_iter().rev() {
             signal(process, "KILL");
         }
@@ -116,7 +116,7 @@ impl PatroniCluster {
         self.nodes[node].keeper.start();
     }
 
-    /// What all nodes have logged last.
+    /// The last lines in the logs of all nodes.
     pub fn logs(&self) -> String {
         self.nodes.iter().fold(String::new(), |mut all, node| {
             let log = fs::read_to_string(node.folder.join("log")).unwrap_or_default();
@@ -188,7 +188,7 @@ fn start_etcd(program: &Path) -> (ProgramKeeper, SocketAddr) {
     (keeper, clients)
 }
 
-/// A node's own settings, and what the first one makes the rule for all.
+/// A node's own settings, and those that the first one sets for all.
 fn settings(
     nth: usize,
     programs: &Path,
@@ -202,7 +202,7 @@ fn settings(
         "etcd3": {"host": agreed},
         "bootstrap": {
             "dcs": {
-                // The least that Patroni takes; a busy machine is given what that leaves for a try.
+                // Patroni's least values; a busy machine gets the remaining time for a try.
                 "ttl": 20,
                 "loop_wait": 1,
                 "retry_timeout": 9,

@@ -1,4 +1,4 @@
-//! Runs real peers: where they are installed, their processes, and what a run with them leaves behind.
+//! Runs real peers: their installation, their processes, and the reports of a run.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ pub mod report;
 pub mod upstream;
 
 /// The longest that a test waits for a real peer. Interpreters are slow on a busy machine, which can stand still for a
-/// minute; what never happens fails the test all the same. Nothing that the gateway promises is measured by it.
+/// minute; a fault still fails the test. No promise of the gateway is measured by it.
 pub const WAIT_MAX: Duration = Duration::from_mins(3);
 
-/// Waits for what a real peer does within [`WAIT_MAX`].
+/// Waits for a real peer within [`WAIT_MAX`].
 ///
 /// # Panics
 /// If it does not.

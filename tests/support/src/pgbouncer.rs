@@ -1,4 +1,4 @@
-//! Starts pgbouncer in front of a PostgreSQL server: on a free port, with a folder of its own, and gone with whoever started it.
+//! Starts pgbouncer in front of a PostgreSQL server: on a free port, with a folder of its own, and ended with its owner.
 
 use std::ffi::OsString;
 use std::fs;
@@ -75,7 +75,7 @@ impl Pooler {
         format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
     }
 
-    /// What it has logged.
+    /// Its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Ports of the loopback that are told before somebody listens at them, or at which nobody ever does.
+//! Loopback ports that are known before a server listens at them, or at which no server ever does.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,17 +6,17 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
 
-/// What was reserved, until the process ends.
+/// The reserved sockets, until the process ends.
 static RESERVED: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 
-/// An address that refuses connections until somebody listens at its port by number, with `SO_REUSEADDR` as servers do.
+/// An address that refuses connections until a server listens at its port by number, with `SO_REUSEADDR` as servers do.
 ///
-/// Its port is bound here for as long as this process lives, at all addresses where the machine has IPv6, and is never listened at by
-/// it. So the system gives it to nobody who leaves the choice of a port to it: not to the other tests' servers, and to no connection that
-/// goes out. A server that listens at all addresses has it whole.
+/// Its port is bound here for as long as this process lives, at all addresses where the machine has IPv6, and this
+/// process never listens at it. So the system assigns it to no other test's server, and to no outgoing connection. A
+/// server that listens at all addresses has it whole.
 ///
-/// Servers on Express 5.3 say that they listen where their port is taken, and end then: who waits for that word alone meets whoever
-/// has the port.
+/// Servers on Express 5.3 print that they listen before they fail at a taken port: a test that waits for that line
+/// alone would reach the other server.
 ///
 /// # Panics
 /// If no port is free.
@@ -48,7 +48,7 @@ mod tests {
         let reserved: Vec<_> = (0..300).map(|_| reserved_address()).collect();
         let places: [IpAddr; 3] =
             [Ipv4Addr::LOCALHOST.into(), Ipv4Addr::new(127, 0, 0, 2).into(), Ipv6Addr::LOCALHOST.into()];
-        // Where there is no IPv6 nobody has it there either.
+        // On a machine without IPv6 no other server has it there either.
         let others: Vec<_> = places.iter().flat_map(|at| (0..500).flat_map(|_| TcpListener::bind((*at, 0)))).collect();
         let ports: BTreeSet<_> = reserved.iter().map(SocketAddr::port).collect();
         assert!(others.len() >= 500 && others.iter().all(|other| !ports.contains(&other.local_addr().unwrap().port())));

@@ -1,4 +1,4 @@
-//! Starts PostgreSQL servers: in a folder of their own, reached by a socket in it, and gone with whoever started them.
+//! Starts PostgreSQL servers: in a folder of their own, reached by a socket in it, and ended with their owner.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -51,7 +51,7 @@ pub fn programs() -> Option<PathBuf> {
     let found = named.or_else(|| of_the_system("initdb"));
     if found.is_none() {
         assert!(std::env::var_os(PEERS_VARIABLE).is_none(), "PostgreSQL is missing: install the package `postgresql`");
-        // Written past the test harness, which shows what a test prints only if it fails.
+        // Written past the test harness, which prints a test's output only if it fails.
         let _ = std::io::stderr().write_all(b"SKIPPED: PostgreSQL is missing\n");
     }
     found
@@ -63,8 +63,8 @@ fn of_the_system(program: &str) -> Option<PathBuf> {
     newest_first.into_iter().find(|bin| bin.join(program).exists())
 }
 
-/// A folder of programs, where the server's user may run them: whoever built the repository may have it in a folder that no other
-/// user may look into, as root's home is. Then it is a copy, which is gone with this process.
+/// A folder of programs that the server's user may run: the repository may be built in a folder that no other user may
+/// enter, as root's home is. Then it is a copy, which is removed with this process.
 fn reachable(programs: &Path) -> PathBuf {
     static COPY: OnceLock<(PathBuf, ProgramKeeper)> = OnceLock::new();
     let mut version = command(&programs.join("postgres"));
@@ -80,7 +80,7 @@ fn reachable(programs: &Path) -> PathBuf {
     let (copy, _) = COPY.get_or_init(|| {
         let (copy, whole) = (folder("pg-programs"), programs.parent().expect("a folder of programs"));
         run(Command::new("cp").args(["-a", "--"]).args([&whole.join("."), &copy]));
-        // It is never started: what it is there for is its folder, which goes with this process.
+        // It is never started: its folder is removed with this process.
         let remover = ProgramKeeper::new(&copy, Path::new("true"), [""; 0]);
         (copy, remover)
     });
@@ -93,19 +93,19 @@ pub fn shared() -> Option<&'static PostgresServer> {
     SHARED.get_or_init(|| PostgresServer::start(&[])).as_ref()
 }
 
-/// What gateways are pointed at.
+/// A database that gateways can use.
 pub trait Database: fmt::Debug + Sync {
-    /// Where its servers listen, whichever of them can be written to.
+    /// The addresses of its servers; one of them accepts writes.
     fn addresses(&self) -> Vec<SocketAddr>;
 
-    /// Runs statements where they can write, and returns what they printed.
+    /// Runs statements on a server that accepts writes, and returns their output.
     ///
     /// # Panics
     /// If one fails.
     fn psql(&self, statements: &str) -> String;
 }
 
-/// Runs statements by `psql`, and returns what it printed.
+/// Runs statements by `psql`, and returns their output.
 pub(crate) fn psql(program: &Path, conninfo: &str, statements: &str) -> String {
     let mut psql = command(program);
     psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", conninfo, "-c", statements]);
@@ -123,7 +123,7 @@ impl PostgresServer {
         let programs = programs()?;
         let server = Self::begin(programs, None, |programs, data| {
             let mut initdb = command(&programs.join("initdb"));
-            // What is made at first may be lost in a power cut; what the server writes may not.
+            // A power cut may lose the files of `initdb`, but no later write.
             initdb.args(["--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale", "-D"]).arg(data);
             run(&mut initdb);
         });
@@ -233,7 +233,7 @@ impl PostgresServer {
         lines.lines().next().and_then(|line| line.trim().parse().ok()).expect("a process id")
     }
 
-    /// Starts the server, however long it takes until it lets anybody in.
+    /// Starts the server, and does not wait until it accepts connections.
     pub fn launch(&self) {
         self.keeper.start();
     }
@@ -269,7 +269,7 @@ impl PostgresServer {
         run(promote.args(["promote", "-w", "-s", "-D"]).arg(self.folder.join("data")));
     }
 
-    /// A program that asks a server. Those of the system serve for one of another version whose package has none.
+    /// A client program of PostgreSQL. The system's serves a server of another version whose package has none.
     fn client(&self, program: &str) -> PathBuf {
         let own = self.programs.join(program);
         if own.exists() { own } else { of_the_system(program).expect("the package `postgresql`").join(program) }
@@ -295,12 +295,12 @@ impl PostgresServer {
         format!("postgres://postgres@{host}:{}/postgres?sslmode=disable", self.port)
     }
 
-    /// What the server has logged.
+    /// The server's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Runs statements by `psql`, and returns what it printed.
+    /// Runs statements by `psql`, and returns their output.
     ///
     /// # Panics
     /// If one fails.

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::scripted::{ScriptedServer, in_time};
 use crate::session_client::{BOTH, Client, HttpOptions, KEY};
 
-/// What the clocks of all replicas say.
+/// The time of all replicas' clocks.
 pub const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
 
 /// How long one may take to be reached by the others: a busy machine is no reason to take it for gone.
@@ -53,13 +53,13 @@ impl Replicas {
         Self::serving(2, &before(server), &[]).await
     }
 
-    /// The same, where one may take to be reached what it may outside of tests.
+    /// The same, with the time to connect that gateways have outside of tests.
     pub async fn hasty_pair(server: &ScriptedServer) -> Self {
         let clock = Arc::new(ManualClock::at(NOW));
         Self::reaching_within(replica_link::REACH_MAX, clock, 2, (&before(server), &[])).await
     }
 
-    /// So many; what is served begins in the section of the listener. Those that have certificates show them.
+    /// So many; `served` begins within the section of the listener. Replicas with certificates use them.
     pub async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
         Self::going_by(Arc::new(ManualClock::at(NOW)), many, served, tls).await
     }
@@ -149,7 +149,7 @@ impl Replica {
         ReplicaMember { peer: ReplicaPeer { incarnation: self.incarnation, address }, is_leaving: false }
     }
 
-    /// What it knows of the living from now on.
+    /// Replaces its directory of live replicas.
     pub fn sees(&self, living: Vec<ReplicaMember>) {
         self.gateway.session_owners().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
     }

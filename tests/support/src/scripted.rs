@@ -80,7 +80,7 @@ impl SeenRequest {
     }
 }
 
-/// What happened at the server so far, and how it behaves.
+/// The requests at the server so far, and its behaviour.
 #[derive(Debug, Default)]
 pub struct ScriptedState {
     seen: Mutex<Vec<SeenRequest>>,
@@ -91,7 +91,7 @@ pub struct ScriptedState {
     pub connections: AtomicUsize,
     /// How an unknown session is refused.
     pub lost_status: Mutex<Option<u16>>,
-    /// Members that replace those of the result of `initialize`.
+    /// Members that replace some in the result of `initialize`.
     pub initialize_result: Mutex<Value>,
 }
 
@@ -124,7 +124,7 @@ impl ScriptedState {
         in_time(found).await
     }
 
-    /// What a restart does: no session is known any more.
+    /// The effect of a restart: no session is known any more.
     pub fn forget(&self) {
         self.sessions.lock().clear();
         self.seen.lock().clear();
@@ -153,7 +153,7 @@ impl ScriptedServer {
         Self::start_at(anywhere(), None, script).await
     }
 
-    /// The same at an address, and over TLS where there is an identity: HTTP/1.1 and HTTP/2, whatever is agreed on.
+    /// The same at an address, and over TLS if it has an identity: HTTP/1.1 and HTTP/2, as negotiated.
     pub async fn start_at(
         address: SocketAddr,
         tls: Option<ServerConfig>,
@@ -267,7 +267,7 @@ fn lost(code: u16) -> ScriptedReply {
     reply
 }
 
-/// What a server does that has nothing to hide.
+/// The answers of a server without faults.
 pub fn polite(seen: &SeenRequest, world: &ScriptedState) -> ScriptedReply {
     match (seen.method.as_str(), seen.rpc()) {
         ("POST", "initialize") => {
@@ -357,7 +357,7 @@ impl BodySender {
     }
 
     pub fn raw(&self, text: impl Into<Bytes>) {
-        // A client that has what it wants may be gone.
+        // A client may close the stream once it has its answer.
         let _ = self.0.try_send(Ok(text.into()));
     }
 
@@ -378,17 +378,17 @@ impl BodySender {
         let _ = self.0.try_send(Err(io::Error::other("cut")));
     }
 
-    /// Whether anybody still reads.
+    /// Whether a client still reads.
     pub fn is_open(&self) -> bool {
         !self.0.is_closed()
     }
 
-    /// Returns once nobody reads any more.
+    /// Returns once no client reads any more.
     pub async fn left(&self) {
         in_time(self.0.closed()).await;
     }
 
-    /// The same, however long somebody reads.
+    /// The same, without a time limit.
     pub async fn abandoned(&self) {
         self.0.closed().await;
     }

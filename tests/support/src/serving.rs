@@ -1,4 +1,4 @@
-//! Makes what one upstream is served with, for tests that put a face or an engine together by hand.
+//! Makes the parts that serve one upstream, for tests that put a face or an engine together by hand.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
     }
 }
 
-/// What one server is served with: an empty store in memory, ten permits, a clock that stands still.
+/// The parts for one server: an empty store in memory, ten permits, a clock that stands still.
 pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) -> Served {
     let limits = SharedLimits::default();
     let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
@@ -109,7 +109,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
     }
 }
 
-/// Whoever calls a tool now, as a client of 2026-07-28.
+/// The maker of a tool call, a client of 2026-07-28.
 pub fn maker(owner: &Principal, capabilities: Payload) -> CallMaker {
     CallMaker {
         principal: owner.clone(),
@@ -126,7 +126,7 @@ pub fn target(upstream: Arc<dyn Upstream>, permits: &Arc<CallPermits>, settings:
     CallTarget { upstream, permits: Arc::clone(permits), settings: Arc::new(settings) }
 }
 
-/// A server that nobody reaches, of this name.
+/// A server of this name that cannot be reached.
 #[derive(Debug)]
 pub struct Unreachable(Arc<str>);
 

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use crate::hostile_twin;
 use crate::scripted::{ScriptedServer, in_time};
 
-/// The line of every gateway's key file: what one sealed, the next one opens.
+/// The line of every gateway's key file: a restarted gateway opens the ids that an earlier one sealed.
 pub const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
 pub const BOTH: &str = "application/json, text/event-stream";
 
@@ -61,12 +61,12 @@ impl TestGateway {
 
     /// `listen` stands in the section of the listener, and may open others behind it.
     pub async fn open(listen: &str, url: &str, keys: &str) -> Self {
-        // What a test puts behind the upstream's section may be of any other.
+        // The text behind the upstream's section may hold any other section.
         let (section, _hostile) = hostile_twin::section("up", "/mcp", url).await;
         Self { _hostile, ..Self::serving(&format!("{listen}\n{section}{keys}\n")).await }
     }
 
-    /// What is served begins in the section of the listener, and has upstreams behind it.
+    /// `served` begins within the section of the listener, and has upstreams behind it.
     pub async fn serving(served: &str) -> Self {
         let text = format!(
             "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{served}\n"
@@ -261,7 +261,7 @@ impl Reply {
         Ok(Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()))
     }
 
-    /// Reads on until `text` ends what was read.
+    /// Reads until the read text ends in `text`.
     pub async fn until(&mut self, text: &str) -> String {
         let mut read = String::new();
         while !read.ends_with(text) {

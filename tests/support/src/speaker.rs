@@ -1,4 +1,4 @@
-//! A server of 2026-07-28 that can be listened to: it acknowledges what its manner allows, and says what a test says.
+//! A server of 2026-07-28 with subscriptions: its policy grants them, and a test sends its notifications.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub const TOOLS: &str = "notifications/tools/list_changed";
 pub const RESOURCES: &str = "notifications/resources/list_changed";
 pub const UPDATED: &str = "notifications/resources/updated";
 
-/// What is granted of the member `notifications`; `Err` is a refusal with this code.
+/// The granted part of the member `notifications`; `Err` is a refusal with this code.
 type GrantPolicy = dyn Fn(&Value) -> Result<Option<Value>, i64> + Send + Sync;
 
 pub struct SubscriptionServer {
@@ -23,7 +23,7 @@ pub struct SubscriptionServer {
     manner: Box<GrantPolicy>,
 }
 
-/// One stream that somebody listens to.
+/// One stream with a subscription.
 #[derive(Clone)]
 pub struct SubscriptionStream {
     pub seen: SeenRequest,
@@ -31,7 +31,7 @@ pub struct SubscriptionStream {
 }
 
 impl SubscriptionServer {
-    /// Grants whatever is asked for.
+    /// Grants each subscription.
     pub fn generous() -> Arc<Self> {
         Self::of(|asked| Ok(Some(asked.clone())))
     }
@@ -41,7 +41,7 @@ impl SubscriptionServer {
         Arc::new(Self { streams: Mutex::default(), opened: Notify::new(), manner: Box::new(manner) })
     }
 
-    /// What a script answers: nothing, unless it is asked to be listened to.
+    /// A script's answer to a subscription; none to other requests.
     pub fn reply(&self, seen: &SeenRequest) -> Option<ScriptedReply> {
         if seen.rpc() != LISTEN {
             return None;
@@ -63,7 +63,7 @@ impl SubscriptionServer {
         Some(reply)
     }
 
-    /// The n-th stream, waiting for it. How many come depends on time where what is wanted becomes less.
+    /// The n-th stream, waiting for it. If a subscription shrinks, their number depends on time.
     pub async fn stream(&self, n: usize) -> SubscriptionStream {
         self.find(|streams| streams.get(n).cloned()).await
     }
@@ -112,7 +112,7 @@ pub fn refusing(unknown: &'static str, code: i64) -> Arc<SubscriptionServer> {
 }
 
 impl SubscriptionStream {
-    /// What was asked for.
+    /// The requested subscription.
     pub fn asked(&self) -> &Value {
         &self.seen.body["params"]["notifications"]
     }

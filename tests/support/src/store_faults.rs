@@ -1,5 +1,5 @@
-//! What a store does wrong when a test wants it to: it fails, dawdles, or does what it was asked and says that it did
-//! not; by method, as often as the test says.
+//! Faults of a store: it fails, is slow, or reports a failure of an operation that it did; by method, as often as the
+//! test says.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,13 +28,13 @@ pub enum StoreFault {
     Fails,
     /// It happens, later.
     Delays(Duration),
-    /// It happens, and an error says that nobody knows.
+    /// It is done, and the error says that its result is unknown.
     AppliesAndFails,
     /// Nothing happens, since the disk below is full.
     NoRoom,
     /// Nothing happens, however small the write is, as by a bound that stays.
     Refuses,
-    /// Nothing happens, and an error says that nobody knows.
+    /// Nothing is done, and the error says that the result is unknown.
     FailsUnsure,
 }
 
@@ -88,7 +88,7 @@ impl StoreFaults {
     }
 }
 
-/// Only of a write nobody may know whether it was made.
+/// Only a write can have an unknown commit.
 fn unsure(method: Method, error: StoreError) -> StoreError {
     match (method, error) {
         (Method::Insert | Method::Replace | Method::Remove | Method::SweepOne, StoreError::Io(cause)) => {

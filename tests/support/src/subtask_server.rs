@@ -1,5 +1,5 @@
-//! A server of 2025-11-25 whose tasks have subtasks (SEP-2268). Its tools do nothing by themselves: the test says how their
-//! tasks stand, and what is below them.
+//! A server of 2025-11-25 whose tasks have subtasks (SEP-2268). Its tools do nothing by themselves: the test sets the
+//! states of their tasks, and their subtasks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ struct ServerTask {
     parent: Option<String>,
     children: Vec<Value>,
     end: Option<Value>,
-    /// The id of what it asks on every stream of `tasks/result`.
+    /// The id of the question that it asks on every stream of `tasks/result`.
     question: Option<u32>,
     /// Streams of `tasks/result` that wait, and their ids.
     waiting: Vec<(Value, BodySender)>,
@@ -50,7 +50,7 @@ impl SubtaskServer {
         self.names(parent, &json!(id));
     }
 
-    /// Names something below a task, whatever it is.
+    /// Names an entry below a task; the id may have any type.
     pub fn names(&self, parent: &str, id: &Value) {
         self.tasks.lock().get_mut(parent).expect("a task").children.push(id.clone());
     }

@@ -1,4 +1,4 @@
-//! What the tests speak with: a gateway, a client that knows tasks, a server whose calls are the test's to answer.
+//! A gateway, a client with tasks, and a server with calls that the test answers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl ManualSetup {
                 (false, false) => return None,
             };
             let (events, reply) = BodySender::open();
-            // Nobody takes them once the test is over.
+            // They are dropped once the test has ended.
             let _ = to.try_send(ArrivedRequest { seen: seen.clone(), events });
             Some(reply)
         })
@@ -200,7 +200,7 @@ impl SessionUser {
         in_time(polled).await
     }
 
-    /// Begins to wait for an outcome; returns with the stream's first message at hand, or a life sign.
+    /// Begins to wait for an outcome; returns at the stream's first message or progress comment.
     pub fn result(&self, id: u32, task: &Value) -> impl Future<Output = Reply> + use<> {
         let (person, params) = (self.clone(), json!({"taskId": task}));
         async move { person.request(id, "tasks/result", &params).await }

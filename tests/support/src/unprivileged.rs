@@ -1,7 +1,7 @@
-//! Runs programs that refuse to run as root, each in a folder of its own, and gone with whoever started them.
+//! Runs programs that refuse to run as root, each in a folder of its own, and ended with their owner.
 //!
-//! Under root they run as another user. A shell of that user stands between: it starts and ends the program by its process id as
-//! it is told, and ends it and removes the folder when nobody is left to tell it anything, however this process ended.
+//! Under root they run as another user. A shell of that user is in between: it starts and ends the program by its
+//! process id on orders, and ends it and removes the folder when its input closes, in any way that this process ends.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 /// The user that programs run as, if this process is root's.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 
-/// What the shell between is told to do. The first argument is the folder, the rest is the program with its own. At the end a
-/// database server in the folder is ended as by a crash, be it the program or one that the program started.
+/// The script of the shell. The first argument is the folder, the rest is the program with its own. At the end, a
+/// database server in the folder is killed, be it the program or one that the program started.
 const KEEPER: &str = r#"
 trap '' INT TERM HUP
 ulimit -c 0
@@ -130,7 +130,7 @@ impl ProgramKeeper {
         self.order("start");
     }
 
-    /// Has the program read its configuration anew.
+    /// Has the program reload its configuration.
     pub(crate) fn reload(&self) {
         self.order("HUP");
     }

@@ -1,4 +1,4 @@
-//! One request at a time to a gateway that may die in the middle of it: what came back is kept, however little.
+//! One request at a time to a gateway that may be killed in the middle of it: each received part of the response is kept.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const ENDPOINTS: [&str; 2] = ["/mcp", "/up/mcp"];
 pub const MODERN: &str = "2026-07-28";
 pub const LEGACY: &str = "2025-11-25";
 
-/// What came back for one request.
+/// The response to one request.
 #[derive(Debug, Default)]
 pub struct Answer {
     /// `None` where no head came.
@@ -118,7 +118,7 @@ impl WireClient {
         is_open
     }
 
-    /// Makes a request, or sends a notification; `params` gain what the flavour says with each.
+    /// Makes a request, or sends a notification; `params` gain the flavour's metadata.
     pub async fn ask(&self, address: SocketAddr, method: &str, mut params: Value) -> Answer {
         let mut request = Request::post(self.path)
             .header("host", "localhost")
@@ -155,14 +155,14 @@ impl WireClient {
     }
 }
 
-/// Sends a request on a connection of its own, and reads what comes until it ends or breaks off.
+/// Sends a request on a connection of its own, and reads until it ends or breaks.
 pub async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Answer {
     send_within(ANSWER_MAX, address, request).await
 }
 
 async fn send_within(patience: Duration, address: SocketAddr, request: Request<Full<Bytes>>) -> Answer {
     let mut answer = Answer::default();
-    // What came before the time was over is kept.
+    // The part that came within the time is kept.
     let _ = timeout(patience, read(address, request, &mut answer)).await;
     answer
 }

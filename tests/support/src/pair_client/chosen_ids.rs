@@ -17,7 +17,7 @@ fn is_related(meta: &Value, task: &str) -> bool {
 }
 
 impl PairClient {
-    /// Begins a call, up to the word that it is a task: its request's id and its task's, and what follows.
+    /// Begins a call, up to the notification of its task: the ids of its request and its task, and the rest.
     async fn begin(&mut self, tool: &str) -> Result<(u64, String, Messages), String> {
         let task = format!("pair {}", self.next_id);
         let meta = json!({TASK: {"taskId": task, "keepAlive": 60_000}});
@@ -91,7 +91,7 @@ impl PairClient {
         }
     }
 
-    /// The task says of the call what its answer says.
+    /// The task's result is the call's answer.
     async fn check_answer(&mut self, task: &str, answer: &Value) -> Result<(), String> {
         let status = self.status(task).await?;
         let again = self.ask("tasks/result", json!({"taskId": task})).await?;
@@ -131,7 +131,7 @@ impl PairClient {
         Err("the task never ended".to_owned())
     }
 
-    /// Takes back what was answered: nothing changes. What has ended can be deleted, once.
+    /// Cancels an answered call: nothing changes. A settled task can be deleted, once.
     pub(super) async fn cancel_settled_call(&mut self) -> Result<(), String> {
         let (id, task, mut messages) = self.begin("slow").await?;
         while messages.next().await?.is_some_and(|message| message["id"] != id) {}

@@ -31,7 +31,7 @@ impl PairClient {
             match above["status"].as_str() {
                 Some("working") => sleep(POLL).await,
                 Some("completed" | "failed") if above["childTaskIds"] == named => return Ok(ending),
-                // What a subtask asks is no question of its parent (SUB-14).
+                // A question of a subtask is no question of its parent (SUB-14).
                 _ => return Err(format!("its parent: {above}")),
             }
         }

@@ -11,10 +11,10 @@ use tokio::net::{TcpStream, UnixListener};
 use tokio::task::JoinSet;
 use url::Url;
 
-/// What is kept of one connection: these tests say less on one.
+/// The bytes that are kept of one connection; these tests send less.
 const HEARD_BYTES_MAX: usize = 1 << 20;
 
-/// What was said on one connection by both ends, in the order in which it passed.
+/// The bytes of both directions of one connection, in the order in which they passed.
 type Transcript = Arc<Mutex<Vec<u8>>>;
 
 /// Passes connections on. Dropping it cuts them.
@@ -58,7 +58,7 @@ impl UnixSocketProxy {
         socket_in(self.dir.path())
     }
 
-    /// What was said on each connection.
+    /// The transcript of each connection.
     pub fn heard(&self) -> Vec<String> {
         self.heard.lock().iter().map(|heard| String::from_utf8_lossy(&heard.lock()).into_owned()).collect()
     }

@@ -8,7 +8,7 @@ use super::install::Peers;
 
 /// One client's cells with one upstream.
 pub trait Row: Sized + Send + Sync + 'static {
-    /// What the matrix is called where its peers are missing.
+    /// The matrix's name in the message about missing peers.
     const MATRIX: &'static str;
     /// How many upstreams, and so rows, each client has.
     const UPSTREAMS: usize;
@@ -20,7 +20,7 @@ pub trait Row: Sized + Send + Sync + 'static {
     #[allow(async_fn_in_trait, reason = "each matrix runs on a runtime of its own")]
     async fn run(peers: &Peers) -> Result<Vec<Self>, String>;
 
-    /// What went wrong, one line each.
+    /// The errors, one line each.
     fn failures(&self) -> Vec<String>;
 }
 
@@ -32,7 +32,7 @@ impl<R: Row> Cells<R> {
         Self(OnceLock::new())
     }
 
-    /// All rows, run by whichever test comes first; `None` without peers.
+    /// All rows, run by the first test that asks; `None` without peers.
     #[track_caller]
     pub fn rows(&self) -> Option<&[R]> {
         let run = || {
@@ -42,7 +42,7 @@ impl<R: Row> Cells<R> {
         self.0.get_or_init(run).as_ref().map(|rows| rows.as_deref().unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// Fails with whatever went wrong in the rows of one client.
+    /// Fails with each error in the rows of one client.
     #[track_caller]
     pub fn check(&self, is_of_client: impl Fn(&R) -> bool) {
         let Some(rows) = self.rows() else { return };

@@ -29,13 +29,13 @@ struct Running {
     child: Child,
 }
 
-/// What a gateway is started with, each time.
+/// The settings of each start of a gateway.
 #[derive(Debug)]
 struct Setup {
     name: String,
     upstreams: String,
     count: usize,
-    /// Where it serves, in each of its lives.
+    /// Its address, the same in each process.
     address: SocketAddr,
     /// Further keys of `[listen]`.
     listen: String,
@@ -87,7 +87,7 @@ impl Gateway {
         Ok(Self { setup, running })
     }
 
-    /// Lets it crash, and starts it again at the same address with what it kept.
+    /// Kills it, and starts it again at the same address with its store.
     ///
     /// # Errors
     /// As [`Gateway::start`].

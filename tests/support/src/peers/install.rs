@@ -19,8 +19,8 @@ const PY_MODERN: &str = include_str!("../../../peers/requirements-modern.txt");
 const PY_LEGACY: &str = include_str!("../../../peers/requirements-legacy.txt");
 const CARGO: &str = include_str!("../../../peers/rmcp_login/Cargo.toml");
 
-/// How many tests of a process may have peers at a time. Their interpreters are idle most of the time, so these are more
-/// than the smallest machine has cores; the limits on what peers may take allow for so many.
+/// How many tests of a process may have peers at a time. Their interpreters are idle most of the time, so these are
+/// more than the smallest machine has cores; the time limits of peers allow for so many.
 const TESTS_MAX: usize = 4;
 
 static RUNNING: Mutex<usize> = Mutex::new(0);
@@ -74,7 +74,7 @@ impl Deref for Peers {
 }
 
 impl Peers {
-    /// `None` if no peers are asked for: then `what` is left out, and the run says so. Waits while too many other tests of
+    /// `None` if no peers are asked for: then `what` is skipped with a message. Waits while too many other tests of
     /// this process have peers.
     ///
     /// # Panics
@@ -86,7 +86,7 @@ impl Peers {
         Some(Self { dir, _turn: RunPermit::take() })
     }
 
-    /// Whether peers are asked for, the system's own programs among them. If not, `what` is left out, and the run says so.
+    /// Whether peers are asked for, the system's own programs among them. If not, `what` is skipped with a message.
     pub fn are_asked_for(what: &str) -> bool {
         Self::dir(what).is_some()
     }
@@ -94,7 +94,7 @@ impl Peers {
     fn dir(what: &str) -> Option<OsString> {
         let dir = env::var_os(VARIABLE);
         if dir.is_none() {
-            // Written past the test harness, which shows what a test prints only if it fails.
+            // Written past the test harness, which prints a test's output only if it fails.
             let _ = io::Write::write_fmt(
                 &mut io::stderr(),
                 format_args!("SKIPPED: {what}; {VARIABLE} does not say where the real peers are\n"),
@@ -157,7 +157,7 @@ impl Pins {
     }
 }
 
-/// What stands behind `start` at the beginning of a line, up to `end`.
+/// The text behind `start` at the beginning of a line, up to `end`.
 fn found(list: &'static str, start: &str, end: char) -> Option<&'static str> {
     list.lines().find_map(|line| line.strip_prefix(start)?.split(end).next())
 }

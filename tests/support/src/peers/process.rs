@@ -1,7 +1,7 @@
 //! Child processes of a test: started by their arguments, read while they run, ended by their id.
 //!
-//! Knows nothing of MCP. What a child prints goes to a file under `target/peers-logs`, so that a failed run can
-//! be looked into.
+//! Knows nothing of MCP. A child's output goes to a file under `target/peers-logs`, so that a failed run can be
+//! examined.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -79,7 +79,7 @@ impl Child {
         Ok(Self { process, name: name.to_owned(), input, lines, _readers: readers })
     }
 
-    /// The rest of the next line that begins with `start`; what comes before it is skipped.
+    /// The rest of the next line that begins with `start`; earlier lines are skipped.
     ///
     /// # Errors
     /// If the child ends or [`WAIT_MAX`] passes first.

@@ -1,4 +1,4 @@
-//! What a run with real peers leaves behind: a table under `target/reports`, which `docs/compatibility.md` repeats.
+//! The report of a run with real peers: a table under `target/reports`, which `docs/compatibility.md` repeats.
 
 use std::process::Command;
 use std::{env, fs};
@@ -16,8 +16,8 @@ const COMMIT: &str = "Written by `make peers` at commit ";
 
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Writes `table` to `target/reports/NAME.md` and compares it with what stands in `docs/compatibility.md` between
-/// `<!-- NAME -->` and `<!-- /NAME -->`, if it has such a place. `UPDATE_GOLDEN=1` rewrites that instead.
+/// Writes `table` to `target/reports/NAME.md` and compares it with the text in `docs/compatibility.md` between `<!--
+/// NAME -->` and `<!-- /NAME -->`, if it has these markers. `UPDATE_GOLDEN=1` rewrites that instead.
 ///
 /// # Panics
 /// If the page shows something else.

@@ -34,7 +34,7 @@ pub enum Program {
     TypeScript,
     /// The same, whose calls last until they are let go, and are counted.
     Resumable,
-    /// What the scenarios of the conformance suite name.
+    /// The tools that the scenarios of the conformance suite call.
     Fixture,
 }
 
@@ -118,7 +118,7 @@ impl Program {
         }
     }
 
-    /// What begins the line that it prints when it is ready.
+    /// The beginning of the line that it prints when it is ready.
     const fn ready(self) -> &'static str {
         match self {
             Self::Demo => "http://",

@@ -54,7 +54,7 @@ impl StreamedReply {
                 match self.response.body_mut().frame().await {
                     Some(frame) => {
                         let Ok(data) = frame.ok()?.into_data() else { continue };
-                        // Servers end lines as they like, and what they say is passed on as it is.
+                        // Servers end lines in different ways, and their text is forwarded unchanged.
                         self.text.push_str(&std::str::from_utf8(&data).unwrap().replace('\r', ""));
                     }
                     None => return serde_json::from_str(&std::mem::take(&mut self.text)).ok(),
@@ -119,7 +119,7 @@ pub struct StandaloneClient {
     session: Option<String>,
     has_tasks: bool,
     key: Option<&'static str>,
-    /// What the client says of itself, where that is of interest.
+    /// A value among the client's capabilities, where the test needs one.
     experimental: Option<u32>,
 }
 
@@ -192,7 +192,7 @@ impl StandaloneClient {
         send(self.address, self.authorized(request).body(Full::default()).unwrap()).await
     }
 
-    /// Makes a request whose answer nobody waits for yet. Dropping it is leaving.
+    /// Makes a request whose answer no task reads yet. Dropping it disconnects.
     pub async fn start(&self, id: u32, method: &str, params: Value) -> PendingReply {
         let (client, method) = (self.clone(), method.to_owned());
         let asking = async move { client.ask(id, &method, params).await };
@@ -232,12 +232,12 @@ impl StandaloneClient {
         self.ask(id, "tools/call", params).await.answer().await.0
     }
 
-    /// Calls a tool; what is answered, as it came.
+    /// Calls a tool; returns its answer verbatim.
     pub async fn call_verbatim(&self, id: u32, tool: &str, arguments: Value) -> String {
         self.ask_verbatim(id, "tools/call", json!({ "name": tool, "arguments": arguments })).await
     }
 
-    /// Makes a request; what is answered, as it came, but for bytes that are no text.
+    /// Makes a request; returns its answer verbatim, but for bytes that are no text.
     pub async fn ask_verbatim(&self, id: u32, method: &str, params: Value) -> String {
         let reply = self.ask(id, method, params).await;
         let body = in_time(reply.response.collect()).await.unwrap();
@@ -266,7 +266,7 @@ impl StandaloneClient {
         .await
     }
 
-    /// Sends what wants no answer.
+    /// Sends a notification.
     pub async fn note(&self, method: &str, params: Value) {
         self.say(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
     }
@@ -303,7 +303,7 @@ pub fn text(answer: &Value) -> &str {
     answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no result: {answer}"))
 }
 
-/// What the gateway says of itself in an error.
+/// The gateway's data in an error.
 pub fn fault(answer: &Value) -> &Value {
     assert_eq!(answer["error"]["data"]["source"], "gateway", "{answer}");
     &answer["error"]["data"]

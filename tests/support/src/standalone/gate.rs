@@ -96,7 +96,7 @@ impl GatewayProcess {
         Self::with("", "").await
     }
 
-    /// In front of what `upstream` says. What programs write to their standard error is in the log.
+    /// In front of the upstream whose section `upstream` is. The standard error of programs is in the log.
     pub async fn start(dir: TempDir, upstream: &str) -> Self {
         Self::logging(dir, upstream, "info,taskgate::upstream::transport::stdio::program_output=debug").await
     }
@@ -117,7 +117,7 @@ impl GatewayProcess {
         Self { child, address: clients, admin, log, dir, _hostile: hostile }
     }
 
-    /// What of the log has come here so far.
+    /// The part of the log that has arrived so far.
     pub fn log(&self) -> String {
         self.log.borrow().clone()
     }
@@ -141,7 +141,7 @@ impl GatewayProcess {
         self.counted("taskgate_upstream_failures_total", reason).await
     }
 
-    /// What operators read of the upstream: its state, and its last failure.
+    /// The operators' view of the upstream: its state, and its last failure.
     pub async fn health(&self) -> Value {
         let page = super::client::get(self.admin, "/readyz?verbose").await;
         let all = serde_json::from_str::<Value>(&page).unwrap()["upstreams"].take();
@@ -154,7 +154,7 @@ impl GatewayProcess {
         page.lines().filter(is_meant).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 
-    /// What came from the gateway and lives: supervisors and their programs, by process id.
+    /// The processes of the gateway that run: supervisors and their programs, by process id.
     pub fn processes(&self) -> Vec<u32> {
         let mark = format!("MARK={}", self.dir.path().display());
         let all = fs::read_dir("/proc").unwrap().flatten();

@@ -78,7 +78,7 @@ fn a_certificates_name_has_the_groups_of_its_block() {
         assert_eq!(output.status.code(), Some(code), "{command:?}: {output:?}");
         assert!(printed.contains(said), "{command:?}: {printed}");
     }
-    // What `check` reads, `serve` reads too: each file of no use is named.
+    // `check` reads every file that `serve` reads: each unusable one is named.
     fs::write(folder.path().join("server.pem"), "").unwrap();
     let output =
         Command::new(env!("CARGO_BIN_EXE_taskgate")).args(["check", "gate.toml"]).current_dir(folder.path()).output();

@@ -1,4 +1,4 @@
-//! `taskgate call` against scripted servers: what it sends, shows, asks, prints, and ends with. And against real ones,
+//! `taskgate call` against scripted servers: its requests, output, questions and exit codes. And against real servers,
 //! where they are installed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]

@@ -1,5 +1,4 @@
-//! What the program does where it may open few files and sockets (B174, F60). The program itself runs here, under limits
-//! of its own.
+//! The program under a low limit of open files and sockets (B174, F60). It runs here, under limits of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -15,7 +14,7 @@ use support::scripted::WAIT_MAX;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// What the kernel counts time in for `/proc`.
+/// The kernel's unit of time in `/proc`.
 const TICK: Duration = Duration::from_millis(10);
 
 /// The program at work. Ends with this.
@@ -51,7 +50,7 @@ impl Program {
     fn start(limit: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // Nobody is behind it: what is asked here needs no upstream.
+        // No server listens there: these requests need no upstream.
         let config = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\nkind = \"memory\"\n\
                       [upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n";
         fs::write(at("config.toml"), config).unwrap();
@@ -166,7 +165,7 @@ fn f60_a_shortage_of_descriptors_harms_no_connection_and_passes() {
     let (began, before) = (Instant::now(), program.busy());
     while began.elapsed() < Duration::from_secs(2) {
         assert!(is_served(&mut held), "what is there is served");
-        // Few requests: their own time is no part of what is measured.
+        // Few requests: their own processor time must not count.
         std::thread::sleep(Duration::from_millis(250));
     }
     let share = (program.busy() - before).as_secs_f64() / began.elapsed().as_secs_f64();

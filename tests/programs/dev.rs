@@ -315,7 +315,7 @@ fn a_path_that_is_not_there_and_a_command_without_its_mark_are_refused() {
     assert!(text(&refused).contains("stands after `--`: taskgate dev -- COMMAND"), "{}", text(&refused));
 }
 
-/// Crashes a program as a task; returns what `tasks show` says of it, and the lines of the log with its last words.
+/// Runs a task at a program that crashes; returns the output of `tasks show`, and the log's lines with the program's last output.
 fn crashed(key: &str) -> (String, Vec<String>) {
     let config = format!(
         "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\nephemeral = true\n[upstreams.one]\n\

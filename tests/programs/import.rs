@@ -196,7 +196,7 @@ fn a_websocket_is_left_out_by_its_address_and_the_other_servers_are_imported() {
     assert!(toml.contains("[upstreams.a]") && !toml.contains("ws"), "{toml}");
 }
 
-/// `check` and `serve` of a host's file say what to do with it.
+/// `check` and `serve` of a host's file name the command for it.
 #[test]
 fn a_hosts_file_in_place_of_a_configuration_is_answered_with_the_command_that_turns_it_into_one() {
     let folder = TempDir::new().unwrap();

@@ -74,7 +74,7 @@ impl Machine {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Both outputs, without what differs between machines.
+    /// Both outputs, without the parts that differ between machines.
     fn shown(&self, output: &Output) -> String {
         let text = [text(&output.stdout), text(&output.stderr)].concat();
         let home = self.path("home").display().to_string();

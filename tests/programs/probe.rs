@@ -84,7 +84,7 @@ async fn a_server_is_found_without_its_path() {
     assert_eq!((output.status.code(), &json["target"]), (Some(0), &json!(url)), "{json}");
 }
 
-/// What a server says in refusing cannot control the terminal, and an address that points elsewhere is told.
+/// The text of a server's refusal cannot control the terminal, and a redirected address is reported.
 #[tokio::test]
 async fn a_servers_refusal_reaches_the_terminal_as_plain_text() {
     let refusal = "\\u001b[2J\\u001b]0;owned\\u0007\\u009b1m\\u202egnp\\u2066\\u200b";
@@ -209,7 +209,7 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
     }
 }
 
-/// What a program writes as it gives up is what its user has to know.
+/// A program that gives up prints its reason at last, which the user must see.
 #[tokio::test]
 async fn the_standard_error_of_a_failed_program_is_shown() {
     let script =
@@ -222,7 +222,7 @@ async fn the_standard_error_of_a_failed_program_is_shown() {
     assert!(!said.contains("line 11\n") && !said.contains('\u{1b}'), "{said}");
 }
 
-/// What answers, and what is said of it.
+/// An answer, and the message about it.
 #[tokio::test]
 async fn an_error_about_an_address_is_reported_once_with_its_cause() {
     for (head, expected) in [
@@ -271,7 +271,6 @@ async fn an_address_without_tls_of_a_server_that_has_it_is_told_from_one_that_is
     assert!(said.contains("it does not speak HTTP here; over TLS an address begins with https://"), "{said}");
 }
 
-/// A program is given what it needs by name, and one that is not there is said once.
 #[tokio::test]
 async fn a_time_limit_that_no_clock_reaches_is_refused() {
     let output = probe(&["http://127.0.0.1:9/mcp", "--timeout", "500000000000y"]).await;

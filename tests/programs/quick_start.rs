@@ -1,4 +1,4 @@
-//! What a person sees who starts the program without a file: the lines that it prints do what they say.
+//! The program started without a file: the commands that it prints work.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};

@@ -1,8 +1,8 @@
-//! The terminal sessions that `docs/command-line.md` shows are what the program prints.
+//! The terminal sessions in `docs/command-line.md` are the program's real output.
 //!
 //! A session stands between `<!-- session:NAME -->` and `<!-- /session -->`, as a block of text. Each is recorded
-//! anew against the gateway in front of the demo server and compared; with `UPDATE_SESSIONS=1` it is written there
-//! instead. Ids of tasks differ from run to run and are shown as one short id.
+//! against the gateway in front of the demo server and compared; with `UPDATE_SESSIONS=1` it is written there instead.
+//! Ids of tasks differ from run to run and are shown as one short id.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -19,7 +19,7 @@ use std::{env, fs};
 use gateway::Gateway;
 use process::Child;
 
-/// A session: how it is named on the page, what is typed on the command line, and what is answered.
+/// A session: its name on the page, its commands, and the typed answers.
 struct Session {
     name: &'static str,
     flavour: &'static str,
@@ -33,12 +33,12 @@ const SESSIONS: [Session; 3] = [
 ];
 
 const CALL: [&str; 2] = ["confirm_delete", r#"{"path":"/tmp/old"}"#];
-/// What the page calls the gateway.
+/// The gateway's address on the page.
 const SHOWN_URL: &str = "http://127.0.0.1:8080/demo/mcp";
 const ID_SHOWN: &str = "3f9a62";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a session and writes down what a terminal would show: the program's two outputs are one here.
+/// Runs a session and records the terminal: the program's two outputs are one here.
 async fn record(url: &str, session: &Session) -> String {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));

@@ -1,4 +1,4 @@
-//! `taskgate serve` without a file: one line leads to a task, and what is printed is fit to be pasted.
+//! `taskgate serve` without a file: one command leads to a task, and the output can be pasted.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -37,7 +37,7 @@ fn taskgate(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts a program and reads what it prints up to a line that contains `last`.
+/// Starts a program and reads its output up to a line that contains `last`.
 fn start(mut command: Command, last: &str) -> (Running, Vec<String>) {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let out = child.stdout.take().unwrap();
@@ -187,7 +187,7 @@ fn the_server_is_shown_the_bearer_token_that_the_environment_holds_and_headers()
 #[test]
 fn a_port_that_was_asked_for_is_taken_or_refused() {
     let folder = folder();
-    // Nobody else is given it once the holder has gone.
+    // No other process gets it once the holder has released it.
     let address = reserved_address();
     let holder = TcpListener::bind(address).unwrap();
     let port = address.port().to_string();
@@ -316,7 +316,7 @@ fn a_mistake_is_reported_with_its_correction() {
     assert!(!folder.path().join("taskgate-data").exists(), "nothing was made");
 }
 
-/// What is refused is answered in words that hold no secret, and nothing is served.
+/// The message of a refusal holds no secret, and nothing is served.
 fn check_refused(folder: &Path, arguments: &[&str], (code, expected): (i32, &str)) {
     let refused = taskgate(folder, &[&["serve"], arguments].concat()).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! What the program says of a store that it cannot open, and with which code it ends; `check` says the same.
+//! The message and exit code of the program about a store that it cannot open; `check` has the same.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -125,7 +125,7 @@ async fn a_task_outlives_the_session_that_the_server_forgot() {
     ends(of(script), CallExit::Returned, &["done"], &methods).await;
 }
 
-/// 2025-11-25 alone has these tasks, whatever a server declares in other versions.
+/// 2025-11-25 alone has these tasks, also if a server declares them in other versions.
 #[tokio::test]
 async fn a_session_of_another_version_has_no_tasks() {
     let script =

@@ -1,4 +1,4 @@
-//! Calls with the tasks extension of 2026-07-28, and what all calls of that version share.
+//! Calls with the tasks extension of 2026-07-28, and the common behaviour of all calls of that version.
 
 use std::time::Duration;
 
@@ -251,7 +251,7 @@ async fn polls_are_repeated_while_the_server_is_away() {
     let run = Scenario { retry, ..of(script) }.run().await;
     assert_eq!(run.verdict, CallExit::Lost);
     run.assert_note("trying again, for 1s at most");
-    // What a repetition cannot heal is not repeated.
+    // An error that a retry cannot mend is not retried.
     check(of([handle(), Step::Page(404)]), CallExit::Lost, &[], &[CALL, GET]).await;
     check(of([handle(), Step::Error(404, error(-32601))]), CallExit::Faulted, &[], &[CALL, GET]).await;
 }

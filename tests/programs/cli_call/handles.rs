@@ -108,7 +108,7 @@ async fn a_handle_is_followed_by_the_command_that_was_printed_with_it() {
         for (arguments, code, stdout, stderr) in cases {
             Ended::with(arguments).await.is(code, stdout, stderr);
         }
-        // As a shell reads it, with what was built in the place of the program.
+        // As a shell runs it, with the built program.
         let waits = command.replacen("taskgate", "exec \"$TASKGATE\"", 1);
         let mut shell = Command::new("sh");
         shell.args(["-c", &waits]).env("TASKGATE", env!("CARGO_BIN_EXE_taskgate")).kill_on_drop(true);

@@ -31,7 +31,7 @@ pub(crate) fn initialized(capabilities: Value) -> Step {
     }))
 }
 
-/// A call in a session, and the methods that surround what comes of it.
+/// A call in a session, and all methods of the session.
 async fn in_session(call: Step, change: impl FnOnce(Scenario) -> Scenario, verdict: CallExit, methods: &[&str]) -> Run {
     let script = [unknown(), initialized(json!({})), call];
     let scenario = change(Scenario::of(Some(Flavour::None), script));
@@ -56,7 +56,7 @@ async fn a_server_of_2026_07_28_is_called_without_the_extension() {
     }
 }
 
-/// Whatever an old server answers to a question that it does not know (UPC-22).
+/// Any other answer of an old server to a request that it does not know (UPC-22).
 #[tokio::test]
 async fn any_other_answer_to_discover_leads_to_a_session() {
     for answer in [

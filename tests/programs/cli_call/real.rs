@@ -18,7 +18,7 @@ async fn start(name: &str, ready: &str, command: impl Fn(&str) -> Command) -> (C
     (child, format!("http://{address}/mcp"))
 }
 
-/// Makes a call, and compares the code, what stdout begins with, and lines of stderr in their order.
+/// Makes a call, and compares the exit code, the beginning of stdout, and lines of stderr in their order.
 async fn check(arguments: &[&str], lines: &str, code: i32, output: &str, notes: &[&str]) {
     let (ended, stdout, stderr) = bounded(typing(&[&["call"], arguments].concat(), lines)).await;
     assert_eq!(ended, Some(code), "{stderr}");
@@ -109,7 +109,7 @@ async fn fastmcp_4_asks_in_a_task_of_the_extension_and_before_a_plain_answer() {
     check(&[&url, "slow", r#"{"seconds":0.1}"#, "--no-wait"], "", 0, "{", &["flavour: extension"]).await;
 }
 
-/// The gateway offers the extension, whatever its upstream is.
+/// The gateway offers the extension in front of any upstream.
 #[tokio::test]
 async fn the_gateway_is_called_with_the_extension_and_takes_the_other_flavours_too() {
     let (_demo, upstream) = start("call-gateway-demo", "http://", |port| {

@@ -1,4 +1,4 @@
-//! A server that does what its script says, and a user who does what theirs says.
+//! A scripted server, and a scripted user.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ pub(crate) async fn bounded<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(WAIT_MAX, what).await.expect("the call ends in time")
 }
 
-/// What the scripted server does with one request.
+/// The scripted server's answer to one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Result(Value),
@@ -80,7 +80,7 @@ pub(crate) struct Server {
     _stop: DropGuard,
 }
 
-/// What all requests to the scripted server share.
+/// State that all requests to the scripted server share.
 struct Script {
     steps: Mutex<VecDeque<Step>>,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -94,7 +94,7 @@ struct Script {
     paused: Mutex<Option<Value>>,
 }
 
-/// Lives as long as a request that is never answered.
+/// Notifies at the end of a request that is never answered.
 struct OnLeave(Arc<Notify>);
 
 impl Drop for OnLeave {
@@ -266,7 +266,7 @@ async fn perform(script: Arc<Script>, tracker: TaskTracker, (id, token): (Value,
     }
 }
 
-/// What the user does when asked for a line.
+/// The user's input at a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Typed {
     Line(&'static str),
@@ -275,7 +275,7 @@ pub(crate) enum Typed {
     CtrlC,
 }
 
-/// A user who writes down what is shown, and types and presses Ctrl-C on cue.
+/// A user who records the output, and types and presses Ctrl-C on cue.
 pub(crate) struct User {
     pub(crate) shown: Vec<(String, Option<String>, Option<StepCount>)>,
     pub(crate) notes: Vec<String>,
@@ -382,7 +382,7 @@ impl Run {
         self.server.seen.lock().iter().map(Seen::title).collect()
     }
 
-    /// What the client answered to the server's questions.
+    /// The client's answers to the server's questions.
     pub(crate) fn answers(&self) -> Vec<Value> {
         let seen = self.server.seen.lock();
         seen.iter().filter(|seen| seen.title() == "answer").map(|seen| seen.message["result"].clone()).collect()
@@ -394,7 +394,7 @@ impl Run {
     }
 }
 
-/// Runs a script and compares how it ends, what is printed, and which methods were called.
+/// Runs a script and compares its exit, its output, and the methods that were called.
 pub(crate) async fn check(scenario: Scenario, verdict: CallExit, output: &[&str], methods: &[&str]) -> Run {
     let script = format!("{:?}", scenario.script);
     let run = scenario.run().await;
@@ -418,7 +418,7 @@ pub(crate) fn question() -> Value {
     json!({ "message": "Sure?", "requestedSchema": schema })
 }
 
-/// What that answer looks like.
+/// The answer that accepts.
 pub(crate) fn accepted() -> Value {
     json!({ "action": "accept", "content": { "ok": true } })
 }

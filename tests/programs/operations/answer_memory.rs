@@ -22,13 +22,13 @@ use super::program::{Call, Folder, Program, block, send};
 use super::upstream::{ScriptedServer, answer, in_time};
 use servers::{Over, reply, server};
 
-/// What the process has without answers, its connections and caches.
+/// The memory of the process without answers: its connections and caches.
 const CONSTANT: usize = 150 << 20;
 /// `answer_bytes_max`, as it is where the configuration says nothing.
 const BUDGET: usize = 128 << 20;
 /// The text of each answer.
 const BIG: usize = 8 << 20;
-/// What a client has read of an answer that reached it.
+/// The least that a client has read of an answer that reached it.
 const READ_MIN: usize = BIG / 2;
 /// `stored_bytes_max` of a store in memory: more than the tasks of any row.
 const STORED: usize = 256 << 20;
@@ -41,7 +41,7 @@ const SETTLED_MAX: Duration = Duration::from_secs(120);
 
 const CUT_OFF: &str = "taskgate_http_refused_total{reason=\"write_stall\"}";
 
-/// What is asked for.
+/// The clients' requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     /// `tasks/get` of one task with a large result.
@@ -116,7 +116,7 @@ struct Bench {
     clients: Clients,
 }
 
-/// What the clients of one bench share.
+/// State that the clients of one bench share.
 #[derive(Clone, Default)]
 struct Clients {
     /// Has them begin to read.
@@ -180,7 +180,7 @@ impl Bench {
         made
     }
 
-    /// A session at `path`, and what its requests bear.
+    /// A session at `path`, and the headers of its requests.
     async fn session(&self, path: &str, version: &str) -> Vec<(&'static str, String)> {
         let capabilities = json!({});
         let params = json!({"protocolVersion": version, "capabilities": capabilities,
@@ -382,7 +382,7 @@ impl Bench {
     }
 }
 
-/// What a stream says until this is there.
+/// Reads a stream until it has this text.
 async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     let (mut heard, mut piece) = (String::new(), vec![0; 4096]);
     in_time(async {
@@ -420,8 +420,8 @@ async fn read_stream(mut body: RecvStream, all: &Clients) -> usize {
     read
 }
 
-/// What answers of a row hold at least while they are not read: a poll's share one text, of an array one answer is there at a time,
-/// and answers that are forwarded piece by piece are not counted.
+/// The least that unread answers of a row hold: polls share one text, one answer of an array is built at a time, and
+/// answers that are forwarded piece by piece are not counted.
 const fn held_min(asked: Asked, over: Over) -> usize {
     match (asked, over) {
         (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) | (Asked::EndpointRead, Over::Json) => 0,
@@ -559,7 +559,7 @@ async fn polls_of_a_servers_subtasks_hold_no_more_than_the_budget() {
     assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
 }
 
-/// Nobody reads these: what they hold until they are stored is bounded all the same, and each is stored.
+/// No client reads these: their memory until they are stored is bounded all the same, and each is stored.
 #[allow(clippy::print_stdout, reason = "the figure is what the matrix is run for")]
 async fn assert_tasks_bounded(what: &str, store: Store, asked: Asked, rule: &str, calls: usize) {
     let folder = store.folder();

@@ -1,4 +1,4 @@
-//! What one principal may have: whoever meets a bound is told which, and the operator once a minute who it was.
+//! The bounds of one principal: a refusal names its bound, and the log names the principal once a minute.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::program::{Call, Folder, Program, Worker, block};
 use super::upstream::{ScriptedServer, answer, in_time};
 
-/// A bound: whose key it stands beside, what it is, the reason and the keys that a refusal names.
+/// A bound: the id of its key, its setting, and the reason and keys that a refusal names.
 const BOUNDS: [(&str, &str, &str, &str); 6] = [
     ("asks", "requests_per_second = 1, requests_burst = 1", "rate_limited", "requests_per_second"),
     ("polls", "polls_per_task = 1", "rate_limited", "polls_per_task"),
@@ -31,7 +31,7 @@ fn call(id: &str) -> Call {
     with_key(Call::new("tools/call", &json!({"name": "work", "arguments": {}})), id)
 }
 
-/// Sends a request whose answer does not end; what keeps it open.
+/// Sends a request whose answer does not end; dropping the connection ends it.
 async fn open(program: &Program, ask: &Call) -> TcpStream {
     let mut socket = TcpStream::connect(program.clients).await.unwrap();
     socket.write_all(&ask.bytes("/up/mcp")).await.unwrap();

@@ -1,4 +1,4 @@
-//! F58: somebody sets the machine's clock while the program runs.
+//! F58: the machine's clock is set while the program runs.
 
 use serde_json::{Value, json};
 use support::clock_shift::ClockShift;

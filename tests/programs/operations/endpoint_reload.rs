@@ -31,7 +31,7 @@ async fn tools(client: &Client) -> Vec<String> {
     list.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Sends a call in the background; what comes of it.
+/// Sends a call in the background; returns its outcome.
 fn called(client: &Client, tool: &str) -> tokio::task::JoinHandle<String> {
     let (client, call) = (client.clone(), request(7, "tools/call", &json!({"name": tool, "arguments": {}})));
     TaskTracker::new().spawn(async move { client.post(call).await.text().await })
@@ -65,7 +65,7 @@ struct Stage {
     folder: Folder,
     program: Program,
     client: Client,
-    /// What the calls come to.
+    /// The outcomes of the calls.
     calls: [tokio::task::JoinHandle<String>; 2],
     own_stream: Reply,
     listening: Reply,
@@ -113,7 +113,7 @@ impl Stage {
     }
 }
 
-/// What a client of an endpoint is told of a call of this tool.
+/// The answer to a client of an endpoint that calls this tool.
 async fn verdict(client: &Client, tool: &str) -> String {
     client.post(request(9, "tools/call", &json!({"name": tool, "arguments": {}}))).await.verdict().await
 }

@@ -1,4 +1,4 @@
-//! Sockets that a service manager opens, and what it is told.
+//! Sockets from a service manager, and the program's messages to it.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -155,7 +155,7 @@ async fn a_service_manager_is_told_of_each_step() {
     let mut command = folder.command();
     command.env("NOTIFY_SOCKET", &at).env("WATCHDOG_USEC", "200000");
     let mut program = Program::launch(command).await;
-    // Signs of life come in between, whenever they are due.
+    // Watchdog messages come in between, whenever they are due.
     let next = async || {
         let mut message = [0; 512];
         loop {

@@ -1,5 +1,5 @@
-//! Clients that say something about a task and are gone before the answer: what they said holds, and the server behind
-//! hears it (L5, L6).
+//! Clients that send a request about a task and disconnect before the answer: the request is carried out, and the
+//! server gets its part of it (L5, L6).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Sessions at a server in which a task goes on that an earlier life of the gateway began: nobody ends them under it (T-31).
+//! Sessions at a server with a running task of an earlier gateway process: the gateway does not end them (T-31).
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Client {
         self.send(program, "DELETE", "").await.status
     }
 
-    /// How a task stands to anybody's session, once it does not work any more.
+    /// The outcome of a task, as any session reads it, once it has left `working`.
     async fn outcome(&self, program: &Program, task: &str) -> Value {
         in_time(async {
             loop {
@@ -97,7 +97,7 @@ fn deletes(server: &ScriptedServer) -> usize {
     server.world.all(|seen| seen.method == Method::DELETE).len()
 }
 
-/// Whether its client ends it before the gateway ends, while the gateway drains, or once the next life has taken the call up.
+/// Its client ends the session before the gateway ends, while the gateway drains, or once the next process has resumed the call.
 #[tokio::test]
 async fn t_31_a_session_is_left_to_its_server_while_a_task_of_an_earlier_life_may_go_on_in_it() {
     for moment in ["before", "meanwhile", "afterwards"] {
@@ -139,7 +139,7 @@ async fn t_31_a_session_is_left_to_its_server_while_a_task_of_an_earlier_life_ma
         let other = Client::open(&next).await;
         assert_eq!(other.outcome(&next, &task).await, "completed", "{moment}");
         assert_eq!(deletes(&server), 0, "{moment}");
-        // Nothing of the earlier life goes on any more.
+        // No call of the earlier process runs any more.
         assert_eq!(plain.ends(&next).await, 200);
         assert_eq!(deletes(&server), 1, "{moment}");
         next.signal("INT");

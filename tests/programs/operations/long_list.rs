@@ -95,7 +95,7 @@ async fn u35_a_list_that_is_far_too_long_is_cut_off_and_the_last_whole_one_serve
         assert_eq!(called.json()["result"]["n"], 7, "its calls are checked against what was shown: {}", called.body);
     }
     program.says("the tool list is too long: clients get its beginning", 2).await;
-    // What was said of one server is not said of the one in its place, once the last call of the former is over.
+    // The metric of the replaced server is 0 again, once its last call has ended.
     let other = Lister::start(FEW).await;
     folder.write(&block("up", &other.server));
     program.says("the configuration was read again", 1).await;

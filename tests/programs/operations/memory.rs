@@ -1,5 +1,5 @@
-//! What the gateway keeps in memory is what it counts: a small result must not keep the read buffer alive that it came
-//! in. `make soak` runs it; `STORED_RESULTS` says how many there are. The bound is met without slack from 50,000 on.
+//! The gateway keeps only memory that it counts: a small result must not keep its read buffer alive. `make soak` runs
+//! it; `STORED_RESULTS` is the number of results. The bound is met without slack from 50,000 on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -161,7 +161,7 @@ async fn l25_61_creation_end_and_retrieval_are_logged_with_the_tasks_owner() {
     }
 }
 
-/// What a client reports is its task's id; it is found by that, and shown by its reference.
+/// A client reports its task's id; the operator finds the task by it, and sees its reference.
 #[tokio::test]
 async fn a_task_is_found_by_its_id_too_and_a_long_list_says_on_stderr_that_it_is_cut() {
     let (worker, _folder, program) = started().await;
@@ -253,7 +253,7 @@ async fn tasks_are_found_by_the_reason_for_which_they_failed() {
     assert!(shown.contains("\ntook      "), "{shown}");
 }
 
-/// SEC-06, B66: what keeps web pages from clients' paths keeps them from these.
+/// SEC-06, B66: the protection of clients' paths from web pages protects these paths, too.
 #[tokio::test]
 async fn foreign_hosts_and_pages_reach_no_task() {
     let (worker, _folder, program) = started().await;
@@ -268,7 +268,7 @@ async fn foreign_hosts_and_pages_reach_no_task() {
         ("GET", "/tasks", vec![("origin", "https://evil.example")]),
         ("POST", &cancel, vec![json, ("origin", "https://evil.example")]),
         ("POST", &cancel, vec![json, ("host", "evil.example")]),
-        // What a page can send without being asked for leave first.
+        // Requests that a page can send without a preflight.
         ("POST", &cancel, vec![("content-type", "text/plain")]),
         ("GET", &cancel, vec![]),
         ("DELETE", "/tasks", vec![]),

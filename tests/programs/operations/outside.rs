@@ -1,5 +1,4 @@
-//! The gateway as it is reached from outside its machine: operators with tokens, what scrapes metrics, and
-//! `taskgate health`.
+//! The gateway reached from outside its machine: operators with tokens, a scraper of metrics, and `taskgate health`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -156,7 +156,7 @@ impl Program {
         answer.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {}", answer.body)).into()
     }
 
-    /// What an operator's command says of it: exit code, standard output, standard error.
+    /// Runs an operator's command: exit code, standard output, standard error.
     pub(crate) async fn operate(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
         command.args(arguments).args(["--admin", &format!("http://{}", self.admin)]).kill_on_drop(true);

@@ -52,7 +52,7 @@ async fn a_changed_file_is_put_in_force_and_no_held_call_notices() {
     assert_eq!((program.counted(APPLIED).await, program.counted(REJECTED).await), (1, 0));
 }
 
-/// A rule with a slip in its name would do nothing, and nobody would know.
+/// A rule with a typing error in its name would have no effect without a warning.
 #[tokio::test]
 async fn a_rule_that_fits_no_tool_is_told_of_once_at_the_first_list_and_after_a_reload() {
     const TOLD: &str = "a tool rule matches no tool of the server";
@@ -140,7 +140,7 @@ async fn f66_tasks_of_an_upstream_that_is_gone_finish_and_are_read() {
     assert_eq!(program.status("/up/mcp", &task).await, "completed", "and after that too");
 }
 
-/// F24, F66: what is under way ends at the server where it began, what is new begins at the other.
+/// F24, F66: running calls end at their own server, new calls go to the other one.
 #[tokio::test]
 async fn f24_an_upstream_that_moved_is_called_at_its_new_place_only_by_new_calls() {
     let (old, new, folder) = (Worker::start().await, Worker::start().await, Folder::new());
@@ -291,7 +291,7 @@ async fn f117_subscriptions_of_a_session_outlive_a_change_of_its_upstream() {
     assert_eq!(again.body["params"]["uri"], "a:b");
 }
 
-/// Rules, bounds and names too; what only a start can change is said.
+/// Rules, bounds and names too; a change that needs a start is logged.
 #[tokio::test]
 async fn rules_and_bounds_hold_from_the_reload_on_and_addresses_from_the_next_start() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -342,7 +342,7 @@ async fn f66_many_signals_are_few_readings() {
     assert_eq!(in_time(call).await.unwrap(), "\"done\"");
 }
 
-/// A file beside it that changes, and one that is written anew with what it held, are no change.
+/// A changed file beside it, and a rewrite with the same content, are no change.
 #[tokio::test]
 async fn an_unchanged_file_is_not_read_again() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -357,7 +357,7 @@ async fn an_unchanged_file_is_not_read_again() {
     assert_eq!((program.log().matches(READ).count(), program.counted(APPLIED).await), (1, 1));
 }
 
-/// What is likely to be a mistake is said once, not whenever the file is looked at, and again when anything of it changes.
+/// A likely mistake is logged once, not at each reading of the file, and again when it changes.
 #[tokio::test]
 async fn warnings_are_told_once_and_again_when_they_differ() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -379,8 +379,8 @@ async fn warnings_are_told_once_and_again_when_they_differ() {
     assert_eq!(told(&program), 2, "{}", program.log());
 }
 
-/// A listener that stays open to all must not take whoever comes for the one person at this machine, though the new file
-/// names a loopback address: that holds from the next start on alone.
+/// A listener that stays open to all must not treat each client as the one local user, though the new file names a
+/// loopback address: that takes effect at the next start alone.
 #[tokio::test]
 async fn a_reload_takes_no_credentials_away_from_a_listener_that_is_open() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -431,7 +431,7 @@ async fn a_changed_upstream_has_no_more_places_than_its_bound() {
     }
 }
 
-/// One line for each reason, however often it comes, with the key to write and what was sent, printable and cut.
+/// One line for each reason, at any number of refusals, with the key to write and the refused value, printable and cut.
 #[tokio::test]
 async fn a_refusal_that_a_key_decides_is_told_once_with_that_key() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -462,8 +462,7 @@ async fn a_refusal_that_a_key_decides_is_told_once_with_that_key() {
     assert!(!log.contains(&long), "{log}");
 }
 
-/// A program that runs on for a call of an upstream that was replaced takes one of the places that there are now; one that
-/// nobody calls makes room.
+/// A program that still runs a call of a replaced upstream counts against the new limit; an idle one makes room.
 #[tokio::test]
 async fn processes_of_a_replaced_upstream_count_until_they_end() {
     let folder = Folder::new();

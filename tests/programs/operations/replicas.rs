@@ -30,7 +30,7 @@ async fn gateway(database: &PostgresServer, name: &str, worker: &Worker, key: Op
     (Program::serve(&folder).await, folder)
 }
 
-/// The table with what differs from run to run taken out.
+/// The table without the parts that differ from run to run.
 fn plain(table: &str) -> Vec<String> {
     let version = env!("CARGO_PKG_VERSION");
     let is_age = |word: &&str| !(word.ends_with('s') && word.starts_with(|first: char| first.is_ascii_digit()));
@@ -68,7 +68,7 @@ async fn gateways_on_one_database_are_listed_with_the_holder_of_each_task_and_a_
         format!("b 2 living ago VERSION {records}"),
     ];
     assert_eq!(plain(&table), expected, "{table}");
-    // How old a beat is nobody says who has not seen another one before it.
+    // A gateway knows the age of a heartbeat only after it has seen a second one.
     until_list(&other, "a heartbeat", |list| list[0]["heartbeat_age_seconds"].is_number()).await;
     let (code, listed, _) = other.operate(&["replicas", "list", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed).unwrap();

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::program::{Call, Folder, Program, Worker, block};
 use super::upstream::in_time;
 
-/// F67: not ready at once, yet everything is served until balancers have noticed; then what is held ends, then the process.
+/// F67: it is not ready at once, yet serves every request until balancers have noticed; then held calls end, then the process.
 #[tokio::test]
 async fn f67_sigterm_refuses_no_client_before_balancers_have_noticed_and_waits_for_calls() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -33,7 +33,7 @@ async fn f67_sigterm_refuses_no_client_before_balancers_have_noticed_and_waits_f
     program.says("\"connections_cut\":0,\"calls_lost\":0", 1).await;
 }
 
-/// F67: as long as calls are waited for, whoever polls a task is answered, and no call begins.
+/// F67: while the drain waits for calls, each poll is answered, and no call begins.
 #[tokio::test]
 async fn f67_tasks_can_be_polled_and_cancelled_until_the_last_call_has_ended() {
     let (worker, folder) = (Worker::start().await, Folder::new());
@@ -89,7 +89,7 @@ async fn f25_a_second_signal_ends_at_once_with_0() {
     }
 }
 
-/// F67: whatever is held, the process ends when it said it would.
+/// F67: the process ends in time, with any call open.
 #[tokio::test]
 async fn f67_a_drain_ends_in_time_with_calls_that_never_end() {
     let (worker, folder) = (Worker::start().await, Folder::with("[limits]\ndrain_max = \"2s\""));
@@ -160,7 +160,7 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
     assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")), "{lost}");
 }
 
-/// What a backup without its key leads to.
+/// The result of a backup without its key.
 #[tokio::test]
 async fn a_start_without_the_sealing_key_warns_if_the_store_keeps_tasks() {
     const SAID: &str = "seal.key was missing and is created again";

@@ -1,4 +1,4 @@
-//! What the program logs of a task and of its store, and which metrics a scrape finds before anything happened.
+//! The program's log lines about a task and its store, and the metrics of a scrape before any event.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -113,7 +113,7 @@ async fn a_control_character_in_a_tools_name_reaches_the_log_as_an_escape() {
     assert!(log.contains("w\\u009b31m") && !log.contains('\u{9b}'), "{log}");
 }
 
-/// A folder in which everybody may write is one in which everybody may replace the store.
+/// In a folder that every user may write, every user may replace the store.
 #[tokio::test]
 async fn a_store_that_every_user_may_replace_is_warned_of() {
     let worker = Worker::start().await;

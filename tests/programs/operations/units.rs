@@ -1,4 +1,4 @@
-//! The units in `deploy/` name what the program has.
+//! The units in `deploy/` name commands and options that the program has.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What operators see of upstreams that fail: a line in the log, a counter, their state on the pages.
+//! The operator's view of failing upstreams: a log line, a counter, their state on the pages.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ async fn an_unusable_answer_of_an_upstream_is_reported_with_its_cause() {
     }
 }
 
-/// A program, too; what it says of itself comes from its supervisor.
+/// The same for a program; its supervisor reports its exit.
 #[tokio::test]
 async fn a_program_that_ends_is_told_with_how_it_ended() {
     let folder = Folder::new();
@@ -188,7 +188,7 @@ async fn b254_a_server_that_hangs_is_failing_once_its_clients_have_left() {
     assert!(names.iter().all(|(name, _)| page.contains(&format!("{name}  failing"))), "{page}");
 }
 
-/// Whoever is called at night looks at what is served now: an alert that outlives the server it was about never ends.
+/// An operator must see the state of the current server: an alert about a replaced one would never end.
 #[tokio::test]
 async fn an_ill_upstream_is_ill_no_more_once_a_reload_has_put_another_in_its_place() {
     const OPEN: &str = "taskgate_upstream_breaker_open{upstream=\"up\"}";

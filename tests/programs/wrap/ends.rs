@@ -1,4 +1,4 @@
-//! How it ends, and what is left.
+//! The ways in which `wrap` ends, and the processes and tasks that it leaves.
 
 use std::fs;
 use std::io::{self, PipeWriter};
@@ -53,7 +53,7 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
                 }
                 "deaf" => {
                     host.deafen();
-                    // Nobody reads the answer to this. It may have noticed already that nobody hears of progress.
+                    // No host reads the answer. The program may have noticed already that its output is closed.
                     host.try_write("{\"jsonrpc\":\"2.0\",\"id\":9,\"method\":\"ping\"}\n").await;
                 }
                 signal => host.signal(signal),
@@ -78,7 +78,7 @@ async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a
     host.until_nothing_is_left().await;
 }
 
-/// A signal ends it while its host is there: what the host waits for is answered, and by whom it was ended is said.
+/// A signal ends it while its host is there: waiting calls are answered, and the log names the signal.
 #[tokio::test]
 async fn a_host_gets_the_outcome_of_each_call_that_it_waits_for() {
     for signal in ["TERM", "INT"] {
@@ -166,7 +166,7 @@ async fn a_program_that_is_not_there_is_named_and_ends_it() {
 
 #[tokio::test]
 async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
-    // It is there and may be run, but what is to run it is not.
+    // The script exists and is executable, but its interpreter does not exist.
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     fs::write(&script, "#!/nowhere/to-be-found\n").unwrap();
@@ -189,7 +189,7 @@ async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
     assert_eq!(host.answer(1).await["error"]["data"]["exitStatus"], 3);
 }
 
-/// The ends of tasks are logged, more than a pipe holds, and nobody reads it, as in a host that shows no log.
+/// The ends of tasks are logged, more than a pipe holds, and the log is not read, as by a host that shows none.
 #[tokio::test]
 async fn f96_a_host_that_does_not_read_the_log_gets_its_answers_and_its_end() {
     let (_unread, log) = io::pipe().unwrap();
@@ -230,7 +230,7 @@ async fn a_host_that_floods_and_does_not_read_meets_a_bound() {
     host.until_nothing_is_left().await;
 }
 
-/// A line may be as long as a result: a tool takes what another gave. A longer one costs its own call alone.
+/// A line may be as long as a result: a tool may take another tool's result. A longer one costs its own call alone.
 #[tokio::test]
 async fn a_line_that_is_too_long_is_refused_with_its_id_and_the_next_is_heard() {
     let mut host = Host::new(GRACE);

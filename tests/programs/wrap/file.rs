@@ -57,7 +57,7 @@ async fn a_host_has_several_servers_and_the_tasks_of_each() {
     for (id, name) in [(2, "first__greet"), (3, "second__greet")] {
         assert_eq!(text(&host.result(id, "tools/call", named(name, greet())).await), "Hello, Ada!");
     }
-    // A host without sessions, with the extension: its handle is found, and says what came of it.
+    // A host without sessions, with the extension: its handle is found, and leads to the outcome.
     let handle = host.result(4, "tools/call", alone(named("second__slow_report", slow(2.0)), true)).await;
     assert_eq!(handle["resultType"], "task", "{handle}");
     let id = alone(json!({ "taskId": handle["taskId"] }), true);

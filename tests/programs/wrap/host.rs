@@ -19,7 +19,7 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(WAIT_MAX, future).await.expect("it takes too long")
 }
 
-/// What is wrapped, in words of a command line.
+/// The wrapped program, as arguments of a command line.
 fn demo() -> Vec<String> {
     ["--", env!("CARGO_BIN_EXE_taskgate"), "demo-server"].map(str::to_owned).to_vec()
 }
@@ -34,7 +34,7 @@ pub(crate) struct Host {
     pub(crate) child: Child,
     to: Option<ChildStdin>,
     from: Option<BufReader<ChildStdout>>,
-    /// What came while something else was waited for.
+    /// Messages that came while another one was awaited.
     aside: Vec<Value>,
     /// How many lines were arrays.
     pub(crate) arrays: usize,
@@ -88,7 +88,7 @@ impl Host {
         self.write(&format!("{message}\n")).await;
     }
 
-    /// The next line. Whatever else stands at standard output is no message, and a mistake.
+    /// The next line. Any other output is no message, and a mistake.
     pub(crate) async fn line(&mut self) -> Option<Value> {
         let mut line = String::new();
         let read = in_time(self.from.as_mut().unwrap().read_line(&mut line)).await.unwrap();
@@ -167,7 +167,7 @@ impl Host {
         assert!(processes::signal(self.child.id().unwrap(), name));
     }
 
-    /// Waits for its end; what was still said.
+    /// Waits for its end; returns the rest of its output.
     pub(crate) async fn ended(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         if let Some(from) = &mut self.from {
@@ -176,7 +176,7 @@ impl Host {
         (in_time(self.child.wait()).await.unwrap(), rest)
     }
 
-    /// What came from it and lives, without itself.
+    /// Its descendants that run, without itself.
     pub(crate) fn processes(&self) -> Vec<u32> {
         marked(self.dir.path()).into_iter().filter(|id| Some(*id) != self.child.id()).collect()
     }

@@ -1,4 +1,4 @@
-//! What a host of each kind gets.
+//! The messages for each kind of host.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -75,7 +75,7 @@ async fn both_kinds_of_messages_may_come_over_one_pipe() {
     assert!(host.answer(2).await["result"].get("resultType").is_none());
 }
 
-/// What lists of processes show of the process that stands between the gateway and the program.
+/// The supervisor between the gateway and the program, in a list of processes.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_process_that_supervises_the_program_is_listed_by_the_gateways_name() {
@@ -125,7 +125,7 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
         let params = |params: Value| if is_alone { alone(params, false) } else { params };
         host.result(1, "tools/call", params(greet())).await;
         assert!(host.has_a_server());
-        // It is there once it reports progress; what is taken back before is never sent.
+        // The server has it once it reports progress; a call that is cancelled before is never sent.
         let mut call = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 1_000 } });
         call["_meta"] = json!({ "progressToken": "p" });
         host.ask(2, "tools/call", params(call)).await;
@@ -168,7 +168,7 @@ const ARRAYS: &str = r#"while read -r line; do
     esac
 done"#;
 
-/// A host of 2025-11-25 reads one message a line, no matter what its server writes.
+/// A host of 2025-11-25 reads one message a line; its server may write arrays.
 #[tokio::test]
 async fn upc_26_an_array_of_a_server_reaches_its_host_as_messages() {
     let server = ScriptedServer::start(|seen| {
@@ -303,7 +303,7 @@ async fn a_gateway_is_wrapped_too() {
     stop.cancel();
 }
 
-/// A host that asks what nobody can read waits for an answer under its id.
+/// A host with an unreadable request waits for an answer under its id.
 #[tokio::test]
 async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_be_told() {
     let mut host = Host::new(GRACE);
@@ -322,7 +322,7 @@ async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_b
     let latin = [ask(5, r#"{"name":"greet","arguments":{"name":"caf"#).as_bytes(), b"\xe9\"}}}\n"].concat();
     host.write_bytes(&latin).await;
     assert_eq!(host.answer(5).await["error"]["code"], -32700);
-    // What is an answer, or no message at all, has no id to answer under.
+    // An answer, or a line that is no message, has no id to answer under.
     host.write("{\"jsonrpc\":\"2.0\",\"id\":6,\"result\":{},}\n").await;
     let refused = host.find(|message| message.get("error").is_some()).await;
     assert!(refused.get("id").is_none_or(Value::is_null), "{refused}");

@@ -27,7 +27,7 @@ fn big() -> &'static str {
     BIG_TEXT.get_or_init(|| "x".repeat(BIG))
 }
 
-/// What stands around the large text in the answer to a request; `None` for one that has a small answer.
+/// The JSON around the large text in the answer to a request; `None` for one with a small answer.
 fn around(asked: Asked, rpc: &str) -> Option<(&'static str, &'static str)> {
     match rpc {
         "tools/list" if asked == Asked::List => {

@@ -110,8 +110,8 @@ struct Imported {
 /// Converts a host's file; each error starts with its JSON pointer. `env_name` names the file of variables.
 fn imported(text: &str, env_name: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json(text).map_err(|error| {
-        let hint =
-            if text.contains("\n[") || text.starts_with('[') { "; a host's file is JSON, and no TOML" } else { "" };
+        let is_json = text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']);
+        let hint = if is_json { "" } else { "; a host's file is JSON, and no TOML or YAML" };
         vec![format!(":{}: {error}{hint}", error.line(text))]
     })?;
     let mut notes = ImportNotes::default();
@@ -248,8 +248,8 @@ fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
         add_inputs(object, pointer, &mut found.inputs);
     }
     if has_projects(&root) {
-        notes
-            .note("/projects", "servers of single projects are not carried over; the host has a file for each project");
+        let text = "servers of single projects are not carried over; copy them into a file's `mcpServers`";
+        notes.note("/projects", text);
     }
     if !is_named {
         notes.mistake("/", "names no servers: there is neither `mcpServers` nor `servers`");

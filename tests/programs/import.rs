@@ -131,14 +131,18 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
         ("{\"servers\": {},\n\"servers\": {}}".to_owned(), "in.json:2: an object names a member twice"),
         (
             "[upstreams.a]\nurl = 1".to_owned(),
-            "in.json:1: not valid JSON (at byte 1); a host's file is JSON, and no TOML",
+            "in.json:1: not valid JSON (at byte 1); a host's file is JSON, and no TOML or YAML",
         ),
         ("[]".to_owned(), "in.json: /: is not an object; write {\"mcpServers\""),
         ("{\"theme\": 1}".to_owned(), "in.json: /: names no servers: there is neither `mcpServers` nor `servers`"),
         ("{\"mcpServers\": {}}".to_owned(), "in.json: /: names no server"),
         ("{\"servers\": []}".to_owned(), "in.json: /servers: is not an object"),
         (server("1"), "in.json: /mcpServers/a~1b: is not an object; write {\"command\": ...} or {\"url\": ...}"),
-        (server("{}"), "in.json: /mcpServers/a~1b: names no server; write a `command` or `url`"),
+        (
+            "# Goose\nextensions:\n  a:\n    cmd: b\n".to_owned(),
+            "in.json:1: not valid JSON (at byte 0); a host's file is",
+        ),
+        (server("{}"), "in.json: /mcpServers/a~1b: has neither a `command` nor a `url`, and is left out"),
         (server("{\"type\": \"http\"}"), "in.json: /mcpServers/a~1b: names no server; write a `url`"),
         (server("{\"command\": 1}"), "in.json: /mcpServers/a~1b/command: is not a string"),
         (server("{\"command\": \"\"}"), "in.json: /mcpServers/a~1b/command: names no program"),
@@ -185,15 +189,26 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
 }
 
 #[test]
-fn a_websocket_is_left_out_by_its_address_and_the_other_servers_are_imported() {
-    let folder = TempDir::new().unwrap();
-    let input = "{\"mcpServers\": {\"a\": {\"command\": \"s\"}, \"ws\": {\"url\": \"wss://x.example/\"}}}";
-    let imported = import(folder.path(), &["-"], input);
-    let said = text(&imported.stderr);
-    assert_eq!(imported.status.code(), Some(0), "{said}");
-    assert!(said.contains("/mcpServers/ws/url: there is no transport `ws` here; the server is left out"), "{said}");
-    let toml = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
-    assert!(toml.contains("[upstreams.a]") && !toml.contains("ws"), "{toml}");
+fn a_server_that_the_gateway_cannot_have_is_left_out_and_the_others_are_imported() {
+    for (server, expected) in [
+        (
+            "{\"url\": \"wss://x.example/\"}",
+            "/mcpServers/odd/url: there is no transport `ws` here; the server is left out",
+        ),
+        (
+            "{\"source\": \"extension\", \"settings\": {}}",
+            "/mcpServers/odd: has neither a `command` nor a `url`, and is left out",
+        ),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let input = format!("{{\"mcpServers\": {{\"a\": {{\"command\": \"s\"}}, \"odd\": {server}}}}}");
+        let imported = import(folder.path(), &["-"], &input);
+        let said = text(&imported.stderr);
+        assert_eq!(imported.status.code(), Some(0), "{said}");
+        assert!(said.contains(expected), "{said}");
+        let toml = fs::read_to_string(folder.path().join("taskgate.toml")).unwrap();
+        assert!(toml.contains("[upstreams.a]") && !toml.contains("odd"), "{toml}");
+    }
 }
 
 /// `check` and `serve` of a host's file name the command for it.

@@ -140,8 +140,11 @@ impl BlockWriter<'_> {
             (Some((pointer, words)), _) if has_command => self.program(pointer, words, settings),
             (_, Some(url)) => self.address(url, transport.or(url.transport)),
             (Some(_), None) | (None, None) => {
-                let wanted = if transport.is_some() { "`url`" } else { "`command` or `url`" };
-                self.notes.mistake(&server.pointer, format_args!("names no server; write a {wanted}"));
+                match transport.is_some() {
+                    true => self.notes.mistake(&server.pointer, "names no server; write a `url`"),
+                    // Such as an extension of Zed, which the host starts by itself.
+                    false => self.notes.note(&server.pointer, "has neither a `command` nor a `url`, and is left out"),
+                }
                 false
             }
         };

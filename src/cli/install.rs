@@ -6,6 +6,7 @@ mod shape;
 mod syntax;
 
 use std::env;
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use crate::console;
 use crate::own_command::{IS_RELEASED, OwnCommand};
 use changed_file::{CopyChange, ReadFile};
 use edit::{EditError, EditedServers, ListedServer, unwrap, wrap};
-use shape::{HostShape, MeantProjects, ShapeError};
+use shape::{HostShape, MeantProjects, PROGRAMS, ShapeError};
 use syntax::Syntax;
 
 /// Unchanged lines around a change.
@@ -109,6 +110,10 @@ fn own_words(own: &OwnCommand, is_released: bool) -> Result<Vec<String>, String>
             .to_owned()),
         OwnCommand::Path(path) if path.to_str().is_none() => {
             Err(format!("{}: this program's path is not UTF-8 text; move it", path.display()))
+        }
+        // `uninstall` recognises it by its name.
+        OwnCommand::Path(path) if !PROGRAMS.contains(&path.file_name().and_then(OsStr::to_str).unwrap_or_default()) => {
+            Err(format!("{}: this program has another name; call it `taskgate`, and run it again", path.display()))
         }
         OwnCommand::Npx | OwnCommand::Uvx | OwnCommand::Path(_) => Ok(own.words()),
     }
@@ -400,10 +405,10 @@ impl KnownHost {
             Self::ClaudeCode => ".mcp.json",
             Self::VsCode => ".vscode/mcp.json",
             Self::Cursor => ".cursor/mcp.json",
+            Self::GeminiCli => ".gemini/settings.json",
+            Self::Codex => ".codex/config.toml",
             Self::LibreChat => "librechat.yaml",
-            Self::ClaudeDesktop | Self::Windsurf | Self::GeminiCli | Self::Zed | Self::Goose | Self::Codex => {
-                return None;
-            }
+            Self::ClaudeDesktop | Self::Windsurf | Self::Zed | Self::Goose => return None,
         };
         Some(folders.current.join(path))
     }
@@ -472,6 +477,13 @@ mod tests {
         }
         let path = OwnCommand::Path(PathBuf::from("/opt/taskgate"));
         assert_eq!(own_words(&path, IS_RELEASED).unwrap(), ["/opt/taskgate"]);
+    }
+
+    #[test]
+    fn a_program_that_uninstall_would_not_recognise_is_not_written_into_a_hosts_file() {
+        let words = |path: &str| own_words(&OwnCommand::Path(PathBuf::from(path)), IS_RELEASED);
+        assert!(words("/opt/taskgate-0.1.0").is_err_and(|why| why.contains("call it `taskgate`")));
+        assert_eq!(words("/opt/taskgate.exe").unwrap(), ["/opt/taskgate.exe"]);
     }
 
     #[test]

@@ -313,10 +313,16 @@ fn a_command_that_changes_the_users_file_names_the_projects() {
 #[test]
 fn a_named_server_is_wrapped_and_unwrapped_in_the_file_that_has_it() {
     let machine = Machine::new();
-    let of = |name: &str| format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"b\"}}}}}}");
-    for (host, user, project) in
-        [("cursor", ".cursor/mcp.json", ".cursor/mcp.json"), ("claude-code", ".claude.json", ".mcp.json")]
-    {
+    for (host, user, project) in [
+        ("cursor", ".cursor/mcp.json", ".cursor/mcp.json"),
+        ("claude-code", ".claude.json", ".mcp.json"),
+        ("gemini", ".gemini/settings.json", ".gemini/settings.json"),
+        ("codex", ".codex/config.toml", ".codex/config.toml"),
+    ] {
+        let of = |name: &str| match host {
+            "codex" => format!("[mcp_servers.{name}]\ncommand = \"b\"\n"),
+            _ => format!("{{\"mcpServers\": {{\"{name}\": {{\"command\": \"b\"}}}}}}"),
+        };
         let mine = machine.put(&format!("home/{user}"), of("mine"));
         let ours = machine.put(&format!("project/{project}"), of("ours"));
         let said = machine.done(&["install", host, "ours", "--yes"]);

@@ -5,6 +5,8 @@ use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax, SyntaxError};
 /// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
 pub(super) const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
 pub(super) const BEARER: &str = "Bearer ";
+/// The names of this program's file.
+pub(super) const PROGRAMS: [&str; 2] = ["taskgate", "taskgate.exe"];
 /// The keys that hosts use for a server's address.
 const URL_KEYS: [&str; 4] = ["url", "serverUrl", "httpUrl", "uri"];
 
@@ -199,7 +201,7 @@ impl WrappedServer {
     pub(super) fn of(words: &[&str]) -> Option<Self> {
         let file = words.first()?.rsplit(['/', '\\']).next()?;
         let wrap = match (file, words.get(1..).unwrap_or_default()) {
-            ("taskgate" | "taskgate.exe", _) => 1,
+            (program, _) if PROGRAMS.contains(&program) => 1,
             ("npx", ["-y", "taskgate", ..]) => 3,
             ("uvx", ["taskgate", ..]) => 2,
             _ => return None,

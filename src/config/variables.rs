@@ -1,5 +1,7 @@
 //! Replaces variables of the environment in values.
 
+const SET_IT: &str = "set it, or write it into a file that `env_files` names";
+
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
         } else if let Some(value) = env(name) {
             text.push_str(&value);
         } else {
-            wrong.push(VariableMistake::Unset(format!("the environment has no variable {name}")));
+            wrong.push(VariableMistake::Unset(format!("the environment has no variable {name}; {SET_IT}")));
         }
     }
     text.push_str(rest);
@@ -64,7 +66,7 @@ mod tests {
             _ => None,
         };
         let form = |text: String| VariableMistake::Form(text);
-        let unset = |name| VariableMistake::Unset(format!("the environment has no variable {name}"));
+        let unset = |name| VariableMistake::Unset(format!("the environment has no variable {name}; {SET_IT}"));
         let badly_named =
             |name| form(format!("${{{name}}} is not a variable's name; write $${{ for the characters themselves"));
         for (written, filled) in [

@@ -76,7 +76,13 @@ fn each_mistake_is_told_with_its_line_and_unset_variables_are_no_second_one() {
             0o600,
             "sub/b.env:1: sets a variable that an earlier line or file sets; leave one of them out",
         ),
-        ("[]", "", 0o600, "main.toml:3: key `listen.allowed_hosts[1]`: the environment has no variable NAME"),
+        (
+            "[]",
+            "",
+            0o600,
+            "main.toml:3: key `listen.allowed_hosts[1]`: the environment has no variable NAME; set it, or write it into a \
+             file that `env_files` names",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let refused = load(folder.path(), env_files, [held.as_bytes(); 2], mode).unwrap_err().to_string();

@@ -147,7 +147,8 @@ const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
         good!(),
         b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${NONE}\"\n",
         0o600,
-        "keys/team.toml:3: key `auth.api_keys[0].key`: the environment has no variable NONE",
+        "keys/team.toml:3: key `auth.api_keys[0].key`: the environment has no variable NONE; set it, or write it into a \
+         file that `env_files` names",
     ),
     (
         TEAM,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::Counter;
+use tokio::time::Instant;
 
 use super::AuditSettings;
 use super::anchor::AnchorWriter;
@@ -30,7 +31,8 @@ pub(super) struct AuditWriter {
     lines: Vec<u8>,
     count: u64,
     replies: Vec<tokio::sync::oneshot::Sender<()>>,
-    is_unsynced: bool,
+    /// Since when written lines may not be on the disk.
+    unsynced_since: Option<Instant>,
     is_failing: bool,
     anchor: Option<AnchorWriter>,
     /// Digests for the anchor, of lines that are not written yet.
@@ -60,7 +62,7 @@ impl AuditWriter {
             lines: Vec::new(),
             count: 0,
             replies: Vec::new(),
-            is_unsynced: false,
+            unsynced_since: None,
             is_failing: false,
             anchor: anchor.transpose()?,
             anchors: Vec::new(),
@@ -86,8 +88,7 @@ impl AuditWriter {
         self.add_own(&AuditEvent { outcome: Some(outcome), count, ..AuditEvent::new(AuditAct::Opened) });
         self.flush()?;
         loop {
-            let patience = (self.is_unsynced || self.is_failing).then_some(SYNC_INTERVAL);
-            match self.queue.take(patience) {
+            match self.queue.take(self.sync_due_in()) {
                 WriterWork::Items(items) => {
                     for item in items {
                         self.carry_out(item)?;
@@ -182,8 +183,9 @@ impl AuditWriter {
         self.records.increment(self.count);
         self.lines.clear();
         self.count = 0;
-        self.is_unsynced = true;
-        if self.is_required || self.is_failing {
+        // Records may come without a pause, and the thread then never waits.
+        self.unsynced_since.get_or_insert_with(Instant::now);
+        if self.is_required || self.is_failing || self.sync_due_in() == Some(Duration::ZERO) {
             self.sync();
         }
         for reply in self.replies.drain(..) {
@@ -196,10 +198,17 @@ impl AuditWriter {
         Ok(())
     }
 
+    fn sync_due_in(&self) -> Option<Duration> {
+        if self.is_failing {
+            return Some(SYNC_INTERVAL);
+        }
+        self.unsynced_since.map(|since| SYNC_INTERVAL.saturating_sub(since.elapsed()))
+    }
+
     fn sync(&mut self) {
         match self.sink.sync() {
             Ok(()) => {
-                self.is_unsynced = false;
+                self.unsynced_since = None;
                 if std::mem::take(&mut self.is_failing) {
                     tracing::info!("the audit file is written again");
                     self.queue.set_failing(false);
@@ -260,6 +269,19 @@ mod tests {
         assert!(verifier.lost > 5_000, "{}", verifier.lost);
         assert_eq!(kept + verifier.lost, 20_001);
         assert_eq!(text.matches("audit.lost").count(), 1);
+    }
+
+    /// The thread is never idle then.
+    #[test]
+    fn lines_reach_the_disk_after_a_second_even_if_records_come_without_a_pause() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let sink = AuditSink::unlocked(&path);
+        let mut writer = AuditWriter::new(sink, Arc::default(), &settings(&path), None).unwrap();
+        writer.unsynced_since = Some(Instant::now() - SYNC_INTERVAL);
+        writer.add_own(&AuditEvent::new(AuditAct::Reload));
+        assert!(writer.flush().is_ok());
+        assert_eq!(writer.unsynced_since, None);
     }
 
     /// `kill -9` or a power cut during a write leaves any part of the last lines: the next process continues the chain

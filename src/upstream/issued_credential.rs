@@ -168,12 +168,17 @@ impl KeptToken {
     }
 }
 
-/// The client that a token is issued for, with the client's own token if that is exchanged.
+/// The client that a token is issued for, with the client's newest token if that is exchanged.
 struct Holder {
     key: Digest,
-    /// Identifies the attempt: a failure is one token's, and the next token may be accepted.
-    attempt: Digest,
     subject: Option<SubjectToken>,
+    /// The token of the call itself, if that is another one.
+    other: Option<SubjectToken>,
+}
+
+/// Identifies a request for a token: a failure is one token's, and the next token may be accepted.
+fn attempt(key: &Digest, subject: Option<&SubjectToken>) -> Digest {
+    digest([&key.0, subject.map_or("", SubjectToken::secret).as_bytes()])
 }
 
 impl IssuedCredentials {
@@ -208,25 +213,43 @@ impl IssuedCredentials {
 
     fn holder(&self, client: &ClientCredential) -> Result<Holder, GatewayFault> {
         let TokenSource::Exchange(exchange) = &self.0.source else {
-            let key = digest([b"everyone"]);
-            return Ok(Holder { key, attempt: key, subject: None });
+            return Ok(Holder { key: digest([b"everyone"]), subject: None, other: None });
         };
         let missing = GatewayFault::new(Reason::CredentialMissing, Executed::No);
-        let subject = client.subject().ok_or(missing)?;
-        if subject.is_bound() && !exchange.settings.takes_bound_tokens {
+        let own = client.subject().ok_or(missing)?;
+        if own.is_bound() && !exchange.settings.takes_bound_tokens {
             let cause = "a client's token is bound to its key, and not exchanged without a proof; see `bound_tokens`";
             self.0.log(&TokenFailure::new(Reason::CredentialBound, cause));
             return Err(GatewayFault::new(Reason::CredentialBound, Executed::No));
         }
-        let subject = exchange.settings.subjects.newest(subject);
-        let key = subject.holder();
-        Ok(Holder { key, attempt: digest([&key.0, subject.secret().as_bytes()]), subject: Some(subject) })
+        let subject = exchange.settings.subjects.newest(own);
+        let other = (subject.secret() != own.secret()).then(|| own.clone());
+        Ok(Holder { key: subject.holder(), subject: Some(subject), other })
     }
 
-    /// Asks for a token, with one request for all callers of one attempt; `refused` is a token that the server did not accept.
+    /// Asks for a token; `refused` is a token that the server did not accept. If the client's newest token is refused, the call's
+    /// own is exchanged: the other may have been revoked (SEC-93).
     async fn renew(&self, holder: Holder, refused: Option<&HeaderValue>) -> Result<KeptToken, TokenFailure> {
-        let Holder { key, attempt, subject } = holder;
-        let state = &self.0;
+        let Holder { key, subject, other } = holder;
+        let renewed = self.renew_by(key, subject, refused).await;
+        let is_refused = renewed.as_ref().is_err_and(|failure| failure.reason == Reason::CredentialRefused);
+        match (&self.0.source, other) {
+            (TokenSource::Exchange(exchange), Some(other)) if is_refused => {
+                let renewed = self.renew_by(key, Some(other.clone()), refused).await;
+                renewed.inspect(|_| exchange.settings.subjects.replace(other))
+            }
+            (_, _) => renewed,
+        }
+    }
+
+    /// Sends one request for all callers of one attempt.
+    async fn renew_by(
+        &self,
+        key: Digest,
+        subject: Option<SubjectToken>,
+        refused: Option<&HeaderValue>,
+    ) -> Result<KeptToken, TokenFailure> {
+        let (state, attempt) = (&self.0, attempt(&key, subject.as_ref()));
         let is_wanted = |token: &KeptToken| refused.map_or_else(|| token.is_fresh(), |refused| token.header != refused);
         let known = || {
             let kept = state.issued.get(&key).filter(is_wanted).map(Ok);
@@ -441,11 +464,12 @@ mod tests {
         let settings = IssuedCredentialSettings::Command(vec!["never-run".to_owned()]);
         let credentials = IssuedCredentials::new(&Arc::from("up"), &settings, scope.clone()).unwrap();
         let (client, now) = (ClientCredential::default(), Instant::now());
-        let (state, Holder { key, attempt, .. }) = (&credentials.0, credentials.holder(&client).unwrap());
+        let (state, Holder { key, .. }) = (&credentials.0, credentials.holder(&client).unwrap());
         let ends_at = now + Duration::from_secs(60);
         let header = HeaderValue::from_static("Bearer old");
         state.issued.insert(key, KeptToken { header: header.clone(), renewed_at: now, ends_at, replaced_at: None });
-        let mut hanging = Box::pin(state.requests.get(attempt, None, &scope, || None, std::future::pending));
+        let mut hanging =
+            Box::pin(state.requests.get(attempt(&key, None), None, &scope, || None, std::future::pending));
         assert!(futures_util::poll!(&mut hanging).is_pending());
         for _ in 0..3 {
             let begun = Instant::now();

@@ -131,11 +131,16 @@ impl SubjectTokens {
         }
     }
 
+    /// Replaces a token that the authorization server refused.
+    pub(super) fn replace(&self, token: SubjectToken) {
+        self.0.insert(token.0.holder, token);
+    }
+
     pub(super) fn newest(&self, of_call: &SubjectToken) -> SubjectToken {
         match self.0.get(&of_call.0.holder) {
             Some(known) if known.0.until >= of_call.0.until => known,
             Some(_) | None => {
-                self.0.insert(of_call.0.holder, of_call.clone());
+                self.replace(of_call.clone());
                 of_call.clone()
             }
         }

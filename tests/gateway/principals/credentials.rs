@@ -214,6 +214,32 @@ async fn a_refreshed_token_does_not_get_the_failure_of_the_token_before_it() {
     assert_eq!((answered.status(), world.asked()), ("200", 2), "{answered:?}");
 }
 
+/// A person has tokens of two clients, and logs out of the client whose tokens end later.
+#[tokio::test]
+async fn sec_93_a_revoked_token_keeps_no_other_token_of_its_person_from_being_exchanged() {
+    let revoked = Arc::new(Mutex::new(None));
+    let known = Arc::clone(&revoked);
+    let reply: Arc<Reply> = Arc::new(move |n, seen| {
+        let mut fields = url::form_urlencoded::parse(&seen.bytes);
+        let subject = fields.find(|(name, _)| name == "subject_token").map(|(_, token)| token.into_owned());
+        // An issued token has ended before the next call.
+        let is_revoked = subject.is_some() && subject == *known.lock();
+        Box::pin(std::future::ready(if is_revoked { status(400) } else { valid_for(n, &json!(1e-9)) }))
+    });
+    let world = World::start(reply, anything(), exchange).await;
+    let [late, early] = [600, 300].map(|seconds| world.token("ada", &json!({ "exp": now() + seconds })));
+    assert_eq!(world.call(&late).await.status(), "200");
+    *revoked.lock() = Some(late.clone());
+    let asked = world.asked();
+    for round in 1..=2 {
+        assert_eq!(world.call(&early).await.status(), "200", "{round}");
+    }
+    assert!((asked..world.asked()).any(|n| world.field(n, "subject_token") == late), "it is the newest token");
+    let refused = world.call(&late).await.summary();
+    assert!(refused.ends_with("credential_refused"), "{refused}");
+    assert_eq!(world.call(&early).await.status(), "200");
+}
+
 #[tokio::test]
 async fn sec_37_a_caller_without_a_token_is_refused_where_tokens_are_exchanged() {
     let world = World::start(at_once(issued), anything(), exchange).await;

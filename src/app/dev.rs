@@ -18,6 +18,7 @@ use crate::dialect::faults::gateway_error;
 use crate::face::served::Served;
 use crate::task::Principal;
 use crate::upstream::{BeginError, CallContext, Handshake, NoResult, UpstreamRequest, result_of};
+use crate::waits::unless_cancelled;
 use crate::wire::{Object, Payload, method};
 use changes::{ChangedFiles, FileChanges};
 
@@ -121,14 +122,8 @@ impl Development {
                 *ready.lock() = Some(Instant::now());
             };
             let token = token.clone();
-            gateway.parts.scope.tracker.spawn(async move {
-                tokio::select! {
-                    // The token goes first: the program may have ended for this change already.
-                    biased;
-                    () = token.cancelled() => (),
-                    () = work => (),
-                }
-            });
+            // The program may have ended for this change already.
+            gateway.parts.scope.tracker.spawn(async move { unless_cancelled(&token, work).await });
         }
         self.restarting = Some(token.drop_guard());
     }

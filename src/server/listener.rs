@@ -440,11 +440,8 @@ impl Tls {
     async fn accept(&self, shared: &ListenerState, socket: TcpStream, client: IpAddr) -> Option<AcceptedTls> {
         let settings = self.handshakes.load_full();
         let handshake = TlsAcceptor::from(Arc::clone(&settings.config)).accept(socket).into_fallible();
-        let ended = tokio::select! {
-            ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
-            () = shared.phases.accept_ended.cancelled() => return None,
-        };
-        match ended {
+        let handshake = timeout(shared.limits.handshake_deadline, handshake);
+        match shared.phases.accept_ended.run_until_cancelled(handshake).await? {
             Ok(Ok(stream)) => {
                 let chain = stream.get_ref().1.peer_certificates().filter(|_| settings.peers.is_some());
                 let admission = || Admission::new(&self.handshakes, Arc::clone(&settings));

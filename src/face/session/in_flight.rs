@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
+use crate::waits::unless_cancelled;
 use crate::wire::RequestId;
 
 /// The most calls of the engine; further ones are refused. Permits, queues and connections limit other requests.
@@ -106,11 +107,7 @@ impl InFlight {
         if !self.is_wanted(nonce, id, since) {
             return None;
         }
-        let ready = tokio::select! {
-            biased;
-            () = cancelled.cancelled() => None,
-            ready = waiting => Some(ready),
-        };
+        let ready = unless_cancelled(&cancelled, waiting).await;
         // Later cancels no longer find the request; one during the last poll was reported as successful.
         drop(entry);
         ready.filter(|_| !cancelled.is_cancelled() && self.is_wanted(nonce, id, since))

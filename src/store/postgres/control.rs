@@ -95,10 +95,7 @@ impl ReplicaControl {
                 self.state.publish(StoreHint::Missed);
                 self.heartbeats(&mut link, &mut failures).await
             };
-            let trouble = tokio::select! {
-                Err(trouble) = beating => trouble,
-                () = end.cancelled() => return,
-            };
+            let Some(Err(trouble)) = end.run_until_cancelled(beating).await else { return };
             match self.standing() {
                 OwnStanding::Fenced => return self.state.control_is(PostgresHealth::Fenced),
                 OwnStanding::StoreLost(loss) => {
@@ -108,9 +105,8 @@ impl ReplicaControl {
                 OwnStanding::Member => self.state.control_is(trouble),
             }
             failures += 1;
-            tokio::select! {
-                () = tokio::time::sleep(back_off(failures)) => (),
-                () = end.cancelled() => return,
+            if end.run_until_cancelled(tokio::time::sleep(back_off(failures))).await.is_none() {
+                return;
             }
         }
     }

@@ -252,11 +252,7 @@ pub(super) async fn serve(
     loop {
         if wanted.is_empty() {
             let taking = async { queue.lock().await.recv_many(&mut wanted, GROUP_MAX).await };
-            let taken = tokio::select! {
-                taken = taking => taken,
-                () = end.cancelled() => return,
-            };
-            if taken == 0 {
+            if !matches!(end.run_until_cancelled(taking).await, Some(1..)) {
                 return;
             }
         }

@@ -39,10 +39,7 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, state: Arc<StoreState
             pass(&queue, None).await?;
             merge(&queue, &state.sums).await
         };
-        let made = tokio::select! {
-            made = making => made,
-            () = end.cancelled() => return,
-        };
+        let Some(made) = end.run_until_cancelled(making).await else { return };
         if let Err(error) = made {
             tracing::debug!(%error, "the rows of dead incarnations, and the sums of owners without tasks, stay for now");
         }

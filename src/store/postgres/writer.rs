@@ -100,11 +100,7 @@ impl PostgresWriter {
     /// Tries to connect once. A failure refuses all waiting writes, as the duration of the outage is unknown.
     async fn reconnect(&mut self, failures: &mut u32) -> Option<WriterLink> {
         let connecting = WriterLink::open(&self.connector, &self.state);
-        let opened = tokio::select! {
-            opened = connecting => opened,
-            () = self.end.cancelled() => return None,
-        };
-        match opened {
+        match self.end.run_until_cancelled(connecting).await? {
             Ok(link) => {
                 *failures = 0;
                 // The other replicas may have missed hints: the last connection's may be lost with it.
@@ -117,10 +113,7 @@ impl PostgresWriter {
                 self.state.writer_is(error.health());
                 self.refuse(&error.to_string());
                 *failures += 1;
-                tokio::select! {
-                    () = tokio::time::sleep(back_off(*failures)) => (),
-                    () = self.end.cancelled() => (),
-                }
+                self.end.run_until_cancelled(tokio::time::sleep(back_off(*failures))).await;
                 None
             }
         }

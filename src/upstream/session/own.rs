@@ -222,8 +222,21 @@ impl OwnSessions {
     }
 
     /// Ends a session with the last call in it; false if no call runs in it.
-    pub(crate) fn end_after_calls(&self, session: &OwnSession) -> bool {
-        self.leases.postpone_end(session.opened.nonce, &self.binding(session))
+    pub(crate) fn end_after_calls(self: &Arc<Self>, session: &OwnSession) -> bool {
+        let (nonce, credential) = (session.opened.nonce, session.forwarded.credential());
+        let is_postponed = self.leases.postpone_end(nonce, &self.binding(session));
+        if let Some(renewal) = self.renewal(session).filter(|_| is_postponed) {
+            let sessions = Arc::clone(self);
+            // The calls may end before the server has opened the session that their client would have had (B267).
+            self.scope.tracker.spawn(async move {
+                if let Ok(renewed) = renewal.await
+                    && !sessions.leases.postpone_end(nonce, &renewed)
+                {
+                    sessions.end_unused(renewed, &credential);
+                }
+            });
+        }
+        is_postponed
     }
 
     /// Ends a session at the server, within five seconds; a session without an id needs no end.

@@ -1,11 +1,14 @@
 //! Tasks and the session that they were made in: it may be lost, ended, or moved.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::client::TestGateway;
 use super::talk::{ManualSetup, SessionUser};
-use super::upstream::{ScriptedServer, answer, whole};
+use super::upstream::{ScriptedServer, SeenRequest, answer, status, whole};
 
 /// T-31: tasks outlive the session, and the upstream's session lives until they have ended.
 #[tokio::test]
@@ -31,6 +34,44 @@ async fn t_31_the_end_of_a_session_waits_for_its_tasks() {
     assert_eq!(deletes().len(), 1);
     assert_eq!(other.client.delete().await.status, StatusCode::OK, "nothing runs here");
     stage.server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-2")).await;
+}
+
+/// B267: the session's call ends while, or after, the new session is opened.
+#[tokio::test]
+async fn b267_a_session_with_calls_that_ends_while_it_is_opened_anew_ends_at_its_server() {
+    let (handshakes, calls) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(0)));
+    let server = ScriptedServer::slow({
+        let (handshakes, calls) = (Arc::clone(&handshakes), Arc::clone(&calls));
+        move |seen, _| {
+            let (handshakes, calls) = (Arc::clone(&handshakes), Arc::clone(&calls));
+            async move {
+                match seen.rpc() {
+                    "initialize" => handshakes.acquire().await.unwrap().forget(),
+                    "tools/call" => calls.acquire().await.unwrap().forget(),
+                    _ => (),
+                }
+                let tool = json!({"name": "work", "inputSchema": {"type": "object"}});
+                match (seen.rpc(), seen.header("mcp-session-id")) {
+                    ("tools/list", _) => Some(answer(&seen, &json!({"tools": [tool]}))),
+                    ("prompts/list", Some("s-1")) => Some(status(404)),
+                    _ => None,
+                }
+            }
+        }
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let person = SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
+    person.start().await;
+    server.world.first(SeenRequest::is_call).await;
+    let ended = async {
+        server.world.nth(1, |seen| seen.rpc() == "initialize").await;
+        assert_eq!(person.client.delete().await.status, StatusCode::OK);
+        handshakes.add_permits(1);
+        calls.add_permits(1);
+    };
+    let (_, ()) = tokio::join!(person.request(5, "prompts/list", &json!({})), ended);
+    server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-2")).await;
 }
 
 /// Design: a lost session is renewed once, and the call that it refused is sent once more.

@@ -27,7 +27,7 @@ const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
 const SUBSCRIPTION_BYTES: usize = 48;
 
 /// A handshake that all waiting requests share.
-type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
+pub(super) type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
 
 /// By nonce. An evicted session loses its preferences, and needs a new handshake if it was renewed. Calls keep theirs.
 #[derive(Debug)]
@@ -179,9 +179,13 @@ impl OwnSessions {
         renewed.unwrap_or_else(|| session.opened.binding.clone())
     }
 
+    pub(super) fn renewal(&self, session: &OwnSession) -> Option<SessionRenewal> {
+        self.recall(session, |facts| facts.renewal.clone()).flatten()
+    }
+
     /// The binding after a renewal in progress, which would leave a session without a client (B267).
     pub(super) async fn settled_binding(&self, session: &OwnSession) -> SessionBinding {
-        if let Some(renewal) = self.recall(session, |facts| facts.renewal.clone()).flatten() {
+        if let Some(renewal) = self.renewal(session) {
             let _ = renewal.await;
         }
         self.binding(session)

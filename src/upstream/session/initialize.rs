@@ -7,12 +7,12 @@ use bytes::Bytes;
 use http::HeaderValue;
 use tokio::time::Instant;
 
-use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
+use super::{DELETE_MAX, SessionKey, UpstreamLink, UpstreamSession, get_stream};
 use crate::dialect::lifecycle::initialize_request;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::outgoing::{SessionHeaders, StreamPurpose};
-use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
+use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, ForwardedHeaders, Handshake, own_ids};
@@ -86,10 +86,14 @@ async fn open_session(
     // Every refusal leads to an older version except the first, which may lead back to the newest.
     let next = |asked, refusal: &BeginError| link.versions.after_refusal(asked, refusal);
     let agreed = agree(link, opener, link.versions.version_to_request(), next, message).await?;
-    let handshake = handshake_in(&agreed).ok_or_else(malformed)?;
-    if !link.versions.accepts(handshake.version) {
-        return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
-    }
+    let handshake = match handshake_in(&agreed) {
+        Some(handshake) if link.versions.accepts(handshake.version) => handshake,
+        unusable => {
+            Box::pin(discard(link, forwarded, agreed.session)).await;
+            let refused = BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+            return Err(unusable.map_or_else(malformed, |_| refused));
+        }
+    };
     link.versions.agreed(handshake.version);
     let client = key.credential.clone();
     let headers = SessionHeaders { session: agreed.session, version: Some(handshake.version), client };
@@ -187,7 +191,19 @@ async fn initialize(
             return Err(unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
         }
     };
-    let answer = reply::answer(response, &id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await;
+    match agreement_in(response, &id).await {
+        Ok((version, result)) if session.as_ref().is_none_or(is_session_id) => {
+            Ok(AgreedSession { session, version, result })
+        }
+        unusable => {
+            Box::pin(discard(channel, opener.forwarded, session)).await;
+            Err(unusable.err().unwrap_or_else(malformed))
+        }
+    }
+}
+
+async fn agreement_in(response: RawResponse, id: &RequestId) -> Result<(ProtocolVersion, Object), BeginError> {
+    let answer = reply::answer(response, id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await;
     let answer = answer.map_err(|fault| {
         let reason =
             if fault.reason == Reason::ResultTooLarge { Reason::InitializeResultTooLarge } else { fault.reason };
@@ -196,11 +212,16 @@ async fn initialize(
     answer.outcome.map_err(BeginError::Refused)?;
     let result = answer.result.ok_or_else(malformed)?;
     let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);
-    let version = version.ok_or_else(malformed)?;
-    if session.as_ref().is_some_and(|id| !is_session_id(id)) {
-        return Err(malformed());
+    Ok((version.ok_or_else(malformed)?, result))
+}
+
+/// Ends a session that no client gets (B268).
+pub(super) async fn discard(channel: &dyn RawChannel, forwarded: &ForwardedHeaders, session: Option<HeaderValue>) {
+    if session.as_ref().is_some_and(is_session_id) {
+        let binding = SessionBinding { session, ..SessionBinding::default() };
+        let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: forwarded.clone() };
+        let _ = tokio::time::timeout(DELETE_MAX, channel.send(request)).await;
     }
-    Ok(AgreedSession { session, version, result })
 }
 
 /// Visible ASCII only, up to the limit (U39).
@@ -222,7 +243,6 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::upstream::raw_channel::RawResponse;
 
     /// A server that accepts every message, and never sends one.
     #[derive(Debug)]

@@ -30,7 +30,9 @@ use crate::upstream::answer_body::BodyKind;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
-use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
+use crate::upstream::session::initialize::{
+    AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, discard, in_time, malformed,
+};
 use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::upstream_health::HealthMark;
@@ -252,6 +254,9 @@ impl OwnSessions {
 
     /// Ends an unused upstream session, in the background.
     pub(crate) fn end_unused(&self, binding: SessionBinding, credential: &ClientCredential) {
+        if binding.session.is_none() {
+            return;
+        }
         let (channel, forwarded) = (Arc::clone(&self.channel), ForwardedHeaders::bearing(credential));
         self.scope.tracker.spawn(async move {
             let request = RawRequest { binding, verb: RawMethod::Delete, forwarded };
@@ -276,7 +281,11 @@ impl OwnSessions {
         let next = |asked, refusal: &BeginError| self.channel.version_after(asked, refusal);
         let asked = self.channel.version_for(version);
         let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;
-        if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
+        if agreed.version.is_stateless() {
+            Box::pin(discard(&*self.channel, forwarded, agreed.session)).await;
+            return Err(malformed());
+        }
+        Ok(agreed)
     }
 
     /// Replaces a lost session: one handshake for all waiters; the client's id stays. After an error nothing was sent.
@@ -296,13 +305,11 @@ impl OwnSessions {
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
                 renewed
             })));
-            let opened = async move {
-                match opening.await {
-                    Ok(Some(opened)) => opened,
-                    Ok(None) => Err(GatewayFault::new(Reason::Draining, Executed::No)),
-                    Err(_) => Err(GatewayFault::new(Reason::Internal, Executed::No)),
-                }
-            };
+            let opened = opening.map(|opened| match opened {
+                Ok(Some(opened)) => opened,
+                Ok(None) => Err(GatewayFault::new(Reason::Draining, Executed::No)),
+                Err(_) => Err(GatewayFault::new(Reason::Internal, Executed::No)),
+            });
             opened.boxed()
         };
         self.memory_or_new(session).replace(lost, &self.scope.tracker, open).await
@@ -329,7 +336,8 @@ impl OwnSessions {
         };
         tracing::info!(upstream = %self.channel.name(), "replaced a session that the upstream had lost");
         let initialized = envelope::notification(method::INITIALIZED, None);
-        self.send_and_await(&binding, &session.forwarded, initialized).await?;
+        let end = |_: &GatewayFault| self.end_unused(binding.clone(), &session.forwarded.credential());
+        self.send_and_await(&binding, &session.forwarded, initialized).await.inspect_err(end)?;
         let SessionPreferences { level, subscriptions } = preferences;
         // A caller with fewer rights may be the one that renews it.
         let access = self.access.tools_of(&session.caller, self.channel.name());
@@ -338,7 +346,7 @@ impl OwnSessions {
         let sending = self.send_preferences(session, &binding, SessionPreferences { level, subscriptions: allowed });
         // The request that found the session lost waits for this.
         match tokio::time::timeout(END_MAX, sending).await {
-            Ok(Ok(Some(sent))) => sent.map(|()| binding),
+            Ok(Ok(Some(sent))) => sent.inspect_err(end).map(|()| binding),
             Ok(Ok(None) | Err(_)) | Err(_) => Ok(binding),
         }
     }
@@ -540,7 +548,6 @@ impl SessionLease {
 impl Drop for SessionLease {
     fn drop(&mut self) {
         if let Some(binding) = self.sessions.leases.leave(self.session.opened.nonce)
-            && binding.session.is_some()
             // Without a runtime nothing can be sent to the server.
             && tokio::runtime::Handle::try_current().is_ok()
         {

@@ -103,6 +103,24 @@ async fn b197_an_initialize_result_that_is_too_large_has_its_own_reason() {
     assert_eq!(client.post(call(3)).await.json().await["result"]["n"], 3);
 }
 
+/// B268: the head of the response has opened it.
+#[tokio::test]
+async fn b268_a_session_whose_initialize_result_is_unreadable_ends_at_its_server() {
+    let server = ScriptedServer::start(|seen| {
+        (seen.rpc() == "initialize").then(|| {
+            let mut reply = super::upstream::json_text("{");
+            reply.headers_mut().insert("mcp-session-id", "s-1".parse().unwrap());
+            reply
+        })
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    assert_eq!(reply.json().await["error"]["data"]["reason"], "upstream_malformed");
+    let ended = server.world.first(|seen| seen.method == "DELETE").await;
+    assert_eq!(ended.header("mcp-session-id"), Some("s-1"));
+}
+
 /// A server without session ids serves clients that always get one.
 #[tokio::test]
 async fn a_server_that_gives_no_session_id_needs_none() {

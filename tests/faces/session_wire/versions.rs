@@ -42,6 +42,8 @@ async fn an_upstream_that_speaks_no_session_version_is_malformed() {
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].clone();
     assert_eq!((&error["code"], &error["data"]["reason"]), (&json!(-32603), &json!("upstream_malformed")));
+    let ended = server.world.first(|seen| seen.method == "DELETE").await;
+    assert_eq!(ended.header("mcp-session-id"), Some("s-1"), "B268");
 }
 
 /// UPC-22.

@@ -50,6 +50,22 @@ async fn b268_a_session_whose_handshake_fails_after_it_was_opened_ends_at_its_se
     assert_eq!(server.world.first(is_delete).await.header("mcp-session-id"), Some("s-1"));
 }
 
+/// B268.
+#[tokio::test]
+async fn b268_a_session_with_an_unusable_handshake_ends_at_its_server() {
+    for (members, expected) in [
+        (json!({"protocolVersion": "2026-07-28"}), "UpstreamRefused No"),
+        (json!({"protocolVersion": "soon"}), "UpstreamMalformed No"),
+        (json!({"capabilities": null}), "UpstreamMalformed No"),
+    ] {
+        let server = ScriptedServer::polite().await;
+        *server.world.initialize_result.lock() = members;
+        let upstream = upstream(&server.url());
+        assert_eq!(refused(try_begin(&upstream, call(&json!({})), context()).await), expected);
+        assert_eq!(server.world.first(is_delete).await.header("mcp-session-id"), Some("s-1"), "{expected}");
+    }
+}
+
 #[tokio::test]
 async fn a_session_declares_the_capabilities_of_its_client() {
     let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;

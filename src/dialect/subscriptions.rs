@@ -213,42 +213,27 @@ impl SubscriptionFilter {
     }
 }
 
-/// Finds the resources that a server knows once it has refused a whole filter: asks for ever smaller parts (U95).
-#[derive(Debug)]
-pub struct ResourceSearch {
-    known: SubscriptionFilter,
-    unclear: Vec<SubscriptionFilter>,
-    requests: usize,
-}
+/// After so many requests the other resources count as unknown.
+const SEARCHES_MAX: usize = 32;
 
-impl ResourceSearch {
-    /// After so many requests the other resources count as unknown.
-    const REQUESTS_MAX: usize = 32;
-
-    pub fn in_refused(filter: &SubscriptionFilter) -> Self {
-        let resources = SubscriptionFilter { resources: filter.resources.clone(), ..SubscriptionFilter::default() };
-        let known = SubscriptionFilter { lists: filter.lists.clone(), ..SubscriptionFilter::default() };
-        let unclear = if filter.lists.is_empty() { resources.halves() } else { vec![resources] };
-        Self { known, unclear, requests: 0 }
+/// The part of a filter that a server accepts, once it has refused the whole: asks for ever smaller parts until it
+/// `is_over` (U95). `None` if that is nothing or everything.
+pub async fn known_part<E, F: Future<Output = Result<bool, E>>>(
+    filter: &SubscriptionFilter,
+    is_over: impl Fn() -> bool,
+    mut is_accepted: impl FnMut(SubscriptionFilter) -> F,
+) -> Result<Option<SubscriptionFilter>, E> {
+    let resources = SubscriptionFilter { resources: filter.resources.clone(), ..SubscriptionFilter::default() };
+    let mut known = SubscriptionFilter { lists: filter.lists.clone(), ..SubscriptionFilter::default() };
+    let mut unclear = if filter.lists.is_empty() { resources.halves() } else { vec![resources] };
+    for _ in 0..SEARCHES_MAX {
+        let Some(part) = unclear.pop().filter(|part| part.concern_the_upstream() && !is_over()) else { break };
+        match is_accepted(part.clone()).await? {
+            true => known.extend(&part),
+            false => unclear.extend(part.halves()),
+        }
     }
-
-    pub fn next_part(&mut self) -> Option<SubscriptionFilter> {
-        self.requests += 1;
-        self.unclear.pop().filter(|part| self.requests <= Self::REQUESTS_MAX && part.concern_the_upstream())
-    }
-
-    pub fn accepted(&mut self, part: &SubscriptionFilter) {
-        self.known.extend(part);
-    }
-
-    pub fn refused(&mut self, part: SubscriptionFilter) {
-        self.unclear.extend(part.halves());
-    }
-
-    /// The accepted part of the filter; `None` if that is nothing or everything.
-    pub fn accepted_part(self, filter: &SubscriptionFilter) -> Option<SubscriptionFilter> {
-        Some(self.known).filter(|known| known.concern_the_upstream() && !known.cover(filter))
-    }
+    Ok(Some(known).filter(|known| known.concern_the_upstream() && !known.cover(filter)))
 }
 
 /// Whether a notification is only for its subscribers, or concerns a request or a task of the gateway's own (T-67).
@@ -355,6 +340,11 @@ impl Subscription {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::wire::ScanLimits;
 
@@ -418,15 +408,16 @@ mod tests {
     fn u95_a_search_for_known_resources_is_bounded_and_leaves_out_no_list() {
         let resources = Some((0..RESOURCES_MAX).map(|n| n.to_string()).collect());
         let filter = SubscriptionFilter { lists: [ListKind::Tools].into(), resources, tasks: None };
-        let mut search = ResourceSearch::in_refused(&filter);
-        let mut requests = 0;
-        while let Some(part) = search.next_part() {
-            requests += 1;
-            search.refused(part);
-        }
-        assert_eq!(requests, 32);
         let lists = SubscriptionFilter { resources: None, ..filter.clone() };
-        assert_eq!(search.accepted_part(&filter), Some(lists));
+        for (max, expected) in [(RESOURCES_MAX, 32), (3, 3)] {
+            let requests = Cell::new(0);
+            let refuse = |_| {
+                requests.set(requests.get() + 1);
+                ready(Ok::<_, ()>(false))
+            };
+            let known = known_part(&filter, || requests.get() == max, refuse).now_or_never();
+            assert_eq!((known, requests.get()), (Some(Ok(Some(lists.clone()))), expected), "in number and in time");
+        }
     }
 
     /// MOD-24: only notifications that the server declares and the client asked for.

@@ -21,7 +21,7 @@ use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use super::{ANSWER_MAX, CombinedUpstreams};
 use crate::dialect::lifecycle::own_identity;
-use crate::dialect::subscriptions::{ResourceSearch, Subscription, SubscriptionFilter};
+use crate::dialect::subscriptions::{Subscription, SubscriptionFilter, known_part};
 use crate::face::answer::{Addressee, UnknownTaskMarker, bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::{FaceResponse, Inbound, ResponseBody};
@@ -116,19 +116,19 @@ impl ListenRequest {
         at: usize,
         part: &SubscriptionFilter,
     ) -> Result<(MemberListen, SubscriptionFilter), MemberRefusal> {
+        let search_end = Instant::now() + BEGINNING_MAX / 2;
         let refusal = match self.begin(at, part).await {
             Err(refusal) if refusal.may_name_resources() => refusal,
             begun => return begun,
         };
-        let mut search = ResourceSearch::in_refused(part);
-        while let Some(some) = search.next_part() {
+        let is_accepted = |some: SubscriptionFilter| async move {
             match self.begin(at, &some).await {
-                Ok(_) => search.accepted(&some),
-                Err(refusal) if refusal.may_name_resources() => search.refused(some),
-                Err(refusal) => return Err(refusal),
+                Ok(_) => Ok(true),
+                Err(refusal) if refusal.may_name_resources() => Ok(false),
+                Err(refusal) => Err(refusal),
             }
-        }
-        match search.accepted_part(part) {
+        };
+        match known_part(part, || Instant::now() >= search_end, is_accepted).await? {
             Some(known) => self.begin(at, &known).await,
             None => Err(refusal),
         }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::stateless_sender::{DraftRequest, StatelessSender};
-use crate::dialect::subscriptions::{ListKind, ResourceSearch, SubscriptionFilter, untagged};
+use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, known_part, untagged};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::exchange::SubscriptionResult;
@@ -385,19 +385,19 @@ enum ListenEvent {
 impl UpstreamListenStream {
     /// As [`Self::open`], without the resources for which the server refuses all wishes.
     async fn open_known(sender: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
+        let search_end = Instant::now() + SUBSCRIBE_MAX / 2;
         let refusal = match Self::open(sender, wishes).await {
             Err(refusal @ ListenError::Params(_)) => refusal,
             opened => return opened,
         };
-        let mut search = ResourceSearch::in_refused(wishes);
-        while let Some(part) = search.next_part() {
+        let is_accepted = |part: SubscriptionFilter| async move {
             match Self::open(sender, &part).await {
-                Ok(_) => search.accepted(&part),
-                Err(ListenError::Params(_)) => search.refused(part),
-                Err(failed @ (ListenError::Refused(_) | ListenError::Failed(_))) => return Err(failed),
+                Ok(_) => Ok(true),
+                Err(ListenError::Params(_)) => Ok(false),
+                Err(failed @ (ListenError::Refused(_) | ListenError::Failed(_))) => Err(failed),
             }
-        }
-        match search.accepted_part(wishes) {
+        };
+        match known_part(wishes, || Instant::now() >= search_end, is_accepted).await? {
             Some(known) => Self::open(sender, &known).await,
             None => Err(refusal),
         }

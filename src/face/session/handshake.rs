@@ -59,9 +59,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     };
     let sealed = shared.served.sealer.seal_session(&token).and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
-        if !opened.version.is_stateless() {
-            shared.own.end_unused(opened.binding, &inbound.forwarded.credential());
-        }
+        shared.own.end_unused(opened.binding, &inbound.forwarded.credential());
         let what = "the capabilities are too large for a session id";
         return refuse(&addressee, &RequestError::params(what));
     };

@@ -431,7 +431,7 @@ struct LeasedSession {
 impl SessionLeases {
     /// Postpones the end of a session until its calls have ended; false if there are none.
     fn postpone_end(&self, nonce: u128, binding: &SessionBinding) -> bool {
-        self.0.lock().get_mut(&nonce).map(|leased| leased.ended = Some(binding.clone())).is_some()
+        self.with(nonce, |leased| leased.ended = Some(binding.clone())).is_some()
     }
 
     fn enter(&self, nonce: u128) {
@@ -451,32 +451,21 @@ impl SessionLeases {
         leased.ended.filter(|_| !leased.has_orphan)
     }
 
-    fn keep(&self, nonce: u128) {
-        if let Some(leased) = self.0.lock().get_mut(&nonce) {
-            leased.has_orphan = true;
-        }
+    /// Reads or changes the state of a session in which a call runs.
+    fn with<T>(&self, nonce: u128, act: impl FnOnce(&mut LeasedSession) -> T) -> Option<T> {
+        self.0.lock().get_mut(&nonce).map(act)
     }
 
     fn listen(&self, nonce: u128, session: &Arc<UpstreamSession>) {
-        if let Some(leased) = self.0.lock().get_mut(&nonce) {
+        self.with(nonce, |leased| {
             leased.listening.retain(|session| session.strong_count() > 0);
             leased.listening.push(Arc::downgrade(session));
-        }
+        });
     }
 
     /// The calls' sessions that receive messages of the session's own stream.
     fn listening(&self, nonce: u128) -> Vec<Arc<UpstreamSession>> {
-        let all = self.0.lock();
-        all.get(&nonce).map(|leased| leased.listening.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
-    }
-
-    /// Cancelled once no call runs in the session; `None` if none runs now.
-    fn idle(&self, nonce: u128) -> Option<CancellationToken> {
-        self.0.lock().get(&nonce).map(|leased| leased.idle.clone())
-    }
-
-    fn ended(&self, nonce: u128) -> Option<SessionBinding> {
-        self.0.lock().get(&nonce).and_then(|leased| leased.ended.clone())
+        self.with(nonce, |leased| leased.listening.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
     }
 }
 
@@ -496,7 +485,7 @@ impl SessionLease {
     }
 
     pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {
-        let ended = self.sessions.leases.ended(self.session.opened.nonce);
+        let ended = self.sessions.leases.with(self.session.opened.nonce, |leased| leased.ended.clone()).flatten();
         let binding = ended.unwrap_or_else(|| self.sessions.binding(&self.session));
         self.listened_to(self.adopt(link, binding)).await
     }
@@ -521,7 +510,7 @@ impl SessionLease {
 
     /// Leaves the session open at the server after its client and its last call here have ended.
     pub(crate) fn keep_for_later(&self) {
-        self.sessions.leases.keep(self.session.opened.nonce);
+        self.sessions.leases.with(self.session.opened.nonce, |leased| leased.has_orphan = true);
     }
 
     /// The session that replaces one that the server has lost, for one call. After an error nothing was sent in it.
@@ -529,10 +518,9 @@ impl SessionLease {
         let SessionHeaders { session, version, .. } = lost.credentials.clone();
         let lost_binding = SessionBinding { session, version, tasks: lost.tasks };
         let renewed = self.sessions.renew(&self.session, &lost_binding).await?;
-        let (leases, nonce) = (&self.sessions.leases, self.session.opened.nonce);
-        if leases.ended(nonce).is_some() {
-            leases.postpone_end(nonce, &renewed);
-        }
+        self.sessions.leases.with(self.session.opened.nonce, |leased| {
+            leased.ended.iter_mut().for_each(|ended| ended.clone_from(&renewed));
+        });
         Ok(self.listened_to(self.adopt(&lost.link, renewed)).await)
     }
 

@@ -220,7 +220,8 @@ impl OwnSessions {
     /// Reads the stream of a session for its calls, unless the client reads it. Returns at once.
     pub(super) fn read_for_calls(self: &Arc<Self>, session: &OwnSession) {
         let nonce = session.opened.nonce;
-        let Some(idle) = self.leases.idle(nonce).filter(|_| !self.leases.listening(nonce).is_empty()) else { return };
+        let idle = self.leases.with(nonce, |leased| leased.idle.clone());
+        let Some(idle) = idle.filter(|_| !self.leases.listening(nonce).is_empty()) else { return };
         let Some((release, settled)) = self.readers.take_turn(nonce) else { return };
         let (sessions, session) = (Arc::clone(self), session.clone());
         let running = self.scope.tracker.spawn(async move {

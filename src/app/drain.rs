@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::{OptionFuture, join_all};
+use futures_util::future::{OptionFuture, join, join_all};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -90,8 +90,9 @@ impl Gateway {
             let retired = self.retired.all();
             let served = self.upstreams.iter().map(|one| one.served.upstream.close());
             let closing = served.chain(retired.iter().map(|one| one.close()));
+            let sessions = join_all(self.endpoints.iter().map(|one| one.endpoint.end_sessions()));
             // Slow upstreams are abandoned: their results are stored.
-            let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
+            let _ = tokio::time::timeout(CLOSE_MAX, join(sessions, join_all(closing))).await;
         }
         self.parts.scope.stop.cancel();
         self.parts.scope.tracker.close();

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderName, HeaderValue};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
@@ -69,6 +69,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// enough: a program is slow at its start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
 const LATE_TIMES_MIN: u32 = 2;
+const ENDS_AT_ONCE: usize = 64;
 /// After this time one request waits longer again.
 const LATE_FOR: Duration = Duration::from_secs(30);
 
@@ -191,6 +192,12 @@ impl CombinedEndpoint {
 
     pub fn result_bytes_max(&self) -> usize {
         self.0.result_bytes_max
+    }
+
+    /// Ends the sessions of its clients at the upstreams: the next process does not know their ids (B257).
+    pub async fn end_sessions(&self) {
+        let sessions = stream::iter(self.0.sessions.known.all());
+        sessions.for_each_concurrent(ENDS_AT_ONCE, |known| self.0.end_members(known)).await;
     }
 }
 

@@ -118,6 +118,13 @@ impl<V: RecentValue> RecentMap<V> {
         self.shard(key).lock().touch(key).cloned()
     }
 
+    pub(crate) fn values(&self) -> Vec<V> {
+        let values = |shard: &Mutex<RecentShard<V>>| -> Vec<V> {
+            shard.lock().entries.values().map(|entry| entry.value.clone()).collect()
+        };
+        self.shards.iter().flat_map(values).collect()
+    }
+
     pub(crate) fn contains(&self, key: u128) -> bool {
         self.shard(key).lock().touch(key).is_some()
     }

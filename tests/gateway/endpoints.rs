@@ -12,11 +12,14 @@ use support::session_client as client;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use client::TestGateway;
 use serde_json::{Value, json};
 use speaker::{Kind, PairClient};
-use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer};
+use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, in_time};
+
+const SESSION: &str = "mcp-session-id";
 
 /// Clients whose answers show what an endpoint shows.
 const KINDS: [Kind; 2] = [Kind::Session, Kind::Stateless];
@@ -77,6 +80,23 @@ async fn said(client: &mut PairClient, tool: &str) -> String {
     match answer["error"]["code"].as_i64() {
         Some(code) => format!("{code} {}", answer["error"]["data"]["executed"].as_str().unwrap_or_default()),
         None => answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned(),
+    }
+}
+
+/// B257.
+#[tokio::test]
+async fn b257_the_sessions_of_an_endpoints_clients_end_with_the_gateway() {
+    let (one, two) = (hello("one", |_| None).await, hello("two", |_| None).await);
+    let gate = at_one_path(&[("one".to_owned(), one.address), ("two".to_owned(), two.address)], "").await;
+    let mut client = client_of(Kind::Session, &gate).await;
+    for name in ["one", "two"] {
+        assert_eq!(said(&mut client, &format!("{name}__hello")).await, name);
+    }
+    in_time(Box::pin(gate.gateway.drain(Some(Duration::ZERO)))).await;
+    for server in [one, two] {
+        let call = server.world.first(SeenRequest::is_call).await;
+        let is_end = |seen: &SeenRequest| seen.method == "DELETE" && seen.header(SESSION) == call.header(SESSION);
+        server.world.first(is_end).await;
     }
 }
 

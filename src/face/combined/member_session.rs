@@ -380,6 +380,10 @@ impl<S: Default> KnownSessions<S> {
         (entered.value.session, entered.evicted)
     }
 
+    pub(super) fn all(&self) -> Vec<KnownSession<S>> {
+        self.by_nonce.values()
+    }
+
     pub(super) fn remove(&self, nonce: u128) {
         self.by_nonce.remove(nonce);
     }

@@ -113,16 +113,19 @@ impl CombinedUpstreams {
     }
 
     /// Ends a session's sessions at the upstreams, in the background.
-    fn close_members(self: &Arc<Self>, KnownSession { session, caller }: KnownSession<CombinedSession>) {
+    fn close_members(self: &Arc<Self>, known: KnownSession<CombinedSession>) {
         let (shared, scope) = (Arc::clone(self), &self.common().scope);
-        let closing = async move {
-            for (upstream, id) in session.open_members() {
-                let Some(at) = shared.index(&upstream) else { continue };
-                let inbound = shared.gateways_message(&session, caller.clone(), id, Method::DELETE, Bytes::new());
-                shared.members[at].endpoint.serve(Box::new(inbound)).await;
-            }
-        };
+        let closing = async move { shared.end_members(known).await };
         scope.tracker.spawn(scope.stop.clone().run_until_cancelled_owned(closing));
+    }
+
+    /// As [`Self::close_members`]; a session in which a task may continue stays (T-31).
+    pub(super) async fn end_members(&self, KnownSession { session, caller }: KnownSession<CombinedSession>) {
+        for (upstream, id) in session.open_members() {
+            let Some(at) = self.index(&upstream) else { continue };
+            let inbound = self.gateways_message(&session, caller.clone(), id, Method::DELETE, Bytes::new());
+            self.members[at].endpoint.serve(Box::new(inbound)).await;
+        }
     }
 
     pub(super) async fn post_in_session(

@@ -161,8 +161,9 @@ impl SessionFaceState {
             (Some(owner), Some(own)) => owner != own,
             (Some(_), None) | (None, _) => session.token.issued_at < self.served.engine.began(),
         };
-        // A renewed session belongs to this process, and its calls are counted.
-        !self.own.is_renewed(&session.own) && self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
+        // A renewed session belongs to this process, which counts its calls until it ends.
+        let is_earlier = is_earlier && !self.own.is_renewed(&session.own);
+        self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
     }
 
     /// Ends a session that the server refuses with an unknown error: its client gets 404 and opens another one.

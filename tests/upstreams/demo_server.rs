@@ -1,4 +1,4 @@
-//! The demo server over real sockets: each tool, the order of what it sends, cancellation, sessions.
+//! The demo server over real sockets: each tool, the order of its messages, cancellation, sessions.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 const SESSION: &str = "mcp-session-id";
 
-/// What takes this long hangs: the largest flood needs seconds of a core, and has a part of one.
+/// The longest flood needs seconds of a core, and gets a part of one: only a hang takes this long.
 async fn bounded<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(90), what).await.expect("the server answers in time")
 }
@@ -206,7 +206,7 @@ async fn progress_comes_in_order_and_before_the_result() {
     assert_eq!(reply.next().await, None, "the answer ends the stream");
 }
 
-/// One row: a tool, the client's answer to its question, what the tool then says.
+/// One row: a tool, the client's answer to its question, the tool's text.
 async fn check_question(tool: &str, arguments: Value, answer: Value, method: &str, text: &str) {
     let fixture = Fixture::start().await;
     let session = fixture.open("2025-06-18", json!({ "elicitation": {}, "sampling": {} })).await;

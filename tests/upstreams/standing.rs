@@ -1,5 +1,5 @@
-//! How requests end counts for what operators read of an upstream, over streamable HTTP: the gateway in a process of its
-//! own, in front of a scripted server.
+//! The ends of requests decide the operators' view of an upstream, over streamable HTTP: the gateway in a process of
+//! its own, in front of a scripted server.
 
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ async fn an_answer_that_cannot_be_read_is_a_failure_of_the_upstream() {
     assert_eq!(gate.failures("upstream_malformed").await, 1);
 }
 
-/// The server ends the stream of what it need not answer.
+/// The server ends the stream of a request that it need not answer.
 #[tokio::test]
 async fn a_call_that_its_client_takes_back_is_no_failure_and_the_next_one_is_one() {
     let odd = Odd::start().await;

@@ -1,4 +1,4 @@
-//! What an upstream does over time: late answers, floods, connections that are of no more use, answers without end.
+//! Faults of an upstream over time: late answers, floods, unusable connections, answers without end.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ async fn u15_a_connection_with_bytes_too_many_is_not_used_again() {
 /// How long the ids are that the gateway gives its own requests, in JSON.
 const ID_LEN: usize = "\"tg:0011223344556677:00112233445566778899aabbccddeeff\"".len();
 
-/// What is shown of a task is short, and plain text.
+/// The visible status message of a task is short, and plain text.
 #[tokio::test]
 async fn u26_words_of_progress_are_cut_and_cleaned() {
     let words = format!(r"\u001b[31mred\u202e{}", "x".repeat(50_000));
@@ -101,7 +101,7 @@ fn question(id: usize, method: &str) -> String {
     format!("data: {}\n\n", json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }))
 }
 
-/// What the upstream was told, by the id of its question.
+/// The upstream's ids of its refused questions.
 fn told(gate: &Gate, code: i64) -> Vec<Value> {
     let seen = gate.server.seen(0).into_iter().map(|seen| seen.body);
     seen.filter(|body| body["error"]["code"] == code).map(|body| body["id"].clone()).collect()
@@ -128,7 +128,7 @@ async fn u30_a_question_of_an_unknown_method_is_refused_and_the_call_goes_on() {
     assert_eq!((refused, gate.get(0, &id).await["status"].as_str()), (json!(5), Some("working")));
 }
 
-/// F36: a large answer waits at the upstream until its client reads; what is in between is bounded.
+/// F36: a large answer waits at the upstream until its client reads; the gateway's buffers in between are bounded.
 #[tokio::test]
 async fn f36_an_unread_answer_fills_no_memory() {
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n\
@@ -158,7 +158,7 @@ async fn f36_an_unread_answer_fills_no_memory() {
         read += more;
     }
     drop(client);
-    // What is kept is read to its bound and not beyond.
+    // An answer that is kept is read to its bound and not beyond.
     let before = written();
     assert_eq!(gate.task(0).await, "failed -32603 result_too_large yes");
     let taken = still().await - before;

@@ -45,7 +45,7 @@ impl Gate {
         Self::set(acts, &format!("deadline = \"{deadline}\"")).await
     }
 
-    /// The same by a server of each era. What happens over time is the same at both.
+    /// The same by a server of each era. The course over time is the same at both.
     pub(crate) async fn of_each_era(acts: &[Act], deadline: &str) -> [Self; 2] {
         let keys = format!("deadline = \"{deadline}\"");
         let stateless = ServerEra { prefix: IN_SESSIONS.prefix, ..STATELESS_TASKS };
@@ -99,7 +99,7 @@ impl Gate {
         Answer::of(&bytes)
     }
 
-    /// What a client without tasks sees.
+    /// The response to a client without tasks.
     pub(crate) async fn plain(&self, row: usize) -> Answer {
         self.send(&Ask::modern(row, "tools/call", json!({ "name": "t", "arguments": {} }), &json!({}))).await
     }
@@ -110,17 +110,17 @@ impl Gate {
         self.send(&Ask::modern_at(&upstream, "tools/call", params, &json!({}))).await
     }
 
-    /// What the task of a client comes to at such a server.
+    /// The outcome of a client's task at such a server.
     pub(crate) async fn stateless_task(&self, row: usize) -> String {
         self.task_at(&format!("{}{row}", STATELESS_TASKS.prefix), WAIT_MAX).await
     }
 
-    /// What a session client sees of such a server.
+    /// The response to a session client at such a server.
     pub(crate) async fn bridged(&self, row: usize) -> Answer {
         self.piped_at(&format!("{}{row}", STATELESS_TASKS.prefix)).await
     }
 
-    /// What a session client's task comes to.
+    /// The outcome of a session client's task.
     pub(crate) async fn core_task(&self, row: usize) -> Answer {
         let session = match self.session(row).await {
             Ok(session) => session,
@@ -137,7 +137,7 @@ impl Gate {
         }
     }
 
-    /// What a client with tasks gets first.
+    /// The first response to a client with tasks.
     pub(crate) async fn handle(&self, row: usize) -> Answer {
         self.send(&Ask::modern(row, "tools/call", json!({ "name": "t", "arguments": {} }), &with_tasks())).await
     }
@@ -177,7 +177,7 @@ impl Gate {
         }
     }
 
-    /// What a session client sees. Its session is its own, and opened for this.
+    /// The response to a session client, in a session of its own.
     pub(crate) async fn piped(&self, row: usize) -> Answer {
         self.piped_at(&format!("{}{row}", IN_SESSIONS.prefix)).await
     }

@@ -89,7 +89,7 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
 async fn f26_an_upstream_that_refuses_connections_is_tried_again_and_then_left_alone() {
     let gate = Gate::with(vec![Act::SaysOn(fine())], "1m").await;
     let address = gate.server.address;
-    // The same gateway, with nobody behind it.
+    // The same gateway, with its server gone.
     let Gate { server, .. } = &gate;
     server.end().await;
     let (began, mut tries) = (Instant::now(), 0);

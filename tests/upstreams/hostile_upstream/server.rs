@@ -1,4 +1,4 @@
-//! An upstream that shakes hands in order and answers `tools/call` with whatever bytes it is given.
+//! An upstream with a correct handshake that answers `tools/call` with any given bytes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) enum Act {
     InTurn(Vec<Self>),
 }
 
-/// What a request was.
+/// A request that the upstream received.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) row: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// The act of number n is played at the path `/n`. Nobody else gets the port, whoever listens at it.
+    /// The act of number n is played at the path `/n`. No other process can get the port.
     pub(crate) async fn start(acts: Vec<Act>) -> Self {
         Self::serve(TcpListener::bind(reserved_address()).await.unwrap(), acts)
     }
@@ -185,7 +185,7 @@ impl Conversation {
         call.map(|call| call.body["id"].clone())
     }
 
-    /// What the call that was noted last is answered with.
+    /// The act that answers the last call.
     fn turn<'a>(&self, act: &'a Act, row: usize) -> &'a Act {
         let Act::InTurn(acts) = act else { return act };
         let calls =
@@ -233,7 +233,7 @@ impl Conversation {
                 written.ok()?;
             }
         }
-        // What was written must arrive before the end.
+        // The bytes must arrive before the end of the connection.
         stream.shutdown().await.ok()?;
         while stream.read(&mut [0; 1024]).await.ok()? > 0 {}
         Some(OVER)

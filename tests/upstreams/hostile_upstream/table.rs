@@ -1,5 +1,5 @@
-//! The table: what the upstream says to `tools/call`, and what clients see on seven ways, three of them to a server of
-//! 2026-07-28.
+//! The table: the upstream's answers to `tools/call`, and the responses to clients by seven paths, three of them to a
+//! server of 2026-07-28.
 
 use super::gate::{Answer, Gate, RESULT_BYTES_MAX};
 use super::server::Act;
@@ -16,7 +16,7 @@ fn json(body: &str) -> Act {
     says("200 OK", JSON, body)
 }
 
-/// The head of an event stream that ends with its connection, and what comes on it.
+/// The head of an event stream that ends with its connection, and its events.
 fn events(text: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{text}").into_bytes()
 }
@@ -37,8 +37,8 @@ fn event(message: &str) -> String {
     format!("data: {message}\n\n")
 }
 
-/// What is done, and what a plain call, a task and a session client's call come to. A task of 2025-11-25 and a call of a server
-/// without sessions have the verdicts of [`verdicts`].
+/// The act, and the verdicts of a plain call, a task and a session client's call. A task of 2025-11-25 and a call of a
+/// server without sessions have the verdicts of [`verdicts`].
 type Row = (&'static str, Act, [String; 3]);
 
 /// The same error for all three: at HTTP 200, and of the task.
@@ -132,7 +132,7 @@ fn bodies() -> Vec<Row> {
             FINE,
         ),
         row("U12", json(&big), [large, large_task, "200 fine null"]),
-        // What never shows what it is was not begun, and gets an error of its own.
+        // An answer that never shows its kind is not forwarded, and its client gets an error.
         row("U12 announced", Act::Says(announced), [large, large_task, "200 -32603 upstream_closed unknown"]),
         row(
             "U14 short",
@@ -230,7 +230,7 @@ fn streams() -> Vec<Row> {
     ]
 }
 
-/// What 2026-07-28 has no room for, or only for a client that asked: sessions know nothing of it.
+/// Results that 2026-07-28 lacks, or has only for a client that asked: sessions forward them.
 fn other_versions() -> Vec<Row> {
     let result_of = |kind: &str, more: &str| {
         format!(
@@ -291,7 +291,7 @@ fn handshakes() -> Vec<Row> {
     ]
 }
 
-/// What each client sees of a row.
+/// The responses of a row.
 struct Seen {
     plain: Answer,
     task: String,
@@ -357,14 +357,14 @@ impl Seen {
         all
     }
 
-    /// What clients of 2026-07-28 get, whatever the server is.
+    /// The responses to clients of 2026-07-28, at any server.
     fn to_stateless_clients(&self) -> Vec<(&'static str, &Answer)> {
         let pipe = self.stateless.iter().map(|seen| (verdicts::STATELESS_PIPE, &seen.pipe));
         [("plain", &self.plain)].into_iter().chain(pipe).collect()
     }
 
-    /// A call that reached the server may have run: it is sent again only where the server says that it does not know the
-    /// session, and nobody is told that it did not run.
+    /// A call that reached the server may have run: it is sent again only if the server does not know the session, and
+    /// no client is told that it did not run.
     fn check_sent(&self, name: &str, made: usize) {
         let summaries = self.summaries();
         let of_lost_session = summaries.iter().filter(|(_, seen)| seen.contains("upstream_session_lost")).count();
@@ -413,7 +413,7 @@ async fn heads_that_refuse_or_cannot_be_read() {
     check(heads(), "1m").await;
 }
 
-/// U07, U08, U12, U14, U27, U28: answers in JSON. What the pipe does not keep it does not judge.
+/// U07, U08, U12, U14, U27, U28: answers in JSON. The pipe judges only answers that it keeps.
 #[tokio::test]
 async fn bodies_that_are_no_answer() {
     check(bodies(), "1m").await;
@@ -443,13 +443,13 @@ async fn an_event_without_end() {
     check(endless_event(), "4s").await;
 }
 
-/// U56, U57, U58: what a server of another version says, or one that does not keep to its own.
+/// U56, U57, U58: answers of a server of another version, and of one that breaks its own version's rules.
 #[tokio::test]
 async fn results_and_messages_of_other_versions() {
     check(other_versions(), "1m").await;
 }
 
-/// U25: more progress than anybody wants.
+/// U25: a flood of progress.
 #[tokio::test]
 async fn floods_that_are_survived() {
     check(floods(), "1m").await;

@@ -1,4 +1,4 @@
-//! What a hostile upstream asks in mid-call, streams that nobody takes up again, and one upstream beside others.
+//! Questions of a hostile upstream in mid-call, streams that no client resumes, and one upstream beside others.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn asks(params: &Value) -> Act {
     Act::Stays(events(&format!("data: {question}\n\n")))
 }
 
-/// What the upstream was told about its question.
+/// The client's answer to the upstream's question.
 async fn told(gate: &Gate, row: usize) -> Value {
     in_time(async {
         loop {
@@ -33,7 +33,7 @@ async fn told(gate: &Gate, row: usize) -> Value {
     .await
 }
 
-/// U31, U32: what a client did not declare, and what is no web page, it never hears of.
+/// U31, U32: a client never gets a question of an undeclared capability, or with an address that is no web page.
 #[tokio::test]
 async fn u31_u32_questions_that_may_not_be_asked_are_answered_and_never_shown() {
     let form = json!({ "message": "Secret?", "requestedSchema": { "type": "object", "properties": {} } });
@@ -73,7 +73,7 @@ async fn u31_u32_questions_that_may_not_be_asked_are_answered_and_never_shown() 
 #[tokio::test]
 async fn u24_a_stream_that_is_not_taken_up_within_thirty_seconds_is_lost() {
     let first = "id: e-1\nretry: 1000\ndata:\n\n";
-    // The first one answers 405 to whoever comes back, the second one an empty stream.
+    // The first one answers a resumption with 405, the second one with an empty stream.
     let acts = vec![Act::Says(events(first)), Act::Resumed(events(first), events(""))];
     let gate = Gate::with(acts, "2m").await;
     let began = tokio::time::Instant::now();

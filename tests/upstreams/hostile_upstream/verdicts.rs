@@ -1,5 +1,5 @@
-//! Compares what one answer comes to by every way. Where pipes differ from what the gateway reads itself stands in a list with a
-//! reason each.
+//! Compares the verdicts of one answer by every path. A list has the differences between the pipes and the gateway's
+//! own calls, each with a reason.
 
 pub(super) const SESSION_PIPE: &str = "session pipe";
 pub(super) const STATELESS_PIPE: &str = "2026-07-28 pipe";
@@ -7,7 +7,7 @@ pub(super) const STATELESS_PIPE: &str = "2026-07-28 pipe";
 pub(super) const STATELESS_TASK: &str = "2026-07-28 task";
 pub(super) const BRIDGE: &str = "bridge to 2026-07-28";
 
-/// A row's verdicts in a session's pipe and in one of 2026-07-28, and why they are not those of the gateway's own calls.
+/// A row's verdicts in a session's pipe and in one of 2026-07-28, and the reason why the gateway's own calls have others.
 struct Difference {
     row: &'static str,
     session: &'static str,
@@ -88,7 +88,7 @@ fn verdict(summary: &str) -> &str {
     }
 }
 
-/// What is wrong with the summaries of one row, each behind its way. The first one is a plain call's.
+/// The wrong summaries of one row, each behind its path. The first one is a plain call's.
 pub(super) fn differences(row: &str, summaries: &[(&'static str, String)]) -> Vec<String> {
     let plain = verdict(&summaries[0].1);
     let of_era = ERA_DIFFERENCES.iter().find(|difference| difference.row == row);

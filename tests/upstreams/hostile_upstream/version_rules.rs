@@ -1,4 +1,4 @@
-//! Checks each answer to a client of 2026-07-28 against the rules of that version, whatever server it came from and whichever way.
+//! Checks each response to a client of 2026-07-28 against the rules of that version, from any server and by any path.
 //!
 //! The clients of the table declare nothing, and ask for neither progress nor log messages.
 
@@ -39,7 +39,7 @@ fn rule_broken_by(message: &Value) -> Option<&'static str> {
     let method = message["method"].as_str();
     match (method, message.get("id")) {
         (Some(_), Some(_)) => Some(REQUEST),
-        // What no version knows may be of an extension.
+        // A method that no version has may belong to an extension.
         (Some("notifications/x"), None) => None,
         (Some(_), None) => Some(NOTIFICATION),
         (None, _) if message["result"].is_object() && message["id"] == 7 => {
@@ -66,7 +66,7 @@ fn rules_broken_in(answer: &Answer) -> Vec<&'static str> {
     broken.collect()
 }
 
-/// What is wrong with the answers to one row, each behind its way.
+/// The errors in the responses to one row, each behind its path.
 pub(super) fn broken(row: &str, answers: &[(&'static str, &Answer)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut excepted: Vec<_> = EXCEPTIONS.iter().filter(|exception| exception.row == row).collect();

@@ -1,4 +1,4 @@
-//! What clients get from a server that speaks HTTP+SSE, with a session and without.
+//! Responses to clients of a server that speaks HTTP+SSE, with a session and without.
 
 use futures_util::future::join_all;
 use serde_json::json;

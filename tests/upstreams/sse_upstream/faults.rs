@@ -1,4 +1,4 @@
-//! Servers that break off, refuse and mislead: what is lost is said to be lost, and the next call finds a new session.
+//! Servers that break off, refuse and mislead: a lost call gets an error that says so, and the next call finds a new session.
 
 use serde_json::json;
 use tokio_util::task::TaskTracker;
@@ -36,7 +36,7 @@ async fn a_stream_that_breaks_in_mid_call_loses_the_call_and_the_next_one_opens_
     }
 }
 
-/// A task is not sent again either: whether it ran nobody knows.
+/// A task's call is not sent again either: it may have run.
 #[tokio::test]
 async fn a_stream_that_breaks_fails_the_tasks_that_ran_over_it() {
     let sse = Sse::start().await;
@@ -194,7 +194,7 @@ async fn events_without_a_recipient_are_dropped_and_such_questions_refused() {
     assert_eq!(gate.dropped("malformed_event").await, 1);
 }
 
-/// One stream is one failure, whatever ran over it.
+/// A broken stream is one failure, with any number of calls.
 #[tokio::test]
 async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
     let keys = format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n");

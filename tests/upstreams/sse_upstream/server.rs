@@ -16,7 +16,7 @@ use super::scripted::{
     status, whole,
 };
 
-/// What the server does otherwise than it should.
+/// The server's deviations.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
     /// The address in the `endpoint` event; `None` sends no such event. The session's number is added.
@@ -25,7 +25,7 @@ pub(crate) struct Habits {
     pub(crate) get: Option<u16>,
     /// The status that tool calls are refused with, the first so many times.
     pub(crate) refuses: Option<(u16, usize)>,
-    /// The answer to a POST comes after what it leads to.
+    /// The answer to a POST comes after its events.
     pub(crate) tells_late: bool,
     /// The answer to a tool call's POST never comes; its result does.
     pub(crate) never_tells: bool,
@@ -155,7 +155,7 @@ fn text_of(arguments: &Value) -> Value {
     json!({ "content": [{ "type": "text", "text": arguments["text"] }] })
 }
 
-/// What the tool `broken` says: its argument `text`, a byte for each character, with the id in its place.
+/// The text of the tool `broken`: its argument `text`, a byte for each character, with the id in its place.
 fn said(seen: &SeenRequest) -> Vec<u8> {
     let text = seen.body["params"]["arguments"]["text"].as_str().unwrap_or_default();
     let text = text.replace("{id}", &seen.body["id"].to_string());

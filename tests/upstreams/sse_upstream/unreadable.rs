@@ -1,5 +1,5 @@
-//! Answers that nobody can read, over every transport: each ends its call at once, and the connection serves the next.
-//! And text that only looks like one of them.
+//! Unreadable answers, over every transport: each ends its call at once, and the connection serves the next. And text
+//! that only resembles one of them.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -8,7 +8,7 @@ use super::client::{StandaloneClient, fault, text};
 use super::gate::{GatewayProcess, faulty_demo};
 use super::server::{Sse, both};
 
-/// What is said in place of an answer, a byte for each character.
+/// Texts in place of an answer, a byte for each character.
 pub(super) fn unreadable() -> Vec<(&'static str, String)> {
     let of = |text: &str| text.to_owned();
     let result = |value: &str| format!(r#"{{"jsonrpc":"2.0","id":{{id}},"result":{value}}}"#);
@@ -81,7 +81,7 @@ async fn an_unreadable_answer_ends_its_call_at_once_over_every_transport() {
     let http = Sse::start().await;
     http.habits(|habits| habits.is_streamable = true);
     let gate = http.gate("").await;
-    // What a session's pipe does not keep it does not judge.
+    // A session's pipe judges only answers that it keeps.
     let client = StandaloneClient::stateless(&gate);
     check("JSON", &client, json!({}), echo()).await;
     check("events", &client, json!({ "as": "events" }), echo()).await;
@@ -105,7 +105,7 @@ async fn u97_a_parse_error_without_an_id_ends_the_only_call() {
     }
 }
 
-/// Tools that cut a text write it, and clients read it: what the gateway decides nothing by goes on as it came.
+/// Tools that cut a text write it, and clients read it: the gateway forwards unchanged a text that it need not read.
 #[tokio::test]
 async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport() {
     let cut = r#"{"content":[{"type":"text","text":"a smile: \ud83d"}],"isError":false}"#;
@@ -142,7 +142,7 @@ async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport(
     }
 }
 
-/// A log line is no answer, whatever it counts by, and neither is a request of the server's own.
+/// A log line is no answer, with an id or without, and neither is a request of the server's own.
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_no_call() {
     let (dir, upstream) = stdio();

@@ -1,5 +1,5 @@
-//! One answer has one verdict, by whichever way it comes and whoever hears it: an answer, an error of the server's, or no MCP.
-//! Where the pipe passes on what the bridge refuses stands in a list with its reason.
+//! One answer has one verdict, by every path and for every client: an answer, an error of the server's, or no MCP. A
+//! list has the answers that the pipe forwards and the bridge refuses, each with its reason.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use super::unreadable::{stdio, unreadable};
 
 const ALWAYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n";
 
-/// The rows that pipes pass on as they came, what clients make of them, and why the gateway judges none of it. Bridges and tasks
-/// refuse each.
+/// The rows that pipes forward unchanged, their verdicts at clients, and the reason why the gateway does not judge
+/// them. Bridges and tasks refuse each.
 const PASSED_ON: [(&str, &str, &str); 18] = [
     ("cut off", RAW, VALUE),
     ("cut off before its id", RAW, VALUE),
@@ -28,7 +28,7 @@ const PASSED_ON: [(&str, &str, &str); 18] = [
     ("200 levels", RAW, VALUE),
     ("half a pair in a key", RAW, VALUE),
     ("a number beyond all bounds", RAW, VALUE),
-    // Readers differ in which of the two they take, so whatever has to read the result refuses it.
+    // Readers differ in which of the two they take, so the gateway refuses a result that it has to read.
     ("a key twice", ANSWER, VALUE),
     ("the id twice", ANSWER, ENVELOPE),
     ("the id as another number", ANSWER, ENVELOPE),
@@ -71,7 +71,7 @@ const ERROR: &str = "error";
 const NO_MCP: &str = "no MCP";
 const MAY_HAVE_RUN: &str = "may have run";
 
-/// What a client makes of what it is told.
+/// The client's verdict about a response.
 fn verdict(told: &str) -> &'static str {
     let message = told.rsplit("data: ").next().unwrap_or_default();
     if message.contains(char::REPLACEMENT_CHARACTER) {

@@ -23,7 +23,7 @@ async fn each_call_of_such_a_tool_has_a_process_that_ends_with_it() {
         seen.dedup();
         assert_eq!(seen.len(), 4, "{seen:?}");
     }
-    // What is left is the one that other tools are called in, if there is any.
+    // The remaining process, if any, is the one that serves other tools.
     in_time(async {
         while gate.programs().len() > 1 {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,4 +1,4 @@
-//! What clients get from a program, with a session and without.
+//! Responses to clients of a program, with a session and without.
 
 use std::time::Duration;
 

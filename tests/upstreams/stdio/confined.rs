@@ -1,4 +1,4 @@
-//! What a program is given, and what it is not.
+//! The environment and rights of a program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

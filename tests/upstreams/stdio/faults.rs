@@ -131,7 +131,7 @@ async fn an_unexpected_answer_is_dropped_and_counted() {
     assert_eq!(gate.dropped("foreign_response").await, 1);
 }
 
-/// B236. Programs write what they were called with, on either stream.
+/// B236. Programs may print the arguments of their calls, on either stream.
 #[tokio::test]
 async fn other_output_of_a_program_is_logged_at_debug_alone() {
     for (fault, how, written) in [("", "stderr", "of a flood"), ("noise", "noise", "starting up ...")] {
@@ -242,7 +242,7 @@ async fn a_call_that_its_client_ends_is_no_failure_of_the_upstream() {
     let task = client.task(3, "slow_report", slow).await;
     client.ask(4, "tasks/cancel", json!({ "taskId": task })).await.answer().await;
     assert_eq!(client.settled(&task).await["status"], "cancelled");
-    // What is said of a call is said before another one of the same client is answered.
+    // A failure of the ended calls would be counted before the answer to this one.
     assert_eq!(
         text(&StandaloneClient::stateless(&gate).call(5, "greet", json!({ "name": "Ada" })).await),
         "Hello, Ada!"

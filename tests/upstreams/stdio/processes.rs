@@ -33,7 +33,7 @@ async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_ki
 #[tokio::test]
 async fn two_hundred_programs_started_and_stopped_leave_no_process_and_no_descriptor() {
     let gate = GatewayProcess::new().await;
-    // What the first one opens for good is no leak.
+    // The first session opens descriptors for good, which are no leak.
     StandaloneClient::session(&gate).await.leave().await;
     gate.until_processes(0).await;
     let before = gate.descriptors();
@@ -73,7 +73,7 @@ async fn a_gateway_that_is_drained_leaves_no_program() {
     gate.until_processes(0).await;
 }
 
-/// Where the gateway is the first process, nobody else would.
+/// Where the gateway is the first process, no other would reap them.
 #[tokio::test]
 async fn orphans_of_a_program_are_reaped_and_end_with_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ async fn orphans_of_a_program_are_reaped_and_end_with_it() {
     gate.until_processes(0).await;
 }
 
-/// What a process's `stat` says behind its name: its state, then its parent.
+/// The fields of a process's `stat` behind its name: its state, then its parent.
 fn stat(id: u32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     Some(text.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())

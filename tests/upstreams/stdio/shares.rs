@@ -1,4 +1,4 @@
-//! Nobody keeps others from a program, whatever he holds of it.
+//! No principal keeps others from a program, with any number of sessions.
 
 use std::fmt::Write as _;
 
@@ -71,7 +71,7 @@ async fn calls_in_progress_keep_their_programs_and_leave_one_for_other_principal
         sessions.push(session);
     }
     let bob = first_call(of(&gate, BOB), "Bob").await;
-    // Nothing is idle but what Bob has, and he has no more than anybody: she waits until one is.
+    // Only Bob's is idle, and his share is the least: she waits for another.
     let carol = TaskTracker::new().spawn(first_call(of(&gate, CAROL), "Carol"));
     for reply in &mut asked {
         let (answer, _) = reply.answer().await;

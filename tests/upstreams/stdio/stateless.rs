@@ -38,8 +38,8 @@ async fn upc22_a_new_process_is_asked_for_its_version_and_then_serves() {
     }
 }
 
-/// UPC-22: whatever a server of the older versions does at what it does not know, `initialize` comes to one that has heard
-/// nothing.
+/// UPC-22: a server of an older version may do anything at an unknown request; `initialize` goes to a process that has
+/// received none.
 #[tokio::test]
 async fn upc22_a_server_that_refuses_ends_or_hangs_at_the_question_is_spoken_to_in_a_session_of_a_fresh_process() {
     for faults in ["", "strict", "mute"] {

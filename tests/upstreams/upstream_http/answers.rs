@@ -1,4 +1,4 @@
-//! What each kind of answer, good or bad, comes to. Rows are named after the rules of upstreams (U01, U02 and so on).
+//! The outcome of each kind of answer, good or bad. Rows are named after the rules of upstreams (U01, U02 and so on).
 
 use std::time::Duration;
 

@@ -143,7 +143,7 @@ async fn a_question_on_the_calls_stream_is_answered_by_a_post() {
     }
 }
 
-/// Lets half a minute pass for timers, and some real time for what they set going.
+/// Lets half a minute pass for timers, and some real time for their effects.
 async fn pass() {
     tokio::time::sleep(Duration::from_millis(5)).await;
     tokio::time::pause();
@@ -156,7 +156,7 @@ fn is_progress(seen: &SeenRequest) -> bool {
     seen.rpc() == "notifications/progress"
 }
 
-/// T-47: an upstream that takes progress on its question is told that somebody still thinks about it.
+/// T-47: an upstream with a progress token in its question gets progress while the user thinks.
 #[tokio::test]
 async fn t_47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_it_is_answered() {
     for token in [json!("t"), json!(0), json!(null), json!({})] {

@@ -1,6 +1,6 @@
-//! What a task keeps in memory is what it counts: a small result, error or question that came in a large text keeps
-//! nothing of that text. Each text has blanks by the hundred thousand beside what is small, so it is large whatever
-//! buffers it came through, and the buffers of what was stored are looked at themselves.
+//! A task keeps only memory that it counts: a small result, error or question from a large text keeps nothing of that
+//! text. Each text has some hundred thousand blanks around the small part, so any buffer of it is large, and the test
+//! examines the buffers of the stored parts themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use taskgate::wire::{Object, Payload, ScanLimits};
 use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, in_time, json_text, status};
 use super::{call, context, next, settings, try_begin, upstream_of};
 
-/// What stands beside everything that is small, on both sides.
+/// The blanks on both sides of each small part.
 const LARGE: usize = 200_000;
 /// Far more than anything that is kept here, and far less than [`LARGE`].
 const SMALL: usize = 4_096;
@@ -32,7 +32,7 @@ fn large() -> String {
     " ".repeat(LARGE)
 }
 
-/// What the server says to a call: its answer, after a question where that is what is looked at.
+/// The server's text for a call: its answer, after a question if the test is about that.
 fn said(id: &Value, what: &str) -> String {
     let pad = large();
     match what {
@@ -74,7 +74,7 @@ fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
     spec
 }
 
-/// Makes a call, waits for what is wanted of its task, and takes the task out of its store: nobody else has it.
+/// Makes a call, waits for the tested part of its task, and takes the task out of its store: there is no other reference.
 async fn kept(upstream: Arc<dyn Upstream>, is_there: impl Fn(&Task) -> bool) -> Task {
     let store = Arc::new(MemoryStore::new(1 << 30));
     let limits = SharedLimits::default();
@@ -101,7 +101,7 @@ async fn taken(store: &MemoryStore, key: &TaskKey) -> Task {
     store.remove(key).await.unwrap();
     let mut task = row.task;
     in_time(async {
-        // Whoever looked at it last lets go of it.
+        // The last reader of the task drops its reference soon.
         loop {
             task = match Arc::try_unwrap(task) {
                 Ok(task) => return task,
@@ -113,7 +113,7 @@ async fn taken(store: &MemoryStore, key: &TaskKey) -> Task {
     .await
 }
 
-/// Looks at the buffers of what a task holds.
+/// Checks the sizes of the buffers of a task.
 #[track_caller]
 fn check(task: Task, what: &str) {
     let mut held = Vec::new();
@@ -146,7 +146,7 @@ fn asked(task: &Task) -> bool {
     matches!(task.phase, Phase::AwaitingInput(_))
 }
 
-/// What is stored, and what a task that has it looks like.
+/// The stored part, and whether a task has it.
 type Kind = (&'static str, fn(&Task) -> bool);
 
 const KINDS: [Kind; 3] = [("result", settled), ("error", settled), ("question", asked)];

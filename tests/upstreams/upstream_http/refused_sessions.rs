@@ -1,4 +1,4 @@
-//! What a session server's refusals mean: which are answers, which speak of its session, which of the version asked for.
+//! Refusals of a session server: which are answers, which are about its session, and which about the requested version.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -172,7 +172,7 @@ async fn a_session_in_which_a_ping_is_answered_stays() {
     assert_eq!(asked, (2, 1), "after the second and the fourth refusal");
 }
 
-/// UPC-22: whatever the words and the status.
+/// UPC-22: with any text and any status.
 #[tokio::test]
 async fn a_server_that_refuses_newer_versions_in_any_words_is_asked_for_older_ones() {
     let words = "Bad Request: Unsupported protocol version (supported versions: 2025-03-26, 2024-11-05)";

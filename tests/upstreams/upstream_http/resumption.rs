@@ -1,4 +1,4 @@
-//! Calls whose stream breaks off and is taken up again, in the same life of the process or in another.
+//! Calls whose stream breaks and is resumed, in the same process or in a later one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,8 +89,8 @@ async fn a_call_is_taken_up_by_another_process_life() {
     assert_eq!(server.world.all(|seen| seen.rpc() == "initialize").len(), 1);
 }
 
-/// A step and a question come at once. The owner of the call hears the step, and the process ends: the question is heard by the next
-/// life, as nobody else will ask it again.
+/// A step and a question come at once. The owner of the call receives the step, and the process ends: the next process
+/// receives the question, as the server will not ask it again.
 #[tokio::test]
 async fn a_call_is_resumed_before_the_first_event_that_its_owner_did_not_receive() {
     let server = ScriptedServer::slow(|seen, _| async move {
@@ -116,7 +116,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_owner_did_not_receive
             Some("e-2") => events.raw(question),
             Some(_) => events.raw(":\n\n"),
         }
-        // Open for as long as somebody reads.
+        // Open for as long as the gateway reads.
         TaskTracker::new().spawn(async move { events.abandoned().await });
         Some(reply)
     })
@@ -138,7 +138,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_owner_did_not_receive
     let token = exchange.resume_token().unwrap();
     drop(exchange);
     assert_eq!(server.world.nth(0, is_resume).await.header("last-event-id"), Some("e-2"));
-    // What was heard is behind it, and may be answered.
+    // The received events are before the token's offset, and the question may be answered.
     let third = upstream(&server.url());
     let mut exchange = in_time(third.resume(token, context())).await.unwrap();
     let answer = Answer::Result(Payload::of(&json!({"action": "decline"})));
@@ -146,7 +146,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_owner_did_not_receive
     server.world.first(|seen| seen.body["id"] == "q" && seen.body["result"]["action"] == "decline").await;
 }
 
-/// What a server says of a call, event by event, each under its number: dozens in one read.
+/// The server's events of a call, each with its number: dozens in one read.
 fn numbered(question: usize, messages: usize) -> Vec<String> {
     let message = |n| match n == question {
         true => json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}}),
@@ -155,8 +155,8 @@ fn numbered(question: usize, messages: usize) -> Vec<String> {
     (1..=messages).map(|n| format!("id: {n}\ndata: {}\n\n", message(n))).collect()
 }
 
-/// More comes at once than waits in a call's queue. Wherever its owner stops to listen, the next life hears the question that stands
-/// behind what was heard.
+/// More events come at once than a call's queue has room for. If its owner stops at any of them, the next process
+/// receives the question behind the last received one.
 #[tokio::test]
 async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for() {
     const QUESTION: usize = 65;

@@ -1,4 +1,4 @@
-//! What calls share: handshake, pool, the session's own stream.
+//! Shared parts of calls: handshake, pool, the session's own stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -149,7 +149,7 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
     assert!(server.world.all(is_delete).is_empty(), "what is forgotten need not be ended");
 }
 
-/// UPC-17: servers built after the SDKs' examples say with 400 what a 404 should say, and name nobody.
+/// UPC-17: servers built after the SDKs' examples answer 400 in place of 404, and name no session.
 #[tokio::test]
 async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
     for (words, code, expected, calls) in [
@@ -395,7 +395,7 @@ async fn a_message_goes_to_the_call_or_task_that_it_names() {
     assert_eq!((&*method, params.unwrap().as_str()), ("notifications/resources/updated", "{\"uri\":\"a:b\"}"));
 }
 
-/// U54: cached lists keep what they have not read yet.
+/// U54: notifications wait in a queue until the cached lists read them.
 #[tokio::test]
 async fn u54_of_a_large_notification_its_resource_alone_is_kept() {
     let (server, events) = listening().await;
@@ -537,7 +537,7 @@ async fn the_lowest_requested_log_level_is_set_once() {
     assert_eq!(levels, ["warning", "debug"]);
 }
 
-/// The bound on sessions is 1,024: whoever declares ever other capabilities has three quarters of them at most.
+/// The bound on sessions is 1,024: a principal that declares ever other capabilities has three quarters of them at most.
 #[tokio::test]
 async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
     let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
@@ -556,7 +556,7 @@ async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
     let full = |error: &BeginError| matches!(error, BeginError::Gateway(fault) if fault.reason == Reason::QueueFull);
     assert!(more.as_ref().is_some_and(full), "{more:?}");
     news.push(in_time(upstream.notifications(&of("key:bob", 0))).await.expect("there is one for another"));
-    // A third one fills what is left, and a fourth gets what the first only listens in.
+    // A third one fills the remaining sessions, and a fourth gets one in which the first only listens.
     for number in 0..255 {
         news.push(in_time(upstream.notifications(&of("key:carol", number))).await.expect("there is room"));
     }

@@ -150,7 +150,7 @@ async fn t_48_a_refused_sampling_ends_the_call() {
     assert_eq!(lines(&mut exchange).await, ["faulted -1 not today"]);
 }
 
-/// UPC-09: what a result may be.
+/// UPC-09: the allowed types of a result.
 #[tokio::test]
 async fn upc09_results_of_types_that_they_may_not_have_are_malformed() {
     for (answer, last) in [
@@ -344,7 +344,7 @@ async fn upc_01_an_update_that_fails_again_and_again_is_sent_less_often_than_its
     assert!((2..POLLS * 2 / 3).contains(&updates), "{updates} updates beside {POLLS} polls");
 }
 
-/// UPC-13: another life watches on.
+/// UPC-13: the next process polls on.
 #[tokio::test]
 async fn upc13_a_task_is_taken_up_by_its_token() {
     let server = answering(vec![("tasks/get", task("completed", &json!({"result": {"content": []}})))]).await;
@@ -353,7 +353,7 @@ async fn upc13_a_task_is_taken_up_by_its_token() {
     assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
 }
 
-/// UPC-13: answers of the rounds before it are the upstream's by then, so nothing keeps another life from taking it up.
+/// UPC-13: answers of earlier rounds are at the upstream by then, so a later process can resume the task.
 #[tokio::test]
 async fn upc13_a_task_that_is_made_after_a_round_can_be_taken_up_at_once() {
     let made = task("working", &json!({"resultType": "task", "pollIntervalMs": 60_000}));
@@ -372,7 +372,7 @@ async fn upc13_a_task_that_is_made_after_a_round_can_be_taken_up_at_once() {
     assert_eq!(server.world.count("tasks/get"), 0);
 }
 
-/// UPC-13: what it asked when that life ended, and asks no more, is taken back.
+/// UPC-13: a question that was open when the process ended, and is not any more, is withdrawn.
 #[tokio::test]
 async fn upc13_a_question_that_a_task_asks_no_more_when_it_is_taken_up_is_taken_back() {
     let working = ("tasks/get", task("working", &json!({})));
@@ -386,7 +386,7 @@ async fn upc13_a_question_that_a_task_asks_no_more_when_it_is_taken_up_is_taken_
     assert_eq!(server.world.count("tasks/update"), 0);
 }
 
-/// F11, F14: what another life was asked keeps its name, and an answer from there goes out only if the task still asks.
+/// F11, F14: a question of an earlier process keeps its name, and its answer is sent only if the task still asks it.
 #[tokio::test]
 async fn f14_an_answer_from_another_life_goes_to_a_task_that_still_asks() {
     let asks = |keys: &[&str]| {
@@ -442,7 +442,7 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
 }
 
-/// UPC-06: what ran before the cancel came is a task at the server, though its handle is still on its way.
+/// UPC-06: a call that ran before the cancel came is a task at the server, though its handle is still on its way.
 #[tokio::test]
 async fn upc06_a_cancel_that_crosses_the_handle_goes_to_the_task() {
     let crossing = Arc::new(tokio::sync::Notify::new());
@@ -469,7 +469,7 @@ async fn upc06_a_cancel_that_crosses_the_handle_goes_to_the_task() {
     assert_eq!(cancel.body["params"]["taskId"], "up");
 }
 
-/// T-30, UPC-18: a stream that is lost is lost, whatever it said before.
+/// T-30, UPC-18: a lost stream is lost, after any event.
 #[tokio::test]
 async fn t_30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {
     let server = ScriptedServer::answering(|seen| {
@@ -499,7 +499,7 @@ async fn upc16_a_mismatch_refreshes_the_tool_list_and_retries_once() {
     assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"], "once");
 }
 
-/// L4: a call that the server has begun is not sent again, whatever error it ends with.
+/// L4: a call that the server has begun is not sent again, after any error.
 #[tokio::test]
 async fn l4_a_call_that_reported_progress_is_not_sent_again() {
     let server = ScriptedServer::answering(|seen| {
@@ -516,7 +516,7 @@ async fn l4_a_call_that_reported_progress_is_not_sent_again() {
     assert_eq!(server.world.all(|_| true).len(), 1);
 }
 
-/// UPC-16: what hinders the list is not the outcome of the call.
+/// UPC-16: an error of the list is not the outcome of the call.
 #[tokio::test]
 async fn upc16_a_mismatch_without_a_tool_list_ends_the_call_with_the_mismatch() {
     let mismatch = ("tools/call", json!({"error": {"code": -32020, "message": "mismatch"}}));

@@ -17,7 +17,7 @@ use super::{call, context, try_begin};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What one request is answered with.
+/// The answer to one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Result(Value),

@@ -1,4 +1,4 @@
-//! What upstreams do with tasks of their own, and what comes of it: UPC-01 to UPC-08, rule by rule.
+//! Tasks of upstreams, and their outcomes: UPC-01 to UPC-08, rule by rule.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::task_server::{
 };
 use super::{call, context, in_time, line, lines, next, try_begin, upstream};
 
-/// What every run must have kept, whatever came of it.
+/// The rules that hold in every run.
 fn check_manners(name: &str, server: &ScriptedServer) {
     let about = server.world.all(|seen| seen.rpc().starts_with("tasks/"));
     for seen in &about {
@@ -204,7 +204,7 @@ async fn a_task_is_asked_for_once_more_just_before_the_deadline() {
     assert_eq!(sent.body["params"]["task"], json!({"ttl": 1_500}));
 }
 
-/// Cancels a call once its task is known; what the upstream is told.
+/// Cancels a call once its task is known; returns the upstream's requests.
 async fn told_of_cancel(capabilities: Value) -> Vec<String> {
     let script = new().on("tasks/get", [is("working")]);
     let server = ScriptedServer::slow(move |seen, world| {

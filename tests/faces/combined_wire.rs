@@ -1,5 +1,5 @@
-//! Endpoints of several upstreams, over real sockets: two scripted servers at one path, and what the clients of either era
-//! read and write there.
+//! Endpoints of several upstreams, over real sockets: two scripted servers at one path, and their clients of either
+//! era.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,7 +19,7 @@ use client::TestGateway;
 use serde_json::{Value, json};
 use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
-/// What a server has: a tool, a prompt and a resource that the other has, too, and one of each of its own.
+/// A server's items: a tool, a prompt and a resource with names that the other server uses, too, and one of each of its own.
 fn offered(name: &str, seen: &SeenRequest) -> Option<ScriptedReply> {
     let own = format!("{name}_only");
     let result = match seen.rpc() {
@@ -59,7 +59,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A server that offers what `offered` says, under the script of a test.
+/// A server with the items of `offered`, under the script of a test.
 async fn server(
     name: &'static str,
     script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! `subscriptions/listen` in front of session servers, over real sockets: what the server pushes reaches those
-//! who asked for it, and the server is asked for no more than that.
+//! `subscriptions/listen` in front of session servers, over real sockets: notifications of the server reach the clients
+//! that subscribed, and the gateway subscribes to no more than that.
 //!
 //! The server and the client are those of the `session_wire` tests.
 

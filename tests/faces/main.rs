@@ -1,4 +1,4 @@
-//! Suites of one flavour of client each: they write to the socket of its face, and read what comes back.
+//! Suites of one flavour of client each: they write to the socket of its face, and read the response.
 
 mod combined_wire;
 mod endpoint_twin;

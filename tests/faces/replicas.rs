@@ -1,5 +1,5 @@
-//! Several gateways on one store over real sockets: what is asked of one about a session, or a stream of HTTP+SSE, is answered
-//! where that is at home.
+//! Several gateways on one store over real sockets: a request in a session, or on a stream of HTTP+SSE, is answered by
+//! its owner.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use talk::{ManualSetup, SessionMessages, SessionUser};
 
-/// The member of a call's `_meta`, and that of all that belongs to its task.
+/// The member of a call's `_meta`, and the one of all messages about its task.
 const TASK: &str = "modelcontextprotocol.io/task";
 const RELATED: &str = "modelcontextprotocol.io/related-task";
 

@@ -139,7 +139,7 @@ async fn a_subtask_is_cancelled_by_itself() {
     assert_eq!(person.task(&top).await["status"], "working");
 }
 
-/// SUB-02, SUB-04, SUB-19: what a server names above itself, or twice, is followed once.
+/// SUB-02, SUB-04, SUB-19: a task that a server names as its own ancestor's child, or twice, is followed once.
 #[tokio::test]
 async fn sub_19_cycles_are_cut() {
     let stage = Stage::new().await;
@@ -155,7 +155,7 @@ async fn sub_19_cycles_are_cut() {
     stage.tree.names("leaf", &json!(TOP));
     let all = person.children(&top, 2).await;
     let leaf = person.children(&all[1], 1).await.remove(0);
-    // By then what each of them names was read.
+    // By then the children of each were read.
     for _ in 0..3 {
         let polls = stage.tree.named_by("tasks/get").len();
         person.until_so(&leaf, |_| stage.tree.named_by("tasks/get").len() > polls + 3).await;
@@ -234,10 +234,10 @@ async fn stateless_until(gate: &TestGateway, id: &Value, is_so: impl Fn(&Value) 
     in_time(polled).await
 }
 
-/// T-40: it is asked by the parent, and finds early what has ended.
+/// T-40: its parent asks, and early finds subtasks that have ended.
 #[tokio::test]
 async fn t_40_a_client_that_knows_no_subtasks_is_asked_by_the_parent() {
-    // What is named before there is a task waits until there is one.
+    // Subtasks that are named before there is a task wait for it.
     for mode in ["mode = \"always\"", "mode = \"auto\"\ngrace = \"500ms\""] {
         asked_by_the_parent(&Stage::with(&format!("{mode}\ndrafts = [\"sep-2268\"]")).await).await;
     }

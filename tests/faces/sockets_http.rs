@@ -1,4 +1,4 @@
-//! What HTTP refuses and admits, over real sockets and byte for byte (B01 to B77).
+//! Requests that HTTP refuses and admits, over real sockets and byte for byte (B01 to B77).
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 

@@ -1,5 +1,5 @@
-//! What a 2026-07-28 client sends and gets, over real sockets and byte for byte (B78 to B135), discovery,
-//! lists, results.
+//! Requests and responses of a 2026-07-28 client, over real sockets and byte for byte (B78 to B135), discovery, lists,
+//! results.
 //!
 //! Read `gate` (the gateway and its client) and `odd` (an upstream that writes JSON in its own way) first.
 

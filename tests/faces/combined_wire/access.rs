@@ -12,7 +12,7 @@ use crate::combined_wire::client::{Reply, TestGateway, initialize};
 const ADA: &str = "tg_ada1_0123456789abcdef0123456789abcdef";
 const BOB: &str = "tg_bob1_0123456789abcdef0123456789abcdef";
 
-/// What a client with a key posts, in a session if it has one.
+/// A POST of a client with a key, in a session if it has one.
 async fn post(gate: &TestGateway, key: &str, session: Option<&str>, body: String) -> Reply {
     let mut request = gate.stranger().request("POST").header("content-type", "application/json");
     request = request.header("authorization", format!("Bearer {key}"));
@@ -28,7 +28,7 @@ async fn opened(gate: &TestGateway, key: &str) -> (String, Value) {
     (session, reply.json().await["result"].clone())
 }
 
-/// What a key does not open is not there: not in lists, not for calls, and no reason to ask its server.
+/// An item that a key does not open is absent: from lists and from calls, and its server is not asked.
 #[tokio::test]
 async fn a_key_sees_and_calls_at_an_endpoint_only_its_upstreams_and_tools() {
     let (one, two) = servers().await;
@@ -118,7 +118,7 @@ resources = ["test://shared"]
 allow = true
 "#;
 
-/// The challenge is that of the upstream's own path, however the endpoint finds the upstream, so that a client can ask for the
+/// The challenge is the one of the upstream's own path, on any way to the upstream, so that a client can ask for the
 /// scope.
 #[tokio::test]
 async fn u49_a_scope_that_is_missing_is_named_at_an_endpoint() {

@@ -16,7 +16,7 @@ use crate::stateless_pipe::peers::server as stateless;
 
 const VERSION: &str = "2026-07-28";
 
-/// What each request says of its client.
+/// The metadata of each request.
 fn meta() -> Value {
     json!({
         "io.modelcontextprotocol/protocolVersion": VERSION,
@@ -71,7 +71,7 @@ async fn instructions_and_capabilities_of_the_servers_are_merged() {
     assert_eq!(hidden.json().await["result"]["contents"][0]["text"], "two");
 }
 
-/// As of `initialize`: a client would call what nobody answers.
+/// As of `initialize`: a client would call a method that no server answers.
 #[tokio::test]
 async fn capabilities_that_are_not_routed_are_not_discovered() {
     let (one, two) = servers().await;
@@ -86,7 +86,7 @@ async fn capabilities_that_are_not_routed_are_not_discovered() {
     assert_eq!(ask(&gate, &[], "events/list", json!({})).await.verdict().await, "404 -32601 id \"r\"");
 }
 
-/// MOD-06: what a balancer sees is what is run.
+/// MOD-06: a balancer sees the method and name that are run.
 #[tokio::test]
 async fn a_header_that_differs_from_the_body_is_refused_before_anything_is_sent() {
     let (one, two) = servers().await;
@@ -271,7 +271,7 @@ async fn b249_a_listener_hears_a_server_at_which_a_resource_is_withheld() {
     assert_eq!(one.world.count("resources/subscribe"), 0);
 }
 
-/// EXT-47. Beside what a server tells, which may be away, tasks are the gateway's own.
+/// EXT-47. A server's notifications may be unavailable; tasks are the gateway's own.
 #[tokio::test]
 async fn a_listener_without_the_extension_is_refused_tasks_beside_any_other_filter() {
     let (one, two) = servers().await;

@@ -1,4 +1,4 @@
-//! What an endpoint lists, and whose what in it is.
+//! The lists of an endpoint, and the server of each item.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -40,7 +40,7 @@ async fn capabilities_are_those_of_all_and_instructions_stand_under_their_names(
     assert_eq!(seen.body["params"]["capabilities"], json!({"roots": {}}));
 }
 
-/// The first client finds out what the upstreams can do; nobody needs a session there for that afterwards.
+/// The first client discovers the upstreams' capabilities; later clients need no session there for that.
 #[tokio::test]
 async fn sessions_at_upstreams_are_opened_when_something_is_asked_of_them() {
     let (one, two) = servers().await;
@@ -189,8 +189,7 @@ async fn a_log_level_reaches_those_that_are_open_and_those_that_are_opened_later
     assert_eq!(told.body["params"]["level"], "warning");
 }
 
-/// The endpoint keeps the level of each session: the rest of the request, which has no bound of its own, goes to nobody
-/// later.
+/// The endpoint keeps the level of each session: the rest of the request, which has no bound of its own, is never sent.
 #[tokio::test]
 async fn of_a_log_level_nothing_else_is_kept() {
     let (one, two) = servers().await;
@@ -349,7 +348,7 @@ async fn u48_a_session_that_is_over_at_one_upstream_is_opened_anew_with_the_next
     assert_eq!(client.post(request(4, "ping", &json!({}))).await.json().await["result"], json!({}));
 }
 
-/// The id is all that there is of a session: what served it before has gone with its memory.
+/// A session is its id alone: the process that served it is gone with its memory.
 #[tokio::test]
 async fn a_session_outlives_the_gateway_and_opens_those_at_the_upstreams_anew() {
     let (one, two) = servers().await;

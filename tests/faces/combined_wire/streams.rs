@@ -14,7 +14,7 @@ fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
 }
 
-/// A server whose calls, or whose own stream, say what the test has them say.
+/// A server with calls, or an own stream, that the test writes.
 async fn talking(name: &'static str, is_meant: fn(&SeenRequest) -> bool) -> (BodySender, ScriptedServer) {
     let (events, stream) = Once::events();
     let stream: Arc<Once> = stream;
@@ -95,7 +95,7 @@ async fn a_call_is_cancelled_where_it_runs() {
 async fn the_sessions_own_stream_has_the_unsolicited_messages_of_all_servers() {
     let ((one_says, one), (two_says, two)) = (talking("one", is_get).await, talking("two", is_get).await);
     let gate = combined(&one, &two, "").await;
-    // By now the gateway knows what both can do: the next client opens no session by itself.
+    // By now the gateway knows both servers' capabilities: the next client opens no session by itself.
     gate.client().await;
     let client = gate.client().await;
     let mut own = client.get(None).await;

@@ -68,7 +68,7 @@ pub(crate) async fn send(gate: &TestGateway, id: Value, method: &str, params: &V
 pub(crate) struct Listener {
     reply: Reply,
     read: String,
-    /// What the acknowledgement granted.
+    /// The granted part of the subscription.
     pub(crate) granted: Value,
 }
 
@@ -105,7 +105,7 @@ impl Listener {
         }
     }
 
-    /// The method of the next message, or its result type, and what it is about.
+    /// The method of the next message, or its result type, and its subject.
     pub(crate) async fn line(&mut self) -> String {
         let Some(message) = self.next().await else { return "end".to_owned() };
         let what = message["method"].as_str().or_else(|| message["result"]["resultType"].as_str()).unwrap();

@@ -12,7 +12,7 @@ const TOOLS: &str = "notifications/tools/list_changed";
 const PROMPTS: &str = "notifications/prompts/list_changed";
 const RESOURCES: &str = "notifications/resources/list_changed";
 
-/// MOD-18, MOD-24: what is passed on was asked for, is offered, and bears the id as it was spelt.
+/// MOD-18, MOD-24: a forwarded notification was subscribed to, is offered, and has the id as it was spelt.
 #[tokio::test]
 async fn mod_24_notifications_of_the_server_reach_the_listeners_that_asked_for_them() {
     let (events, streams) = Streams::new(1);
@@ -44,7 +44,7 @@ async fn mod_24_notifications_of_the_server_reach_the_listeners_that_asked_for_t
     assert_eq!(none.line().await, "complete", "and nothing before");
 }
 
-/// MOD-12, MOD-17: what can be listened to is declared, and listening changes no list.
+/// MOD-12, MOD-17: the possible subscriptions are declared, and listening changes no list.
 #[tokio::test]
 async fn mod_17_listeners_change_no_list() {
     let (events, streams) = Streams::new(1);
@@ -63,8 +63,7 @@ async fn mod_17_listeners_change_no_list() {
     assert_eq!(list().await, before);
 }
 
-/// A server that was restarted pushes nothing into the old session: there is a new one, and nobody knows what
-/// has changed in between.
+/// A restarted server sends nothing into the old session: there is a new one, and anything may have changed in between.
 #[tokio::test]
 async fn a_lost_session_is_replaced_and_everything_may_have_changed() {
     let (events, streams) = Streams::new(2);
@@ -126,7 +125,7 @@ async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
     assert!(list["result"].get("nextCursor").is_none());
 }
 
-/// UPC-04: a page that lists only names of earlier pages ends its list, whatever its cursor.
+/// UPC-04: a page with only names of earlier pages ends its list, with any cursor.
 #[tokio::test]
 async fn upc_04_a_list_whose_cursors_lead_back_is_asked_for_twice_and_shown_once() {
     for cursor in ["", "1"] {

@@ -1,4 +1,4 @@
-//! Updates of resources: the server is subscribed to once, and no longer than somebody listens.
+//! Updates of resources: the gateway subscribes once at the server, and only as long as a client listens.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What gateways count of a request that one passes on to another.
+//! The counters of gateways for a request that one forwards to another.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 

@@ -25,7 +25,7 @@ fn fault(answer: &Value) -> (&str, &str) {
     (data["reason"].as_str().unwrap_or_default(), data["executed"].as_str().unwrap_or_default())
 }
 
-/// Requests of a session client under 200; what has no id may be sent again.
+/// Requests of a session client under 200; a message without an id may be sent again.
 #[tokio::test]
 async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
     let server = ScriptedServer::polite().await;
@@ -57,13 +57,13 @@ async fn made_task(client: &Client) -> String {
     made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
 }
 
-/// What it is told of a task.
+/// The answer to a request about a task.
 async fn asked(client: Client, method: &'static str, id: String) -> Value {
     let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
     client.post(body.to_string()).await.json().await
 }
 
-/// F85. How a task stands is in the store, whoever has the session.
+/// F85. A task's state is in the store, with any owner of the session.
 #[tokio::test]
 async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
     let server = ScriptedServer::polite().await;
@@ -99,7 +99,7 @@ async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked(
     assert_eq!(fault(&cancelled), ("replica_unavailable", "unknown"), "{cancelled}");
 }
 
-/// What has no id is told so, too, and is not asked for again.
+/// The sender of a message without an id learns it too, and is not told to retry.
 #[tokio::test]
 async fn a_notification_whose_home_was_lost_may_have_been_taken() {
     let server = ScriptedServer::polite().await;
@@ -134,7 +134,7 @@ async fn asked_by_task(client: &Client) -> (String, Value) {
     (id, question["id"].clone())
 }
 
-/// EXT-39. A task's questions are in the store, and so are the answers, whoever takes them, and however often.
+/// EXT-39. A task's questions are in the store, and so are the answers, at any replica and any number of times.
 #[tokio::test]
 async fn answers_to_tasks_are_taken_while_the_sessions_home_cannot_be_reached_and_where_it_was_lost() {
     let endpoint = "[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"up\"]\nprefix = \"auto\"\n";
@@ -176,7 +176,7 @@ async fn answers_to_tasks_are_taken_while_the_sessions_home_cannot_be_reached_an
     }
 }
 
-/// F85. As after a restart: the session at the server is the same, and what memory held is not there.
+/// F85. As after a restart: the session at the server is the same, and the state in memory is gone.
 #[tokio::test]
 async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on() {
     let server = ScriptedServer::polite().await;
@@ -193,7 +193,7 @@ async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on
         }
     }
     assert_eq!(server.world.count("initialize"), sessions.len());
-    // Whoever ends it ends it for all, so one of them alone has it.
+    // The end of a session holds at all replicas, so one replica alone gets it.
     for (at, client) in sessions.iter().enumerate() {
         assert_eq!(replicas.at(at % 3, client).delete().await.status, StatusCode::OK);
         for at in 0..3 {
@@ -202,7 +202,7 @@ async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on
     }
 }
 
-/// Whether it ran nobody knows, and nobody sends it again.
+/// It may have run, and is not sent again.
 #[tokio::test]
 async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
     let server = ScriptedServer::holding_calls().await;
@@ -286,7 +286,7 @@ async fn f92_an_array_whose_owner_ends_is_completed_with_an_error_for_each_reque
     }
 }
 
-/// A second may pass until the others see that a home drains; what they pass on meanwhile begins nothing.
+/// The others may see a second later that an owner drains; a request that they forward meanwhile begins nothing.
 #[tokio::test]
 async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
     let server = ScriptedServer::holding_calls().await;
@@ -313,7 +313,7 @@ async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
     held.abort();
 }
 
-/// F86. A process that was stopped, or a machine that is gone without a word: before anybody reached it, and afterwards.
+/// F86. A process is stopped, or a machine fails without a message: before a replica reached it, and afterwards.
 #[tokio::test]
 async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {
     let server = ScriptedServer::polite().await;
@@ -321,7 +321,7 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
     let there = replicas.at(1, &replicas.client().await);
     let [home, other] = [0, 1].map(|at| replicas.all[at].member());
     let line = FaultProxy::start(home.peer.address).await;
-    // Its connections are made by the system, and nobody reads.
+    // The system accepts its connections, and no process reads them.
     let mute = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
     for (address, expected) in [(mute.local_addr().unwrap(), "no"), (line.address, "unknown")] {
         replicas.all[1].sees(vec![replicas.all[0].member_at(address), other.clone()]);
@@ -337,20 +337,20 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
     }
 }
 
-/// Somebody else has its address by now.
+/// Another server has its address by now.
 #[tokio::test]
 async fn answers_of_a_server_that_is_no_replica_are_ignored() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
-    // The scripted server speaks HTTP/2, and answers whatever it is asked.
+    // The scripted server speaks HTTP/2, and answers any request.
     let stranger = replicas.all[0].member_at(server.address);
     replicas.all[1].sees(vec![stranger, replicas.all[1].member()]);
     let answer = there.post(call(1)).await.json().await;
     assert_eq!(fault(&answer), ("replica_unavailable", "no"), "{answer}");
 }
 
-/// One hop: what was passed on by mistake is answered, and goes nowhere else.
+/// One hop: a request that was forwarded by mistake is answered, and goes nowhere else.
 #[tokio::test]
 async fn a_forwarded_request_is_answered_by_the_replica_that_receives_it() {
     let server = ScriptedServer::polite().await;
@@ -366,7 +366,7 @@ async fn a_forwarded_request_is_answered_by_the_replica_that_receives_it() {
     assert_eq!(server.world.count("tools/call"), 2);
 }
 
-/// A replica that ends takes nothing new, but the rest of what it has begun.
+/// A replica that drains takes no new requests, but the rest of those that it has begun.
 #[tokio::test]
 async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     let (events, stream) = Once::events();

@@ -1,4 +1,4 @@
-//! A replica that ends while others live: what is passed on to it or by it, and what others do in its place.
+//! A replica drains while others live: the requests that it gets and forwards, and those that others take over.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn announce_end_of_the_first(replicas: &Replicas) {
     all_see(replicas, &all, Some(0));
 }
 
-/// A client that can be asked for what it declares, with a session that was begun at the first one.
+/// A client that can be asked by the capabilities that it declares, with a session that was begun at the first replica.
 async fn client(replicas: &Replicas) -> Client {
     let stranger = replicas.stranger(0);
     let declared = json!({ "elicitation": { "form": {} }, "sampling": {}, "roots": {} });
@@ -40,7 +40,7 @@ async fn client(replicas: &Replicas) -> Client {
     Client { session, version: Some("2025-11-25".to_owned()), ..stranger }
 }
 
-/// F67. Its client comes back to another one, and hears what it missed meanwhile from the session's home.
+/// F67. Its client returns to another replica, and gets the missed events from the session's owner.
 #[tokio::test]
 async fn a_stream_that_a_replica_passes_on_ends_with_that_replica() {
     for is_endpoint in [false, true] {
@@ -48,7 +48,7 @@ async fn a_stream_that_a_replica_passes_on_ends_with_that_replica() {
             (seen.method == "GET").then(|| {
                 let (events, reply) = BodySender::open();
                 events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n");
-                // Open until nobody is interested.
+                // Open until no client reads.
                 TaskTracker::new().spawn(async move { events.abandoned().await });
                 reply
             })
@@ -125,7 +125,7 @@ pub(super) async fn in_front_of(server: &ScriptedServer, is_endpoint: bool) -> R
 /// Where the call was made, and where its client goes on with it: one of them runs it.
 const AT: [(usize, usize); 6] = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)];
 
-/// What is begun while a session's home ends is begun elsewhere, and the rest of it is taken there.
+/// A call that comes while a session's owner drains runs at another replica, and the rest of it goes there.
 #[tokio::test]
 async fn a_question_of_a_call_that_another_runs_for_a_leaving_home_is_answered_there() {
     for is_endpoint in [false, true] {
@@ -278,7 +278,7 @@ async fn an_owner_that_drains_cancels_its_calls_though_its_successor_is_unreacha
     in_time(calling).await.unwrap();
 }
 
-/// The server asked its client for something at the home, and is told there how far that is, whoever would begin what is new.
+/// The server asked its client through the owner, and gets the progress on it there, though new requests go to the successor.
 #[tokio::test]
 async fn progress_on_a_question_reaches_a_draining_owner_though_its_successor_is_unreachable() {
     let server = ScriptedServer::polite().await;

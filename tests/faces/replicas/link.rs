@@ -72,7 +72,7 @@ async fn flooding() -> ScriptedServer {
             let (events, reply) = BodySender::open();
             let text = "x".repeat(FLOOD_BYTES);
             events.raw(format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"x\",\"params\":{{\"x\":\"{text}\"}}}}\n\n"));
-            // Open until nobody is interested.
+            // Open until no client reads.
             TaskTracker::new().spawn(async move { events.abandoned().await });
             reply
         })
@@ -89,7 +89,7 @@ async fn unread_answers_hold_up_no_other_on_their_connection() {
     for number in 1..=60 {
         unread.push(way.send(number, 1).await.unwrap());
     }
-    // What they may have unread is on its way by then, or it is not to be had any more.
+    // By then, their unread bytes are in the buffers, and no more come.
     tokio::time::sleep(Duration::from_millis(500)).await;
     for number in 61..80 {
         let answer = way.send(number, 2).await.unwrap();
@@ -99,7 +99,7 @@ async fn unread_answers_hold_up_no_other_on_their_connection() {
     drop(unread);
 }
 
-/// What one of several principals has under way to one replica is bounded, and makes room when it ends.
+/// The requests of one principal, among several, to one replica are bounded; each end makes room.
 #[tokio::test]
 async fn a_principal_with_all_its_permits_is_refused_at_once_and_others_are_served() {
     let server = flooding().await;
@@ -122,7 +122,7 @@ async fn a_principal_with_all_its_permits_is_refused_at_once_and_others_are_serv
     assert!(way.send(number + 3, 2).await.is_ok(), "a replica that was let go of is reached anew");
 }
 
-/// The address that names none leads here, too, and could be anybody's.
+/// The unspecified address leads here, too, and could be any machine's.
 #[tokio::test]
 async fn nothing_goes_in_clear_to_a_replica_that_is_not_on_loopback() {
     let server = ScriptedServer::polite().await;
@@ -144,7 +144,7 @@ impl Endpoint for Buggy {
     }
 }
 
-/// F64. It had begun: whoever passed the request on must not say that nothing was done.
+/// F64. It had begun: the replica that forwarded the request must not report that nothing was done.
 #[tokio::test]
 async fn a_replica_whose_answer_panicked_has_taken_the_request() {
     let server = ScriptedServer::polite().await;

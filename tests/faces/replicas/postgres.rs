@@ -79,7 +79,7 @@ async fn a_gateway_that_is_stopped_while_it_starts_leaves_its_name_at_once() {
     two.drain(Some(Duration::ZERO)).await;
 }
 
-/// F85, with what each gateway reads of the others.
+/// F85, with the rows that each gateway reads of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateways_on_one_database_find_each_others_sessions_and_take_over_those_of_one_that_ended() {
     let Some(database) = postgres::shared() else { return };
@@ -146,7 +146,7 @@ async fn calls_at_a_time_are_divided_among_gateways_that_live() {
     drop((held, two));
 }
 
-/// F24: who takes over what others leave holds no upstream that a reload replaced.
+/// F24: a replica that takes over sessions keeps no upstream that a reload replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sessions_of_an_upstream_that_a_reload_replaced_are_closed() {
     let Some(database) = postgres::shared() else { return };

@@ -1,4 +1,4 @@
-//! The way to a replica that is a bare end of HTTP/2: what becomes of large requests, and of those that are refused.
+//! The link to a replica that is a bare HTTP/2 peer: large requests, and refused ones.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const LARGE: usize = 4 << 20;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What the replica does with a request.
+/// The replica's behaviour at a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Does {
     ReadSlowly,
@@ -82,7 +82,7 @@ async fn go_away(mut socket: TcpStream, last: u8) {
     }
     const GO_AWAY: u8 = 7;
     socket.write_all(&[0, 0, 8, GO_AWAY, 0, 0, 0, 0, 0, 0, 0, 0, last, 0, 0, 0, 0]).await.unwrap();
-    // Until the other side has read it: closed with bytes unread, a socket throws away what it still has to send.
+    // Until the other side has read it: a socket that is closed with unread bytes discards its unsent ones.
     let _ = socket.read_to_end(&mut Vec::new()).await;
 }
 

@@ -1,4 +1,4 @@
-//! What the listener for replicas serves to nobody.
+//! Requests that the listener for replicas refuses.
 
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
@@ -129,7 +129,7 @@ async fn sec_25_a_request_that_no_replica_sealed_for_this_one_a_moment_ago_is_re
     assert_eq!(sealed(good(41)).send(&replicas, call(1)).await.0, 403, "it was good {:?} ago", replicas.clock.now());
 }
 
-/// Whose session it is decides what is sealed, and not who has the key of the seal.
+/// The sealed principal decides who owns a session; the key of the seal alone opens none.
 #[tokio::test]
 async fn a_principal_has_no_session_of_anothers_by_way_of_a_replica() {
     let server = ScriptedServer::polite().await;
@@ -146,7 +146,7 @@ async fn a_principal_has_no_session_of_anothers_by_way_of_a_replica() {
     assert_eq!(request.send(&replicas, call(1)).await.0, 404);
 }
 
-/// Clients cannot say who they are by what replicas say.
+/// Clients cannot use the header in which replicas name a principal.
 #[tokio::test]
 async fn the_clients_listener_takes_nothing_that_was_sealed_for_the_other() {
     let server = ScriptedServer::polite().await;

@@ -13,10 +13,10 @@ use super::upstream::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, 
 
 const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
-/// What a lost call, and a state that is none, are answered with.
+/// The response about a lost call, and to an invalid state.
 const NO_STATE: (u16, &str) = (200, "invalid_request_state");
 
-/// Its only tool asks, and returns what it is told.
+/// Its only tool asks, and returns the answer.
 async fn server() -> ScriptedServer {
     ScriptedServer::slow(|seen, world| std::future::ready(act(&seen, &world))).await
 }
@@ -44,7 +44,7 @@ fn is_answer(seen: &SeenRequest) -> bool {
     seen.body.get("result").is_some()
 }
 
-/// Two replicas before it, and before what else is served. A client with a key is the principal that it names.
+/// Two replicas in front of it, and of the other servers in `more`. A client with a key is the principal that it names.
 async fn pair(server: &ScriptedServer, more: &str) -> Replicas {
     let keys = format!(
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"{BOB}\"\n"
@@ -121,7 +121,7 @@ async fn answers_at_another_replica_reach_the_call_that_is_held_and_bring_its_re
         (1, 1),
         "once, however often it came"
     );
-    // The rest of what was begun there is taken by a replica that ends, too.
+    // A replica that drains takes the rest of a call that it began.
     let held = HeldCall::begin(&replicas).await;
     let home = replicas.all[0].member();
     replicas.all[1].sees(vec![ReplicaMember { is_leaving: true, ..home }]);
@@ -162,7 +162,7 @@ async fn a_held_call_may_be_answered_again_while_its_replica_is_away_and_is_lost
     assert_eq!((server.world.count("tools/call"), server.world.all(is_answer).len()), (1, 0));
 }
 
-/// SEC-17: nobody else is told even that there is such a call.
+/// SEC-17: no other principal learns that there is such a call.
 #[tokio::test]
 async fn a_foreign_request_state_answers_no_question_at_any_replica() {
     let server = server().await;

@@ -10,7 +10,7 @@ use super::client::{Client, call, initialize};
 use super::harness::{Replicas, before};
 use super::upstream::ScriptedServer;
 
-/// The challenge is that of the replica which answers: the owner of the session knows the tool, the other one the endpoint.
+/// The challenge comes from the replica that answers: the owner of the session knows the tool, the other one the endpoint.
 #[tokio::test]
 async fn a_scope_that_is_missing_at_a_sessions_owner_is_named_at_every_replica() {
     let (server, key, folder) = (ScriptedServer::polite().await, IssuerKey::es256("k1"), tempfile::tempdir().unwrap());

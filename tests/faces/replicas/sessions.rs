@@ -13,7 +13,7 @@ fn is_get(seen: &SeenRequest) -> bool {
 
 const LIST: &str = r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#;
 
-/// One session at the server, whichever replica its client asks.
+/// One session at the server, at any replica that its client uses.
 #[tokio::test]
 async fn a_session_is_one_at_all_replicas_from_its_first_message_to_its_last() {
     let (events, stream) = Once::events();
@@ -50,7 +50,7 @@ async fn a_session_is_one_at_all_replicas_from_its_first_message_to_its_last() {
     assert!(sessions.iter().all(|seen| seen.header("taskgate-forward").is_none()), "{sessions:?}");
 }
 
-/// The call is held for its client at the session's home, whichever way either of them goes.
+/// The call is held for its client at the session's owner, through any replica.
 #[tokio::test]
 async fn a_question_on_the_stream_of_a_call_at_one_replica_is_answered_at_another() {
     let (events, stream) = Once::events();

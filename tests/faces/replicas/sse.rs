@@ -36,7 +36,7 @@ async fn messages_for_a_stream_reach_it_from_every_replica() {
     assert_eq!(server.world.count("initialize"), 1);
 }
 
-/// What a stream has not heard when its replica ends it never hears.
+/// Events that a stream had not sent when its replica ended are lost.
 #[tokio::test]
 async fn a_stream_whose_replica_cannot_be_reached_may_be_tried_again_until_that_is_dead() {
     let server = ScriptedServer::polite().await;
@@ -51,7 +51,7 @@ async fn a_stream_whose_replica_cannot_be_reached_may_be_tried_again_until_that_
     assert_eq!(client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await.0, 404);
 }
 
-/// It may be looked at already: sent again, a tool could run twice. What becomes of it the stream says, or its end does.
+/// The owner may have begun it: sent again, a tool could run twice. The stream has the outcome, or ends.
 #[tokio::test]
 async fn f86_a_message_that_its_streams_home_may_have_taken_is_not_asked_for_again() {
     let server = ScriptedServer::polite().await;

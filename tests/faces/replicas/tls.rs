@@ -13,7 +13,7 @@ use super::client::call;
 use super::harness::{Replicas, before as serving};
 use super::upstream::ScriptedServer;
 
-/// An identity for this machine's address that `authority` vouches for, and whom its holder trusts.
+/// An identity for this machine's address that `authority` signed, and that trusts `trusted`.
 fn identity(folder: &Path, name: &str, authority: &Authority, trusted: &Authority) -> ReplicaTls {
     let own = authority.vouch(|params| {
         params.subject_alt_names = vec![rcgen::SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST))];

@@ -1,4 +1,4 @@
-//! Requests, what comes before their answers, and how they are called off.
+//! Requests, the messages before their answers, and their cancels.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the server tells only to those who listen, on the streams of sessions.
+//! Notifications that the server sends only to subscribers, on the streams of sessions.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ async fn stream_of(client: &Client) -> Stream {
     Stream::of(reply)
 }
 
-/// The method of the next message, and what it is about.
+/// The method of the next message, and its subject.
 async fn line(stream: &mut Stream) -> String {
     let message = stream.next().await.expect("the stream goes on");
     let method = message["method"].as_str().unwrap();
@@ -68,7 +68,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
     told.events.left().await;
 }
 
-/// GW-27: what is subscribed to becomes what is listened for.
+/// GW-27: the sessions' subscriptions become the gateway's own.
 #[tokio::test]
 async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at_the_server() {
     let speaker = SubscriptionServer::generous();
@@ -87,7 +87,7 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"), "nothing else has changed");
     first.events.left().await;
     assert_eq!(subscribe(&client, "unsubscribe", "file:///a").await["result"], json!({}));
-    // No more than somebody wants.
+    // No more than the sessions subscribe to.
     let third = speaker.stream_about(&["file:///b"]).await;
     for uri in ["file:///a", "file:///c", "file:///b"] {
         third.say(UPDATED, &json!({ "uri": uri }));
@@ -96,7 +96,7 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at
     assert_eq!(ask(&client, "resources/subscribe", &json!({})).await["error"]["code"], -32602);
 }
 
-/// GW-27: what was promised is kept, also while the session's stream is not read.
+/// GW-27: an acknowledged subscription is kept, also while the session's stream is not read.
 #[tokio::test]
 async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
     let speaker = SubscriptionServer::generous();
@@ -112,7 +112,7 @@ async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
     told.say(TOOLS, &json!({}));
     while line(&mut busy).await != TOOLS {}
     assert_eq!(subscribe(&clients[0], "subscribe", "file:///a").await["result"], json!({}));
-    // Another one wants more, then less: the server is asked for what is still wanted.
+    // Another one subscribes to more, then to less: the gateway subscribes to the rest.
     assert_eq!(subscribe(&clients[1], "subscribe", "file:///b").await["result"], json!({}));
     let more = speaker.stream_about(&["file:///a", "file:///b"]).await;
     more.say(UPDATED, &json!({ "uri": "file:///b" }));
@@ -127,7 +127,7 @@ async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
     while line(&mut idle).await != of_a {}
 }
 
-/// MOD-24: what is not acknowledged is promised to nobody.
+/// MOD-24: a client gets no promise of a subscription that was not acknowledged.
 #[tokio::test]
 async fn mod_24_a_subscription_that_the_server_does_not_grant_is_refused() {
     let speaker = SubscriptionServer::of(|asked| {
@@ -155,7 +155,7 @@ async fn mod_24_a_subscription_that_the_server_does_not_grant_is_refused() {
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"), "and nothing before");
 }
 
-/// UPC-18: lost, or ended in order (MOD-25), it is opened anew, and nobody knows what has changed in between.
+/// UPC-18: lost, or ended in order (MOD-25), it is opened again, and anything may have changed in between.
 #[tokio::test]
 async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_changed() {
     for in_order in [true, false] {
@@ -251,7 +251,7 @@ async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
     }
     told.say(TOOLS, &json!({}));
     assert_eq!(line(&mut own).await, TOOLS);
-    // Whoever does not read is told what it can take, and holds up nobody.
+    // A client that does not read gets as much as it can take, and delays no other.
     for _ in 0..900 {
         told.say(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
     }
@@ -271,7 +271,7 @@ async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_a
     told.say(TOOLS, &json!({}));
     assert_eq!(line(&mut older).await, TOOLS);
     let mut newer = stream_of(&client).await;
-    // It hears from its own beginning on, whichever stream upstream that is.
+    // It gets notifications from its own beginning on, of any stream at the server.
     let mut heard = None;
     for _ in 0..100 {
         for n in 0..speaker.count() {

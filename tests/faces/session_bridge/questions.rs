@@ -8,7 +8,7 @@ use super::upstream::{ScriptedServer, answer};
 
 const ASKED: &str = "elicitation/create";
 
-/// A server that asks `questions` first, and shows in its result what it was told.
+/// A server that asks `questions` first, and shows the answers in its result.
 async fn asking(questions: Value) -> ScriptedServer {
     stateless(move |seen| {
         let params = &seen.body["params"];
@@ -178,7 +178,7 @@ async fn gw_29_a_session_client_learns_the_missing_capability_without_a_code_of_
     }
 }
 
-/// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
+/// GW-23: one question that can be asked does not help another that cannot; a request that is no call gets an error.
 #[tokio::test]
 async fn a_question_that_cannot_be_asked_ends_its_call_also_beside_another_one() {
     let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
@@ -213,7 +213,7 @@ async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
     assert_eq!(told(stream.next().await), json!({"k": {"action": "accept"}}));
 }
 
-/// A question that nobody answers in time is taken back, and refused.
+/// A question that is not answered in time is cancelled, and refused.
 #[tokio::test]
 async fn an_unanswered_question_is_cancelled_at_the_client() {
     let server = asking(json!({"k": form("?")})).await;

@@ -23,7 +23,7 @@ async fn call(client: &Client) -> Reply {
     client.post(request(7, "tools/call", &params)).await
 }
 
-/// The id of the next event, and what it says; comments are passed over.
+/// The id of the next event, and its message; comments are skipped.
 async fn event(reply: &mut Reply, read: &mut String) -> Option<(Option<String>, Value)> {
     loop {
         if let Some((event, rest)) = read.clone().split_once("\n\n") {

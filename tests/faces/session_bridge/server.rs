@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::client::{Client, Reply, TestGateway, initialize};
 use super::upstream::{self, ScriptedServer, SeenRequest, answer, in_time, json_text};
 
-/// A server that knows no session; `script` says what else it does.
+/// A server that knows no session; `script` has its other answers.
 pub(crate) async fn stateless(
     script: impl Fn(&SeenRequest) -> Option<upstream::ScriptedReply> + Send + Sync + 'static,
 ) -> ScriptedServer {

@@ -1,4 +1,4 @@
-//! The life of such a session, and arrays of messages in it.
+//! Beginning and end of such a session, and arrays of messages in it.
 
 use http::StatusCode;
 use serde_json::{Value, json};

@@ -72,7 +72,7 @@ async fn d86_04_23_31_an_unreadable_member_is_refused_by_its_name() {
     }
 }
 
-/// T-37, D86-01: what asks for no task is none, and is answered plainly.
+/// T-37, D86-01: a call that asks for no task is answered plainly.
 #[tokio::test]
 async fn t_37_a_wish_without_an_id_is_none() {
     let stage = setup().await;
@@ -90,7 +90,7 @@ async fn t_37_a_wish_without_an_id_is_none() {
     assert_eq!(person.answered("tasks/list", &json!({})).await["result"], json!({"tasks": []}));
 }
 
-/// D86-13, D86-29: what holds is shown, and is capped; D86-04: any other text is an id.
+/// D86-13, D86-29: the granted span is shown, and is capped; D86-04: any other text is an id.
 #[tokio::test]
 async fn d86_13_29_a_span_is_capped_and_the_granted_one_is_shown() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\nttl_max = \"48h\"\n").await;

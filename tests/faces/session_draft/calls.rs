@@ -1,4 +1,4 @@
-//! Calls under chosen ids: what is said on their streams, and what is said of their tasks.
+//! Calls under chosen ids: the messages on their streams, and the states of their tasks.
 
 use serde_json::json;
 
@@ -36,7 +36,7 @@ async fn d86_02_03_a_call_under_a_chosen_id_is_a_task_and_is_answered_all_the_sa
     }
 }
 
-/// D86-05, D86-06, T-36: an id is one session's alone, and is that of one call.
+/// D86-05, D86-06, T-36: an id belongs to one session and to one call.
 #[tokio::test]
 async fn d86_06_an_id_that_is_there_already_is_refused_and_nothing_runs_twice() {
     let stage = setup().await;
@@ -78,7 +78,7 @@ async fn d86_06_an_id_of_another_task_of_the_session_is_refused() {
     assert_eq!(stream.rest().await[0]["result"]["n"], 2);
 }
 
-/// D86-01, T-38: who takes no stream gets an answer and nothing else; so does everybody where the draft is off.
+/// D86-01, T-38: a client that takes no stream gets an answer and nothing else; so does each client where the draft is off.
 #[tokio::test]
 async fn d86_01_without_a_stream_or_the_draft_a_call_is_answered_plainly() {
     let stage = setup().await;

@@ -9,7 +9,7 @@ fn ids(page: &Value) -> Vec<&str> {
     page["tasks"].as_array().unwrap().iter().map(|task| task["taskId"].as_str().unwrap()).collect()
 }
 
-/// D86-20 to D86-22, D86-27: all of the session's, and nobody else's.
+/// D86-20 to D86-22, D86-27: all tasks of the session, and no others.
 #[tokio::test]
 async fn d86_20_21_22_a_list_has_each_task_of_its_session_once_over_its_pages() {
     let stage = setup().await;
@@ -69,7 +69,7 @@ async fn t_37_t_66_both_flavours_can_be_used_in_one_session() {
     assert_eq!(listed.get("nextCursor"), None);
 }
 
-/// SEP-1904 is about the list of 2025-11-25 alone, and so is what asks for it in a session that uses both flavours.
+/// SEP-1904 is about the list of 2025-11-25 alone, and so is a filter in a session that uses both flavours.
 #[tokio::test]
 async fn a_filter_is_for_tasks_of_2025_11_25_where_a_session_has_both() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\ndrafts = [\"sep-1686\", \"sep-1904\"]\n").await;

@@ -1,4 +1,4 @@
-//! What happens to a task under a chosen id while its call runs: questions, progress, cancels, clients that leave.
+//! A task under a chosen id while its call runs: questions, progress, cancels, clients that disconnect.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ async fn d86_08_a_cancel_by_method_ends_the_call_and_is_final() {
     assert_eq!(person.task(&json!("mine")).await["status"], "cancelled");
 }
 
-/// T-31: the task is what its client comes back for.
+/// T-31: its client returns for the task.
 #[tokio::test]
 async fn a_client_that_leaves_its_call_finds_the_task_and_its_question() {
     let stage = setup().await;

@@ -58,7 +58,7 @@ async fn upc_06_a_call_in_an_array_is_called_off_by_another_array() {
     assert_eq!((reply.status, reply.text().await), (StatusCode::ACCEPTED, String::new()), "LEG-14");
 }
 
-/// However many calls stand in an array, one wait for what the server says of its tools is all that they cost.
+/// All calls of an array together wait only once for the server's tool list.
 #[tokio::test]
 async fn the_calls_of_an_array_wait_together_for_a_server_that_does_not_list_its_tools() {
     let relay = Relay::new().await;

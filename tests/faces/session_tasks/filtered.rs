@@ -38,7 +38,7 @@ fn ids(page: &Value) -> Vec<Value> {
     page["tasks"].as_array().unwrap_or_else(|| panic!("{page}")).iter().map(|task| task["taskId"].clone()).collect()
 }
 
-/// Three tasks in order of creation, which end the other way round: done, failed, cancelled. What has ended changes no more.
+/// Three tasks in order of creation, which end in the reverse order: done, failed, cancelled. A settled task changes no more.
 async fn three(stage: &ManualSetup, person: &SessionUser) -> [Value; 3] {
     let mut made = Vec::new();
     let mut calls = Vec::new();
@@ -131,7 +131,7 @@ async fn fil_11_a_cursor_of_another_filter_or_order_is_refused() {
     }
 }
 
-/// T-41: what no criterion can be is refused by its name, in either place, and nothing changes.
+/// T-41: an invalid value of a criterion is refused by its name, in either place, and nothing changes.
 #[tokio::test]
 async fn t_41_criteria_that_cannot_be_meant_are_refused_by_name() {
     let stage = ManualSetup::with(DRAFT).await;

@@ -8,7 +8,7 @@ use super::client::{TestGateway, initialize};
 use super::talk::{ManualSetup, SessionUser};
 use super::upstream::ScriptedServer;
 
-/// L25-01, L25-02, L25-54, T-22, T-43: lists are for clients that are somebody in particular.
+/// L25-01, L25-02, L25-54, T-22, T-43: lists are for clients that are not anonymous.
 #[tokio::test]
 async fn l25_01_02_54_tasks_are_offered_to_clients_of_their_version_and_lists_to_named_principals() {
     let server = ScriptedServer::polite().await;

@@ -94,7 +94,7 @@ async fn a_question_comes_on_the_sessions_own_stream_in_every_version() {
     person.until(&id, "completed").await;
 }
 
-/// T-37: what has neither shape is a plain call, in each version; a ttl that cannot be read is refused, and nothing runs.
+/// T-37: a call of neither form is plain, in each version; a ttl that cannot be read is refused, and nothing runs.
 #[tokio::test]
 async fn a_call_of_neither_form_is_plain_and_one_with_a_bad_ttl_is_refused() {
     let stage = ManualSetup::with(&format!("[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n{ON}")).await;

@@ -1,5 +1,4 @@
-//! Clients of 2026-07-28 that still declare tasks of 2025-11-25: what they made in a session stays within their reach
-//! (T-10).
+//! Clients of 2026-07-28 that still declare tasks of 2025-11-25 reach the tasks that they made in a session (T-10).
 
 use http::StatusCode;
 use http_body_util::Full;
@@ -33,7 +32,7 @@ fn old() -> Value {
     json!({"tasks": {"requests": {}, "cancel": {}}})
 }
 
-/// T-10, EXT-63, T-65: in the shape that it had in the session, with what every result of the version has.
+/// T-10, EXT-63, T-65: in the form that it had in the session, with the members of each result of the version.
 #[tokio::test]
 async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_the_next_version() {
     let (_stage, person, task) = ManualSetup::started().await;

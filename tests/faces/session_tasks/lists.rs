@@ -97,7 +97,7 @@ async fn t_66_a_task_of_the_extension_is_read_and_listed_in_this_flavour() {
     assert_eq!(ids(&stage, None).await.0, [task], "L25-35");
 }
 
-/// L25-33: what is held between two rounds of questions is a task of nobody's yet.
+/// L25-33: a call that is held between two rounds of questions is not a client's task yet.
 #[tokio::test]
 async fn l25_33_a_held_call_of_the_other_flavour_is_not_listed() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"").await;

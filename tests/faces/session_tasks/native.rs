@@ -41,7 +41,7 @@ fn begin(person: &SessionUser, id: u32, params: &Value) -> tokio::task::JoinHand
     tracker.spawn(async move { person.request(id, "tools/call", &params).await })
 }
 
-/// The answer to a call, whatever form it comes in.
+/// The answer to a call, in any form.
 async fn answer_of(reply: Reply) -> Value {
     assert_eq!(reply.status, StatusCode::OK);
     if reply.header("content-type") == Some("application/json") {
@@ -50,7 +50,7 @@ async fn answer_of(reply: Reply) -> Value {
     SessionMessages::of(reply).rest().await.pop().expect("the stream ends with the answer")
 }
 
-/// UPC-05, L25-05, GW-11: nobody listed any tools before.
+/// UPC-05, L25-05, GW-11: no client has listed the tools before.
 #[tokio::test]
 async fn upc_05_a_plain_call_of_a_tool_that_runs_only_as_a_task_is_driven_to_its_end() {
     for version in VERSIONS {
@@ -72,7 +72,7 @@ async fn upc_05_a_plain_call_of_a_tool_that_runs_only_as_a_task_is_driven_to_its
     }
 }
 
-/// GW-42: what is known of a session is in its id.
+/// GW-42: the facts about a session are in its id.
 #[tokio::test]
 async fn a_tool_that_runs_only_as_a_task_is_driven_after_a_restart_too() {
     let relay = Relay::new().await;
@@ -85,7 +85,7 @@ async fn a_tool_that_runs_only_as_a_task_is_driven_after_a_restart_too() {
     assert_eq!(answer_of(in_time(calling).await.unwrap()).await["result"], done()["result"]);
 }
 
-/// T-01, T-14: what a tool says of its failure goes through.
+/// T-01, T-14: a tool's error passes unchanged.
 #[tokio::test]
 async fn errors_of_a_driven_call_are_the_servers_own() {
     let relay = Relay::new().await;
@@ -183,7 +183,7 @@ async fn upc_06_a_cancelled_call_is_cancelled_as_the_task_that_it_is() {
     }
 }
 
-/// LEG-14: nobody has it yet who could be told.
+/// LEG-14: no server has it yet that could get the cancel.
 #[tokio::test]
 async fn leg_14_a_call_that_is_cancelled_while_its_tool_is_looked_up_is_not_made() {
     for (tool, is_task) in [("must", false), ("plain", false), ("may", true)] {
@@ -236,7 +236,7 @@ async fn t_81_a_client_that_leaves_cancels_nothing_and_one_that_ends_its_session
     assert_eq!(about[0].rpc(), "tasks/cancel");
 }
 
-/// A session that the server does not end lives on, and so do the calls that the gateway drives for it.
+/// A session that the server does not end goes on, and so do the calls that the gateway drives in it.
 #[tokio::test]
 async fn calls_go_on_in_a_session_that_the_server_does_not_end() {
     let relay = Relay::new().await;
@@ -274,7 +274,7 @@ async fn upc_08_a_question_of_a_driven_call_is_asked_on_its_stream() {
     }
 }
 
-/// T-67, T-20: what a server says of its tasks on the session's stream is for the gateway.
+/// T-67, T-20: a server's messages about its tasks on the session's stream are for the gateway.
 #[tokio::test]
 async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() {
     let relay = Relay::new().await;
@@ -304,14 +304,14 @@ async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() 
     let asked = stream.next_of(ASK).await;
     person.respond(&asked["id"], &json!({"action": "decline"})).await;
     relay.server.world.first(|seen| seen.body["id"] == 7 && seen.body["result"]["action"] == "decline").await;
-    // Of a task that nobody follows: refused, and shown to nobody.
+    // Of a task that no client follows: refused, and shown to no client.
     let mut stray = form();
     stray["id"] = json!(8);
     stray["params"]["_meta"] = json!({RELATED: {"taskId": "upstream-99"}});
     relay.say(&stray);
     let refused = relay.server.world.first(|seen| seen.body["id"] == 8 && seen.rpc().is_empty()).await;
     assert_eq!(refused.body["error"]["code"], -32603);
-    // What is the client's own goes through, and is the first that it hears.
+    // The client's own messages are forwarded, and this one comes first.
     relay.say(&json!({"jsonrpc": "2.0", "id": 9, "method": ASK, "params": {"message": "you?"}}));
     let first = own.next().await.unwrap();
     assert_eq!((&first["id"], &first["params"]), (&json!(9), &json!({"message": "you?"})));

@@ -1,4 +1,4 @@
-//! What comes of tasks: results, errors, cancels, and those who wait for them.
+//! Outcomes of tasks: results, errors, cancels, and the clients that wait for them.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
     assert_eq!(person.answered("tasks/result", &json!({"taskId": refused})).await["error"], error, "L25-25");
 }
 
-/// L25-23, L25-67, T-33: all who wait get the outcome, whichever way they read.
+/// L25-23, L25-67, T-33: every waiting client gets the outcome, in any way of reading.
 #[tokio::test]
 async fn l25_23_67_every_waiting_client_gets_the_outcome() {
     let (stage, person, task) = ManualSetup::started().await;
@@ -66,7 +66,7 @@ async fn l25_23_67_every_waiting_client_gets_the_outcome() {
         })
         .collect();
     let last = person.client.connections.spawn(person.result(4, &task));
-    // Somebody waits for certain: what the call says comes through before there is an outcome.
+    // The client waits for certain: a log message of the call comes before there is an outcome.
     while !last.is_finished() {
         call.log();
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -114,7 +114,7 @@ async fn l25_39_a_cancel_settles_the_task_at_once_and_for_every_waiting_client()
     assert_eq!(outcome["error"]["code"], -32603, "T-08");
 }
 
-/// L25-41, B119 to B123: what cannot be a task of ours is answered like one that is unknown.
+/// L25-41, B119 to B123: an invalid id is answered like an unknown one.
 #[tokio::test]
 async fn l25_41_an_unknown_task_is_not_found_by_any_method() {
     let stage = ManualSetup::new().await;

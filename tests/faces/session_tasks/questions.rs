@@ -48,7 +48,7 @@ async fn l25_13_14_15_a_question_comes_on_the_stream_of_the_waiting_request() {
     assert_eq!(answers.len(), 1, "the first answer counts");
 }
 
-/// T-32: without a waiter the session's own stream gets it, and then nobody else.
+/// T-32: without a waiting request the session's own stream gets it, and no other stream.
 #[tokio::test]
 async fn t_32_without_a_waiter_a_question_comes_on_the_sessions_own_stream() {
     let stage = ManualSetup::new().await;
@@ -151,7 +151,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
     assert_eq!(newest.rest().await.last().unwrap()["id"], 5);
 }
 
-/// GW-17: what the upstream takes back, or a cancel ends, is taken back here.
+/// GW-17: a question that the upstream cancels, or that a cancel ends, is cancelled at the client.
 #[tokio::test]
 async fn a_question_without_a_waiting_server_is_cancelled() {
     let (stage, person, task) = ManualSetup::started().await;
@@ -184,7 +184,7 @@ async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
     assert_eq!(question["params"].get("task"), None);
 }
 
-/// UPC-21: what the client did not declare is refused for it. One that names no mode of elicitation means forms.
+/// UPC-21: the gateway refuses a question of an undeclared capability. One that names no mode of elicitation means forms.
 #[tokio::test]
 async fn a_client_gets_no_question_of_an_undeclared_capability() {
     let stage = ManualSetup::new().await;

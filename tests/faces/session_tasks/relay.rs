@@ -34,7 +34,7 @@ struct Kept {
     question: Option<Value>,
     /// Sessions are not ended.
     keeps_sessions: bool,
-    /// Nobody is told of any tool.
+    /// The tool list is empty.
     hides_tools: bool,
     /// Who asked for them meanwhile.
     lists: Vec<(SeenRequest, BodySender)>,
@@ -103,7 +103,7 @@ impl Relay {
         self.kept.lock().refusals = refusals;
     }
 
-    /// Returns once nobody reads the first session's stream.
+    /// Returns once no client reads the first session's stream.
     pub(crate) async fn until_closed(&self) {
         let stream = self.kept.lock().get.clone().expect("a stream is open");
         stream.left().await;

@@ -10,7 +10,7 @@ use super::client::TestGateway;
 use super::talk::{ManualSetup, SessionUser};
 use super::upstream::{ScriptedServer, SeenRequest, answer, status, whole};
 
-/// T-31: tasks outlive the session, and the upstream's session lives until they have ended.
+/// T-31: tasks outlive the session, and the upstream's session stays open until they have ended.
 #[tokio::test]
 async fn t_31_the_end_of_a_session_waits_for_its_tasks() {
     let stage = ManualSetup::new().await;
@@ -79,7 +79,7 @@ async fn b267_a_session_with_calls_that_ends_while_it_is_opened_anew_ends_at_its
 async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
     let stage = ManualSetup::new().await;
     let person = stage.person().await;
-    // Then the server need not be asked for the tool, and the call is what meets the lost session.
+    // Then the gateway need not list the tools, and the call itself meets the lost session.
     person.answered("tools/list", &json!({})).await;
     stage.server.world.forget();
     let task = person.start().await["taskId"].clone();
@@ -100,7 +100,7 @@ async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
     assert_eq!(reply.status, StatusCode::OK);
 }
 
-/// UPC-29: a refusal counts once, and any answer in the session begins the count anew.
+/// UPC-29: a refusal counts once, and any answer in the session resets the count.
 #[tokio::test]
 async fn refusals_of_tasks_and_answers_in_one_session_are_counted_together() {
     let server = ScriptedServer::start(|seen| {
@@ -132,7 +132,7 @@ async fn refusals_of_tasks_and_answers_in_one_session_are_counted_together() {
     }
 }
 
-/// A question finds the client in whichever of its sessions it looks after the task.
+/// A question goes to that session of the client in which it last polled the task.
 #[tokio::test]
 async fn a_question_goes_to_the_session_that_asked_last() {
     let (stage, _person, task) = ManualSetup::started().await;

@@ -1,4 +1,4 @@
-//! What clients are told of a task that nobody asked about: progress, log messages, how it stands.
+//! Messages about a task that a client did not ask for: progress, log messages, its state.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ async fn l25_46_47_progress_bears_the_token_of_the_call_until_the_end() {
     });
     assert_eq!(first["params"], expected);
     let waiting = person.client.connections.spawn(person.result(4, &task));
-    // Until somebody waits, the session's own stream is told.
+    // Until a request waits, the session's own stream gets it.
     let mut step = 2;
     while !waiting.is_finished() {
         progress(&call, step);

@@ -9,7 +9,7 @@ use super::certificates::{self, Authority};
 use super::client::{Client, HttpOptions, TestGateway, UPSTREAM_FIELDS, call};
 use super::upstream::{BodySender, Once, ScriptedReply, ScriptedServer, SeenRequest, json_text};
 
-/// Key order, number spelling, escapes, whitespace, nesting, members and methods that nobody knows.
+/// Key order, number spelling, escapes, whitespace, nesting, unknown members and methods.
 const REQUESTS: [&str; 8] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{"z":1.10,"a":1e5,"m":-0}}}"#,
     r#"{"method":"tools/call","params":{"arguments":{"n":12345678901234567890123},"name":"t"},"id":"x","jsonrpc":"2.0"}"#,
@@ -21,7 +21,7 @@ const REQUESTS: [&str; 8] = [
     r#"{"jsonrpc":"2.0","id":4,"method":"completion/complete"}"#,
 ];
 
-/// What wants no answer: notifications, known and unknown, and answers to questions of the upstream.
+/// Messages without an answer: notifications, known and unknown, and answers to questions of the upstream.
 const NOTES: [&str; 6] = [
     r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
     r#"{ "method":"notifications/unknown", "params":{"n":1.10},"jsonrpc":"2.0"}"#,
@@ -86,7 +86,7 @@ async fn check_bytes(name: &str, client: &Client, server: &ScriptedServer, upstr
         assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("application/json")), "{name}");
         assert_eq!(reply.text().await, *text, "{name}");
     }
-    // A byte order mark in front of a stream is no part of what it says, and is left out.
+    // A byte order mark in front of a stream is no part of its text, and is left out.
     let stream = STREAM.strip_prefix('\u{feff}').unwrap();
     for (reply, text) in [(client.post(call_of("events")).await, stream), (client.get(None).await, NEWS)] {
         assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")), "{name}");
@@ -170,7 +170,7 @@ async fn answers_of_any_size_go_through() {
 #[tokio::test]
 async fn only_the_headers_that_belong_to_the_protocol_go_through() {
     let server = ScriptedServer::polite().await;
-    // Everybody is the same here, whatever came through a proxy.
+    // All clients are one principal here, also those behind a proxy.
     let gate = TestGateway::open("[auth]\nanonymous = true", server.url().as_str(), "").await;
     let client = gate.client().await;
     let sealed = client.session.clone().unwrap();

@@ -1,4 +1,4 @@
-//! The session face alone, in paused time: life signs, silence, and whose session it is.
+//! The session face alone, in paused time: progress of a silent call, and the owner of a session.
 
 use std::io;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ pub(crate) const fn seconds(count: u64) -> Duration {
 
 pub(crate) const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
 
-/// T-22: a session of somebody else is one that there is not.
+/// T-22: the session of another principal is unknown.
 /// LEG-18.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_its_owners_alone() {
@@ -290,8 +290,7 @@ const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progres
 pub(crate) const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
 pub(crate) const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
 
-/// MOD-22, GW-26: between whole events, above what was shown and below what comes, none after the
-/// answer.
+/// MOD-22, GW-26: between whole events, above the progress shown before and below the next, none after the answer.
 #[tokio::test(start_paused = true)]
 async fn silence_shows_as_progress_to_clients_that_want_it() {
     // Half an event goes on once it shows that it is no question.
@@ -351,7 +350,7 @@ async fn a_comment_of_the_servers_is_no_progress() {
     assert!(!shown.contains("\n\n:\n\n"), "without a token a comment is as good as another: {shown}");
 }
 
-/// Nobody is shown what was not asked for.
+/// No client gets progress that it did not ask for.
 #[tokio::test(start_paused = true)]
 async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
     let channel = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, RESULT)]);

@@ -1,4 +1,4 @@
-//! Errors that answer a request are HTTP 200, whoever makes them; 400 is for what has no id.
+//! Errors that answer a request are HTTP 200, from the server or the gateway; 400 is for a message without an id.
 
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -107,7 +107,7 @@ async fn messages_that_name_the_gateways_own_ids_are_not_forwarded() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
-    // What it calls as a task goes under an id of the gateway's.
+    // A call as a task goes upstream under an id of the gateway's.
     let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{},"task":{}}}"#;
     assert_eq!(client.post(task).await.status, StatusCode::OK);
     let made = server.world.first(|seen| seen.rpc() == "tools/call").await;
@@ -127,7 +127,7 @@ async fn messages_that_name_the_gateways_own_ids_are_not_forwarded() {
     assert_eq!(server.world.all(|_| true).len(), before, "nothing was passed on");
 }
 
-/// A client may be a gateway itself: what it makes itself is its own, and passes.
+/// A client may be a gateway itself: its ids are its own, and pass.
 #[tokio::test]
 async fn the_ids_of_another_gateway_pass() {
     let server = ScriptedServer::polite().await;
@@ -231,7 +231,7 @@ async fn a_call_past_its_deadline_is_an_error_and_is_cancelled_upstream() {
     join_all(["", "data: {}\n\n"].map(async |first| {
         let (events, stream) = Once::events();
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        // Time for the server to see the call, and for the client to see that it lives.
+        // The server sees the call, and the client a first comment, within this time.
         let gate = TestGateway::with(server.address, "deadline = \"10s\"").await;
         let client = gate.client().await;
         events.raw(first);

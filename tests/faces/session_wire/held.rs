@@ -94,7 +94,7 @@ async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
     );
 }
 
-/// The stream of a server over HTTP is its own: what its events are named, and whether they are, is its affair.
+/// The stream of a server over HTTP is its own: the server alone gives its events ids, or none.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
     let channel =
@@ -105,7 +105,7 @@ async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
     assert_eq!(said, format!("id: S.0\ndata:\n\n:\n\nid: u-1\ndata: {{}}\n\n{LAST}"));
 }
 
-/// What goes out as it comes is kept for nobody longer than a call is: its place at the upstream is free again then.
+/// A forwarded stream is kept only as long as a call's deadline: its permit at the upstream is free again then.
 #[tokio::test(start_paused = true)]
 async fn a_late_stream_waits_for_its_client_as_long_as_a_call_does() {
     for (away, is_kept) in [(100, true), (400, false)] {
@@ -134,7 +134,7 @@ async fn a_late_answer_of_any_size_goes_out_whole() {
     assert!(said.ends_with(&format!("event: message\ndata: {large}\n\n")), "{} bytes", said.len());
 }
 
-/// Behind another transport every stream is the gateway's own, and events are what makes one.
+/// Behind another transport every stream is the gateway's own, made of events.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_event_on() {
     for (version, opening, named) in [

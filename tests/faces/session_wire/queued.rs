@@ -24,7 +24,7 @@ async fn hold(client: &Client, events: &BodySender) -> Reply {
     held
 }
 
-/// Posts a message, and cancels request 2 until that is answered: how, and with what.
+/// Posts a message, and cancels request 2 until it is answered: status and body.
 async fn cancelled(client: &Client, body: String) -> (StatusCode, String) {
     let (poster, cancel) = (client.clone(), json!({"requestId": 2}));
     let waiting = client.connections.spawn(async move {
@@ -46,7 +46,7 @@ fn calls(server: &ScriptedServer) -> Vec<Value> {
     server.world.all(SeenRequest::is_call).into_iter().map(|seen| seen.body["id"].clone()).collect()
 }
 
-/// LEG-14: what was cancelled in time is never run, and has no response.
+/// LEG-14: a call that was cancelled in time is never run, and has no response.
 #[tokio::test]
 async fn leg_14_a_call_that_is_cancelled_while_it_waits_for_a_place_is_never_sent() {
     for (accept, status) in [(BOTH, StatusCode::OK), ("application/json", StatusCode::ACCEPTED)] {

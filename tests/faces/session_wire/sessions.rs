@@ -76,7 +76,7 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
     assert_eq!(reply.json().await["error"], expected);
 }
 
-/// B197: of sessions the bound of the handshake, of 2026-07-28 that of any result.
+/// B197: for sessions the bound of the handshake, for 2026-07-28 the one of any result.
 #[tokio::test]
 async fn b197_an_initialize_result_that_is_too_large_has_its_own_reason() {
     let instructions = "x".repeat(2 << 20);
@@ -219,7 +219,7 @@ async fn a_body_that_names_the_request_is_its_answer_under_404_and_is_made_once(
     }
 }
 
-/// UPC-29: a client's own session is not replaced unseen where nobody knows what the server's words mean.
+/// UPC-29: a client's own session is not replaced silently if the server's refusal may mean something else.
 #[tokio::test]
 async fn a_clients_session_that_its_server_refuses_with_a_ping_in_it_is_404() {
     let server = ScriptedServer::start(|seen| {

@@ -1,4 +1,4 @@
-//! Signs of life where several requests share a stream, and where a task is waited for; in paused time.
+//! Progress where several requests share a stream, and where a client waits for a task; in paused time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::face::{Caller, Slow, call_with_token, face_with, progress, seconds, t
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 
-/// A server whose calls, made as tasks, say what they have to say at fixed moments.
+/// A server with calls, made as tasks, that sends their messages at fixed moments.
 #[derive(Debug)]
 struct Timed {
     inner: Arc<Slow>,
@@ -163,7 +163,7 @@ async fn l25_46_a_silent_task_shows_that_it_lives_under_the_token_of_its_call() 
     assert!(!late.contains("notifications/progress"), "{late}");
 }
 
-/// Nobody is shown what was not asked for.
+/// No client gets progress that it did not ask for.
 #[tokio::test(start_paused = true)]
 async fn a_silent_task_whose_call_wants_no_progress_shows_comments() {
     for (life_signs, token) in [(false, json!("p")), (true, json!(null)), (true, json!({}))] {

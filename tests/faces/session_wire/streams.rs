@@ -250,7 +250,7 @@ async fn u22_nothing_is_added_to_a_stream_that_brought_its_answer() {
     let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
     let error = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":1,\"message\":\"m\"}}\r\n\r\n";
     let large = answer.replace("{}}", &format!("{{\"t\":\"{}\"}}}}", "x".repeat(100 * 1024)));
-    // What the gateway would not keep is for the client to judge.
+    // The client has to judge an answer that the gateway would not keep.
     let odd = answer.replace("{}}", "{\"a\":1,\"a\":2},\"x\":null}");
     for brought in [answer, error, &large, &odd] {
         let sent = format!("data: {{}}\n\n{brought}: bye\n\ndata: {{}}\n\n");
@@ -287,8 +287,8 @@ async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
     assert_eq!(reply.try_text().await, None);
 }
 
-/// What a server does that closes streams on purpose: it primes the stream of each call and leaves, and tells
-/// the rest to whoever names the event.
+/// A server that closes streams on purpose: it sends the first event of each call and closes the stream, and sends the
+/// rest to a client that names the event.
 async fn leaving_server(rest: Arc<Once>) -> ScriptedServer {
     ScriptedServer::start(move |seen| match (is_get(seen), seen.is_call()) {
         (true, _) => rest.take(),
@@ -426,7 +426,7 @@ enum ReturnTime {
     AfterDeadline,
 }
 
-/// T-29: a deadline goes on while nobody listens, and in the stream that was taken up; who comes back after it is told.
+/// T-29: a deadline goes on while no client listens, and in the resumed stream; a client that returns after it gets an error.
 #[tokio::test]
 async fn a_call_that_is_taken_up_or_not_ends_at_its_deadline() {
     join_all([ReturnTime::Never, ReturnTime::Soon, ReturnTime::AfterDeadline].map(end_at_deadline)).await;
@@ -489,7 +489,7 @@ async fn a_call_ends_at_its_deadline_though_its_client_left_while_its_stream_was
     assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
 }
 
-/// T-29: what a server kept for its client since before the deadline is what the client is told after it.
+/// T-29: a client that returns after the deadline gets the events that the server kept from before.
 #[tokio::test]
 async fn events_that_the_server_kept_are_sent_after_the_deadline_too() {
     let step = "id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n";
@@ -515,7 +515,7 @@ async fn events_that_the_server_kept_are_sent_after_the_deadline_too() {
     .await;
 }
 
-/// Whom the upstream refuses the rest cannot wait for it.
+/// A client that the upstream refuses the rest cannot wait for it.
 #[tokio::test]
 async fn a_call_whose_stream_is_not_to_be_had_any_more_gives_up_its_place() {
     let (events, rest) = Once::events();

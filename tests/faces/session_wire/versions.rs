@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::client::{Client, TestGateway, call, initialize};
 use super::upstream::{Once, ScriptedServer, SeenRequest};
 
-/// Asks for `client`, of an upstream that speaks `upstream` alone (`""`: whatever it is asked for). Says what
-/// the upstream was asked for, what the client was told, and the header of a later request.
+/// Opens a session of version `client` at an upstream that speaks `upstream` alone (`""`: any version). Returns the
+/// version that the gateway asked for, the one that the client got, and the header of a later request.
 async fn handshake(client: &str, upstream: &'static str) -> (String, String, Option<String>) {
     let server = ScriptedServer::polite().await;
     if !upstream.is_empty() {
@@ -182,7 +182,7 @@ async fn priming_events_are_kept_from_clients_that_do_not_know_them() {
     }
 }
 
-/// UPC-26: arrays of a server are taken apart for clients that have none, whatever its version.
+/// UPC-26: arrays of a server are split for clients that have none, at any version of the server.
 #[tokio::test]
 async fn arrays_reach_only_clients_that_know_them() {
     let array = format!("[{LOG}, {RESULT}]");
@@ -201,7 +201,7 @@ async fn arrays_reach_only_clients_that_know_them() {
     }
 }
 
-/// UPC-26: whatever the upstream speaks, it is sent no array.
+/// UPC-26: the upstream gets no array, at any version.
 #[tokio::test]
 async fn arrays_are_taken_from_clients_that_have_them() {
     for (kind, upstream, _, name) in pairs() {
@@ -219,7 +219,7 @@ async fn arrays_are_taken_from_clients_that_have_them() {
     }
 }
 
-/// GW-05: what an older version has no words for is not said to an upstream that speaks it.
+/// GW-05: an upstream of an older version does not get capabilities that its version lacks.
 /// LEG-16.
 #[tokio::test]
 async fn an_upstream_gets_only_capabilities_of_its_version() {

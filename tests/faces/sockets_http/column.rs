@@ -1,5 +1,5 @@
-//! The two columns of each table: a recording endpoint, which sees what HTTP lets through to any face, and a whole
-//! gateway with a session client in front of a session upstream, which sees what gets all the way.
+//! The two columns of each table: a recording endpoint, which sees every admitted request, and a whole gateway with a
+//! session client in front of a session upstream, which sees every forwarded one.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use super::client;
 use super::harness::{BODY_MAX, Gate, gate};
 use super::upstream::ScriptedServer;
 
-/// What every well-formed request says, so that each column can serve it.
+/// The body of every well-formed request, which each column can serve.
 pub(crate) const MESSAGE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
 /// Its length, for `Content-Length`, and as the head of a chunk.
 pub(crate) const LENGTH: &str = "40";
@@ -16,9 +16,9 @@ pub(crate) const HEX: &str = "28";
 pub(crate) struct Column {
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
-    /// What `Allow` names at the path `/mcp`.
+    /// The methods in `Allow` at the path `/mcp`.
     pub(crate) allow: &'static str,
-    /// Two header fields that each request has beside what its row says.
+    /// Two header fields of each request, beside those of its row.
     lines: [(&'static str, String); 2],
     behind: Behind,
 }

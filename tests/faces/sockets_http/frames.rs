@@ -1,4 +1,4 @@
-//! HTTP/2 by prior knowledge, frame by frame: writing frames, reading what comes back, tables of both.
+//! HTTP/2 by prior knowledge, frame by frame: writing frames, reading the answers, tables of both.
 
 use std::net::SocketAddr;
 
@@ -111,7 +111,7 @@ impl Http2 {
         self.client.send(bytes).await;
     }
 
-    /// `None` where the connection ended, by whatever means.
+    /// `None` if the connection ended, in any way.
     pub(crate) async fn frame(&mut self) -> Option<Frame> {
         let read = async {
             let stream = &mut self.client.stream;
@@ -125,7 +125,7 @@ impl Http2 {
         timeout(PATIENCE, read).await.expect("a frame or an end")
     }
 
-    /// What becomes of `stream`: `200`, `reset 7`, `goaway 11 reason`, `end`.
+    /// The end of `stream`: `200`, `reset 7`, `goaway 11 reason`, `end`.
     pub(crate) async fn fate(&mut self, stream: u32) -> String {
         loop {
             let Some(frame) = self.frame().await else {
@@ -192,7 +192,7 @@ pub(crate) fn dress(frames: &[u8], fields: &[(&str, &str)]) -> Vec<u8> {
     dressed
 }
 
-/// What is sent after the settings, what becomes of stream 1, how many requests come through.
+/// The frames after the settings, the end of stream 1, the number of admitted requests.
 pub(crate) type Row<'a> = (&'a str, Vec<u8>, &'a str, usize);
 
 /// Checks each row in each column, each on a connection of its own.

@@ -171,7 +171,7 @@ async fn a_later_head_has_no_more_time_than_the_first() {
     assert!(client.answer().await.is_none());
 }
 
-/// A request in flight has all the time of its handler, whatever the idle time.
+/// A request in flight has all the time of its handler, with any idle time.
 #[tokio::test]
 async fn a_held_request_outlives_the_idle_time() {
     let gate = gate_with(settings(), hurried()).await;

@@ -32,7 +32,7 @@ pub(crate) const BODY_MAX: usize = 64 << 10;
 /// The header lines of an ordinary POST.
 pub(crate) const JSON: &str = "Host: localhost\r\nContent-Type: application/json\r\n";
 
-/// Answers 200 to a POST and 405 to anything else, and keeps what reached it.
+/// Answers 200 to a POST and 405 to anything else, and keeps the requests.
 pub(crate) struct Recorder {
     pub(crate) seen: Mutex<Vec<Inbound>>,
     /// Permits for requests to `/hold`.
@@ -91,7 +91,7 @@ impl Endpoint for Recorder {
     }
 }
 
-/// Does what every path does with the messages that it has read.
+/// Reads the messages of a request, as every path does.
 fn note_messages(request: &Inbound) {
     let messages: Vec<Message> = match envelope::read(&request.body, ScanLimits::CLIENT) {
         Ok(message) => vec![message],
@@ -189,7 +189,7 @@ impl Answer {
         self.head.split(' ').nth(1).unwrap_or_default()
     }
 
-    /// `200`, `405∅ allow=POST`, `400 -32700 close`: what the table says about an answer.
+    /// `200`, `405∅ allow=POST`, `400 -32700 close`: an answer in the words of the table.
     fn summary(&self) -> String {
         let mut summary = self.status().to_owned();
         if self.body.is_empty() && self.header("content-length") == Some("0") {
@@ -223,7 +223,7 @@ impl Answer {
 }
 
 impl Client {
-    /// Writes what the peer takes: one that refuses early stops reading.
+    /// Writes as much as the peer takes: one that refuses early stops reading.
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
         let _ = timeout(PATIENCE, self.stream.write_all(bytes)).await.expect("the gate reads or closes");
     }
@@ -270,7 +270,7 @@ pub(crate) fn post(lines: &str, body: &str) -> String {
     format!("POST /mcp HTTP/1.1\r\n{JSON}{lines}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// Sends `bytes` on a fresh connection and says in the words of [`Answer::summary`] what came back.
+/// Sends `bytes` on a fresh connection and returns the answer in the words of [`Answer::summary`].
 pub(crate) async fn outcome(gate: &Gate, bytes: &[u8]) -> String {
     outcome_at(gate.running.local_addr(), bytes).await
 }
@@ -293,10 +293,10 @@ pub(crate) async fn outcome_at(address: SocketAddr, bytes: &[u8]) -> String {
     summary
 }
 
-/// One row of the table: what is sent, what comes back, how many requests come through.
+/// One row of the table: the request, the answer, the number of admitted requests.
 pub(crate) type Row<'a> = (&'a str, String, &'a str, usize);
 
-/// Checks each row in each column. Where a row says `allow=POST`, `Allow` names what the column's path has.
+/// Checks each row in each column. Where a row says `allow=POST`, `Allow` names the methods of the column's path.
 pub(crate) async fn check_rows(rows: &[Row<'_>]) {
     let mut wrong = Vec::new();
     for column in Column::all().await {

@@ -42,7 +42,7 @@ async fn bad_requests_cost_their_stream() {
         ("B45", posted(1, &[("host", "localhost"), ("host", "localhost")]), "400", 0),
         ("no name", fields(&without(":authority")), "400", 0),
         ("host alone", fields(&[&without(":authority")[..], &[("host", "localhost")]].concat()), "200", 1),
-        // h2 resets what was not offered (RFC 8441, 4) before anybody could answer 405.
+        // h2 resets a request that was not offered (RFC 8441, 4) before a handler could answer 405.
         ("B46 extended", fields(&extended), "reset 1", 0),
         ("B55", fields(&connect), "405", 0),
         ("B70", head(NONE, 1, &[("content-length", &large)]), "413", 0),
@@ -229,7 +229,7 @@ async fn b28_a_stream_whose_window_stays_closed_costs_itself_alone() {
             .await;
         assert_eq!(http2.fate(1).await, "200", "{name}");
         assert_eq!(http2.fate(1).await, "reset 8", "{name}");
-        // What the first answer has used up is the window of the whole connection.
+        // The first answer has used up the window of the whole connection.
         let wider = frame(WINDOW_UPDATE, NONE, 0, &(1u32 << 20).to_be_bytes());
         http2.send(&[wider, posted(3, &[])].concat()).await;
         assert_eq!(http2.fate(3).await, "200", "{name}");

@@ -1,4 +1,4 @@
-//! Bad heads over HTTP/2: what B19 to B24 and B49 to B77 say of heads over HTTP/1.
+//! Bad heads over HTTP/2: the rows B19 to B24 and B49 to B77 about heads over HTTP/1.
 
 use super::client::UPSTREAM_FIELDS;
 use super::column::{Column, MESSAGE};
@@ -58,7 +58,7 @@ async fn heads_are_judged_as_over_http_1() {
     check_rows(rows).await;
 }
 
-/// B07, B73, B75: the fields of somebody else stay here.
+/// B07, B73, B75: fields of other hops are not forwarded.
 #[tokio::test]
 async fn no_field_beside_the_protocols_comes_through() {
     let column = Column::session().await;

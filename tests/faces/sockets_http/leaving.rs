@@ -1,4 +1,4 @@
-//! Clients that leave as soon as they have sent their request: what asks for no answer is carried out all the same.
+//! Clients that disconnect as soon as they have sent their request: a message without an answer is carried out all the same.
 
 use std::sync::atomic::Ordering;
 

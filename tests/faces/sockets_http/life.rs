@@ -23,7 +23,7 @@ async fn a_panic_is_a_bare_500() {
     assert_eq!(outcome(&gate, post("", "{}").as_bytes()).await, "200");
 }
 
-/// B77: one too many is closed at once, and there is room again when somebody leaves.
+/// B77: one too many is closed at once, and there is room again when a client disconnects.
 #[tokio::test]
 async fn connections_beyond_the_cap_are_closed_at_once() {
     let two = ListenSettings { connections_max: NonZeroUsize::new(2).unwrap(), ..settings() };
@@ -40,7 +40,7 @@ async fn connections_beyond_the_cap_are_closed_at_once() {
     assert_eq!(outcome(&gate, post("", "{}").as_bytes()).await, "200");
 }
 
-/// The request in flight is answered, with `Connection: close`; an idle connection ends; nobody new comes in.
+/// The request in flight is answered, with `Connection: close`; an idle connection ends; new ones are refused.
 #[tokio::test]
 async fn a_drain_lets_requests_in_flight_finish() {
     let gate = gate().await;
@@ -113,7 +113,7 @@ async fn dropping_a_listener_ends_its_connections() {
     assert!(busy.ends().await);
 }
 
-/// GW-45: whoever is refused again and again has to connect again.
+/// GW-45: a client that is refused again and again has to connect again.
 #[tokio::test]
 async fn refusals_without_end_cost_the_connection() {
     let gate = gate_with(settings(), ListenerLimits { glitches_max: 2, ..ListenerLimits::default() }).await;
@@ -126,7 +126,7 @@ async fn refusals_without_end_cost_the_connection() {
     assert!(client.answer().await.is_none());
 }
 
-/// A handler ends with its client; what must go on runs elsewhere.
+/// A handler ends with its client; work that must go on runs elsewhere.
 #[tokio::test]
 async fn a_request_ends_when_its_client_leaves() {
     let gate = gate().await;

@@ -89,7 +89,7 @@ async fn origins_must_be_known_where_there_is_one() {
     check_rows(rows).await;
 }
 
-/// What a browser asks before a page's request: methods and headers are a list, and nothing on it is a star.
+/// A browser's preflight: methods and headers are a list, and nothing on it is a star.
 #[tokio::test]
 async fn a_preflight_lists_the_allowed_methods_and_headers_alone() {
     let gate = gate().await;
@@ -173,7 +173,7 @@ async fn a_fragment_is_refused_however_it_comes() {
     assert_eq!(gate.reached(), 1);
 }
 
-/// B54: the answer to HEAD has no body whatever its headers say.
+/// B54: the answer to HEAD has no body, with any headers.
 #[tokio::test]
 async fn head_is_not_served() {
     let gate = gate().await;
@@ -222,7 +222,7 @@ async fn bodies_are_json_within_bounds() {
     check_rows(rows).await;
 }
 
-/// B69, B73, B75: what the endpoint is told, and what nobody asks the headers about.
+/// B69, B73, B75: the endpoint's view of a request; the identity never comes from its headers.
 #[tokio::test]
 async fn the_endpoint_gets_the_body_the_accepted_types_and_a_principal_of_ours() {
     let gate = gate().await;
@@ -259,8 +259,8 @@ async fn a_client_on_this_machine_is_told_which_paths_there_are() {
     assert!(body.contains("no server has this path; there are servers at /flood, /hold, /mcp"), "{body}");
 }
 
-/// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
-/// nothing of what they sent (GW-43).
+/// A refusal names its remedy in one sentence, with the operator's key if one decides it, and repeats nothing of the
+/// request (GW-43).
 #[tokio::test]
 async fn a_refusal_names_its_remedy_in_a_sentence() {
     let host = "Host: localhost\r\n";

@@ -24,7 +24,7 @@ async fn length_beside_chunks_brings_one_request_through() {
     assert_eq!((seen[0].header("content-length"), seen[0].header("transfer-encoding")), (Some(LENGTH), None));
 }
 
-/// B07, B17, B22, B73, B75: what is the connection's, the peer's own, or somebody else's stays here.
+/// B07, B17, B22, B73, B75: fields of the connection, of the peer, or of other hops are not forwarded.
 #[tokio::test]
 async fn no_field_of_the_hop_comes_through() {
     let column = Column::session().await;

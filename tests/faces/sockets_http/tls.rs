@@ -1,4 +1,4 @@
-//! TLS on the client listener: what is agreed on, who is sent away and how, and certificates that change.
+//! TLS on the client listener: negotiation, refused clients and their alerts, and certificates that change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::certificates::Authority;
 use super::harness::{Gate, PATIENCE, gate_with, post, settings};
 
-/// A gate that speaks TLS, and what its clients need.
+/// A gate that speaks TLS, and the files for its clients.
 struct Secure {
     gate: Gate,
     authority: Authority,
@@ -100,7 +100,7 @@ async fn http_2_is_agreed_on_where_both_speak_it() {
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "{\"served\":true}");
 }
 
-/// The guards do not depend on what carries HTTP: B58 over TLS.
+/// The guards do not depend on the transport below HTTP: B58 over TLS.
 #[tokio::test]
 async fn a_foreign_host_is_refused_over_tls_too() {
     let secure = secure(ListenerLimits::default()).await;
@@ -181,7 +181,7 @@ async fn a_handshake_that_does_not_end_is_ended() {
     assert!(!matches!(ended, Ok(1..)), "{ended:?}");
 }
 
-/// B28 over TLS: what TLS holds back counts as unread.
+/// B28 over TLS: bytes in the buffers of TLS count as unread.
 #[tokio::test]
 async fn a_client_that_does_not_read_is_cut_off() {
     let hasty = ListenerLimits { write_stall: Duration::from_millis(100), ..ListenerLimits::default() };
@@ -210,7 +210,7 @@ async fn a_certificate_that_was_replaced_is_shown_without_a_restart() {
     let pair = second.write(secure.folder.path(), "second");
     let used = |name: &str| secure.folder.path().join(name);
     std::fs::rename(&pair.key, used("server.key")).unwrap();
-    // Time for several looks at the files; what must not happen has had its chance.
+    // Time for several checks of the files; a wrong reload would have come by now.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(shows(&secure, &secure.first).await);
     std::fs::rename(&pair.certificate, used("server.pem")).unwrap();
@@ -224,7 +224,7 @@ async fn a_certificate_that_was_replaced_is_shown_without_a_restart() {
     assert!(answer_over(&mut early).await.starts_with("HTTP/1.1 200 "));
 }
 
-/// What the certificate is for is served, by whatever certificate is shown at the time.
+/// Names of the certificate are served, with any certificate that is shown at the time.
 #[tokio::test]
 async fn names_of_the_certificate_are_served() {
     let named = |names: &'static [&'static str]| {

@@ -224,7 +224,7 @@ impl Stream {
         self.post_as(self.key, message).await
     }
 
-    /// The same with the key of somebody else.
+    /// The same with the key of another principal.
     pub(crate) async fn post_as(&self, key: &str, message: impl Into<String>) -> (u16, String) {
         let request = request("POST", &self.endpoint, key).header("content-type", "application/json");
         whole(self.address, request.body(Full::new(message.into().into())).unwrap()).await

@@ -1,4 +1,4 @@
-//! How a stream ends, and what becomes of its calls; and a client that does not read.
+//! The end of a stream, and of its calls; and a client that does not read.
 
 use std::io;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ async fn a_drain_hears_out_a_call_and_then_ends_the_stream() {
     in_time(Box::pin(async { tokio::join!(draining, watching) })).await;
 }
 
-/// F24: what a reload replaces ends once nothing is under way; what it keeps does not notice.
+/// F24: the streams of a replaced upstream end once no call runs; others do not notice the reload.
 #[tokio::test]
 async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
     let (server, word) = holding().await;
@@ -182,7 +182,7 @@ async fn a_client_that_does_not_read_holds_up_its_server_and_no_other_client() {
     gate.server.world.first(|seen| seen.method == Method::DELETE).await;
 }
 
-/// A client that POSTs without end and never reads finds its POSTs waiting, and nothing is lost of what was taken.
+/// A client that POSTs without end and never reads: its POSTs wait, and no accepted request is lost.
 #[tokio::test]
 async fn requests_accepted_with_202_are_answered_once_the_client_reads() {
     let server = ScriptedServer::start(|seen| {

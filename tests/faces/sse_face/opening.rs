@@ -1,4 +1,4 @@
-//! How a stream is opened, whose it is, and what reaches it.
+//! How a stream is opened, its owner, and the messages that reach it.
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -172,7 +172,7 @@ async fn a_post_without_a_stream_and_other_methods_are_405() {
     }
 }
 
-/// B58 to B75: what holds for every path holds for this one.
+/// B58 to B75: the rules of every path hold for this one.
 #[tokio::test]
 async fn every_guard_stands_before_the_stream_and_its_messages() {
     let gate = Gate::before(ScriptedServer::polite().await).await;
@@ -183,7 +183,7 @@ async fn every_guard_stands_before_the_stream_and_its_messages() {
     for (status, request, body) in [
         (406, request("GET", "/up/sse", ADA).header("accept", "application/json"), ""),
         (403, get().header("origin", "https://evil.example"), ""),
-        // Whoever has a key may name any host.
+        // A client with a key may name any host.
         (401, plain("GET", "/up/sse").header("host", "evil.example"), ""),
         (401, plain("GET", "/up/sse").header("host", "localhost"), ""),
         (
@@ -209,7 +209,7 @@ async fn every_guard_stands_before_the_stream_and_its_messages() {
     assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()["error"]["code"].clone()), (400, json!(-32700)));
 }
 
-/// B94, B90: what has an id is answered on the stream, where its client waits.
+/// B94, B90: a message with an id is answered on the stream, where its client waits.
 #[tokio::test]
 async fn a_message_that_is_wrong_is_answered_on_the_stream_if_it_has_an_id() {
     let gate = Gate::before(ScriptedServer::polite().await).await;
@@ -261,7 +261,7 @@ async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
     let gate = Gate::limited(ScriptedServer::polite().await, rate, "").await;
     let mut stream = gate.client("2024-11-05").await;
     let address = stream.address;
-    // More than the burst; what is asked for within a second of them is too much. Until it is asked for so soon:
+    // More than the burst; a request within a second of them is too much. Repeated until one comes so soon:
     let spend = || join_all((0..12).map(|_| whole(address, posted("/up/sse?session_id=x", ADA, PING))));
     let get = || request("GET", "/up/sse", ADA).body(Full::default()).unwrap();
     in_time(async {
@@ -287,7 +287,7 @@ async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
     assert_eq!(Stream::open(stream.address, BOB).await.key, BOB, "others do not feel it");
 }
 
-/// B125: an array counts as what is in it. Each of these is worth the whole burst, which takes ten seconds to come back.
+/// B125: an array counts as its messages. Each of these is worth the whole burst, which takes ten seconds to come back.
 #[tokio::test]
 async fn b125_the_rate_of_a_principal_counts_each_message_of_an_array() {
     let rate = "requests_per_second = 1\nrequests_burst = 10";

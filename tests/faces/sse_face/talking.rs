@@ -1,4 +1,4 @@
-//! What is said on an open stream.
+//! Messages on an open stream.
 
 use std::sync::Arc;
 

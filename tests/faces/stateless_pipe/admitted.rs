@@ -1,4 +1,4 @@
-//! What a server of 2026-07-28 sends against its version does not reach its clients, and what they asked for does.
+//! Messages of a server of 2026-07-28 that break its version's rules do not reach its clients; the answers that they asked for do.
 
 use serde_json::{Value, json};
 
@@ -151,7 +151,7 @@ async fn u56_a_result_has_a_type_that_its_client_may_get() {
         let data = &answer["error"]["data"];
         assert_eq!(data["reason"] == "upstream_malformed", expected.is_none(), "{capabilities} {result}: {answer}");
     }
-    // What its beginning hid is cut off, unless it came in one piece.
+    // An answer whose beginning hides its kind is cut off, unless it came in one piece.
     let server = server(move |seen| seen.is_call().then(|| answer(seen, &large))).await;
     let gate = gate(&server).await;
     let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
@@ -205,7 +205,7 @@ async fn sec_48_an_update_in_an_unreadable_message_reaches_no_client() {
     assert_eq!(names(&text), ["x "]);
 }
 
-/// U56, MOD-14: what is cacheable says for how long and for whom, as the server said it or else not at all.
+/// U56, MOD-14: a cacheable result has its ttl and scope, as the server set them or else none.
 #[tokio::test]
 async fn u56_a_cacheable_result_has_its_hints() {
     for (hints, ttl, scope) in [
@@ -228,7 +228,7 @@ async fn u56_a_cacheable_result_has_its_hints() {
     }
 }
 
-/// U82, MOD-15: a cache that callers share would show one what the gateway withholds from it.
+/// U82, MOD-15: a cache that callers share would show one caller a result that the gateway withholds from it.
 #[tokio::test]
 async fn u82_a_result_that_other_callers_do_not_get_is_private() {
     const KEY: &str = "tg_ada1_0011223344556677889900aabbccddee";

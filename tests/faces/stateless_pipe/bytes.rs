@@ -1,4 +1,4 @@
-//! What is passed on is passed on byte for byte, both ways.
+//! The pipe forwards byte for byte, both ways.
 
 use ::bytes::Bytes;
 use http::Request;
@@ -81,7 +81,7 @@ async fn events_pass_byte_for_byte_over_http_2() {
     }
 }
 
-/// UPC-15, UPC-20: what repeats the body goes on, and nothing else.
+/// UPC-15, UPC-20: headers that repeat the body are forwarded, and no others.
 #[tokio::test]
 async fn upc15_upc20_headers_that_repeat_the_body_go_on_and_no_others() {
     let server = server(|_| None).await;
@@ -119,7 +119,7 @@ async fn upc15_upc20_headers_that_repeat_the_body_go_on_and_no_others() {
     }
 }
 
-/// A call that is passed on takes no task: nobody would find the upstream's.
+/// A forwarded call takes no task: the client could not reach the upstream's.
 #[tokio::test]
 async fn a_call_that_is_passed_on_declares_no_extension() {
     let server = server(|_| None).await;

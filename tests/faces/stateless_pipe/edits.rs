@@ -28,7 +28,7 @@ fn refuse(seen: &SeenRequest, status: u16, error: &Value) -> ScriptedReply {
     reply
 }
 
-/// MOD-09, GW-29: under which status the upstream says what, and what the client is told.
+/// MOD-09, GW-29: the upstream's error under each status, and the client's.
 #[tokio::test]
 async fn mod09_errors_pass_with_their_status_unless_they_are_about_the_gateways_request() {
     let needs = |capability: &str| json!({"requiredCapabilities": {capability: {}}});
@@ -56,7 +56,7 @@ async fn mod09_errors_pass_with_their_status_unless_they_are_about_the_gateways_
     }
 }
 
-/// The gateway's own pipeline comes first (GW-03), and what is gone is not asked for.
+/// The gateway's own pipeline comes first (GW-03), and removed methods are not sent.
 #[tokio::test]
 async fn mod06_a_request_that_the_gateway_refuses_never_goes_upstream() {
     let server = server(|_| None).await;

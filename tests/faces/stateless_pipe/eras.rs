@@ -1,4 +1,4 @@
-//! How the gateway finds out what an upstream speaks, and what it costs.
+//! How the gateway discovers an upstream's era, and at how many requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,7 +132,7 @@ async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
     assert_eq!(sessions, [true, false]);
 }
 
-/// What a server of 2026-07-28 shows of itself, with these capabilities.
+/// The description of a server of 2026-07-28, with these capabilities.
 fn described(seen: &SeenRequest, capabilities: &serde_json::Value) -> ScriptedReply {
     let facts = json!({"resultType": "complete", "supportedVersions": [VERSION], "capabilities": capabilities});
     answer(seen, &facts)

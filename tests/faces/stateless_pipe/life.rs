@@ -10,7 +10,7 @@ use super::in_time;
 use super::peers::{body, body_of, client, default_reply, gate, post, server};
 use super::upstream::{Once, ScriptedServer, SeenRequest};
 
-/// The bounds of the gateway's own requests, whatever is asked of it.
+/// The bounds of the gateway's own requests, of any kind.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
 
 const ACK: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{\"notifications\":{}}}\n\n";
@@ -60,7 +60,7 @@ async fn a_call_meets_its_deadline() {
     assert!(text.contains("deadline_exceeded"), "{text}");
 }
 
-/// B196: what the gateway asks before a call counts for the call's deadline, whatever the server does.
+/// B196: the gateway's own requests before a call count for the call's deadline, at any server.
 #[tokio::test]
 async fn b196_a_call_waits_for_the_handshake_and_the_list_until_its_deadline_alone() {
     for (has_sessions, hangs) in [(true, "initialize"), (true, "tools/list"), (false, "tools/list")] {

@@ -1,4 +1,4 @@
-//! Listeners that name tasks, which are the gateway's, and what the server tells, on one stream.
+//! Subscriptions to tasks, which are the gateway's, and to the server's notifications, on one stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Listener {
         .await
     }
 
-    /// What the acknowledgement grants; it comes first (MOD-24).
+    /// The granted part of the acknowledgement; it comes first (MOD-24).
     async fn granted(&mut self) -> Value {
         let first = self.next().await.unwrap();
         assert_eq!(first["method"], "notifications/subscriptions/acknowledged");
@@ -108,7 +108,7 @@ async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_t
     told.events.left().await;
 }
 
-/// MOD-37: a change ends what is kept of a list at once.
+/// MOD-37: a notification of a change ends the cache of a list at once.
 #[tokio::test]
 async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
     let speaker = SubscriptionServer::generous();

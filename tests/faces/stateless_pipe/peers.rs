@@ -86,5 +86,5 @@ pub(crate) async fn post(client: &Client, body: &str) -> super::client::Reply {
     client.send(request(client, body)).await
 }
 
-/// The offered types are both, whatever a client takes.
+/// The offered types are both, for any client.
 pub(crate) const ACCEPT: &str = BOTH;

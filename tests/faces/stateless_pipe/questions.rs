@@ -1,5 +1,5 @@
-//! What no client is to be shown is kept from those without sessions, too, where their server has none either: questions
-//! stand in results there.
+//! The gateway withholds forbidden questions also between clients and servers without sessions: there, results have the
+//! questions.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ fn page(url: &str) -> String {
     URL.replace("URL", url)
 }
 
-/// Results that ask, what their client declares, and the code of what it is told instead.
+/// Results with questions, the client's capabilities, and the code of the client's error.
 fn bad() -> Vec<(&'static str, String, i64)> {
     let requests = |questions: &str| format!(r#"{{"resultType":"input_required","inputRequests":{questions}}}"#);
     let one = |question: &str| requests(&format!(r#"{{"k":{question}}}"#));
@@ -133,8 +133,8 @@ async fn a_question_that_the_client_declared_passes_byte_for_byte() {
     }
 }
 
-/// MOD-18: what a server asks in the middle of a request is nobody's to answer in 2026-07-28. It goes no further, however it
-/// is written, and all around it passes.
+/// MOD-18: in 2026-07-28 no client can answer a server's request in the middle of a call. It is not forwarded, in any
+/// spelling, and the messages around it are.
 #[tokio::test]
 async fn mod_18_a_request_of_the_servers_own_does_not_reach_the_client_and_is_counted() {
     let recorder = PrometheusBuilder::new().build_recorder();

@@ -1,4 +1,4 @@
-//! Signs of life of requests that are passed on; the face alone, in paused time.
+//! Progress of forwarded requests; the face alone, in paused time.
 
 use std::io;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ fn face(slow: Slow, life_signs: bool) -> StatelessFace {
     }))
 }
 
-/// What a client of this token reads, and how long it waited for the head.
+/// The bytes for a client with this token, and how long it waited for the head.
 async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) -> (String, Duration) {
     let mut meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -152,7 +152,7 @@ const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"resultType
 const ZERO: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":0,\"message\":\"m\"}}\n\n";
 const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
 
-/// The events of a stream, with what its progress says.
+/// The progress values of a stream's events.
 fn values(said: &str) -> Vec<f64> {
     let data = said.lines().filter_map(|line| line.strip_prefix("data: "));
     data.filter_map(|data| serde_json::from_str::<Value>(data).unwrap()["params"]["progress"].as_f64()).collect()

@@ -11,10 +11,10 @@ use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, an
 /// The upstream's own state, in a spelling that must come back.
 const STATE: &str = r#""st\u0061te \/1""#;
 
-/// What the client can be asked.
+/// The client's capabilities.
 const DECLARED: &str = r#"{"elicitation":{}}"#;
 
-/// Asks, and on the retry says what it was given.
+/// Asks, and returns the retry's answers and state.
 fn asking(seen: &SeenRequest) -> Option<ScriptedReply> {
     if !matches!(seen.rpc(), "tools/call" | "prompts/get" | "resources/read") {
         return None;

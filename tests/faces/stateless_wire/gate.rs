@@ -53,7 +53,7 @@ impl Gate {
         Self { odd, gateway, _folder: folder, _stop: stop.drop_guard(), _hostile: [hostile, other] }
     }
 
-    /// Sends bytes on a connection of their own and reads what comes back to its end.
+    /// Sends bytes on a connection of their own and reads the answer to its end.
     pub(crate) async fn exchange(&self, bytes: &[u8]) -> Answer {
         let address = self.gateway.address();
         let read = async {
@@ -263,7 +263,7 @@ fn dechunked(mut bytes: &[u8]) -> Vec<u8> {
     body
 }
 
-/// The name of a row, what is sent, what comes back.
+/// The name of a row, its request, its answer.
 pub(crate) type Row<'a> = (&'a str, Ask, &'a str);
 
 /// Sends all rows to one gateway and reports every one that is wrong.

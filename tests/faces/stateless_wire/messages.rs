@@ -1,4 +1,4 @@
-//! Bad JSON and JSON-RPC (B78 to B105). Each row is answered on its own connection; whatever is refused never goes
+//! Bad JSON and JSON-RPC (B78 to B105). Each row is answered on its own connection; a refused request never goes
 //! upstream.
 
 use serde_json::json;
@@ -189,7 +189,7 @@ fn no_params(params: &str) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{params}}}"#).into_bytes()
 }
 
-/// MOD-09, EXT-57, EXT-58, B99 to B103, MOD-18, MOD-26: whatever is not served answers so before anything else.
+/// MOD-09, EXT-57, EXT-58, B99 to B103, MOD-18, MOD-26: an unknown method is refused before any other check.
 #[tokio::test]
 async fn unknown_methods_are_404_and_notifications_are_taken_in_silence() {
     let unknown = [

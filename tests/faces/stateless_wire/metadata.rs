@@ -1,4 +1,4 @@
-//! Bad metadata (B106 to B118): what a request says of itself, in `_meta` and again in its headers.
+//! Bad metadata (B106 to B118): a request's own description, in `_meta` and again in its headers.
 
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn naming(version: &str) -> Ask {
     with_meta(said).set("MCP-Protocol-Version", version)
 }
 
-/// MOD-03, B106: named by its key, whatever else is wrong.
+/// MOD-03, B106: named by its key, also beside other errors.
 #[tokio::test]
 async fn metadata_must_be_there() {
     let meta_is = |value: Value| with_meta(value);
@@ -84,7 +84,7 @@ async fn headers_repeat_the_version_and_the_method() {
     check_rows(rows).await;
 }
 
-/// MOD-08, T-18: what is served is named.
+/// MOD-08, T-18: the answer names the served versions.
 #[tokio::test]
 async fn an_unknown_version_is_answered_with_those_that_are_served() {
     let gate = Gate::start().await;
@@ -185,7 +185,7 @@ async fn a_request_that_needs_the_extension_names_it_in_its_refusal() {
     assert_eq!(gate.send(&ask).await.summary(), "400 -32003 id=7");
 }
 
-/// LEG-04, GW-02: what is not stateless belongs to a session, and only `initialize` opens one.
+/// LEG-04, GW-02: a request of another version belongs to a session, and only `initialize` opens one.
 #[tokio::test]
 async fn requests_of_session_versions_need_a_session() {
     let session = |method: &str, params: Value| {

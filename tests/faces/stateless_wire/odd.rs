@@ -1,4 +1,4 @@
-//! A session server of 2025-11-25 that writes valid JSON in its own way, and keeps what reached it.
+//! A session server of 2025-11-25 that writes valid JSON in its own way, and keeps its requests.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -28,7 +28,7 @@ pub(crate) const RESULTS: [(&str, &str); 4] = [
     ("late", r#"{"late":1.0,"content":[]}"#),
 ];
 
-/// What the server says of itself.
+/// The server's description of itself.
 pub(crate) const SERVER_INFO: &str = r#"{"version":"0.10","name":"odd","title":"Odd \u00e9"}"#;
 
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! What a tool asks in mid-call, over sockets: in a task, and between two rounds of a plain call.
+//! Questions of a tool in mid-call, over sockets: in a task, and between two rounds of a plain call.
 
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ async fn discovery_is_exact() {
     assert_eq!(answer.text(), expected);
 }
 
-/// MOD-13, MOD-14, MOD-17, MOD-32, UPC-16: one page, always in the same order, without what is not for clients.
+/// MOD-13, MOD-14, MOD-17, MOD-32, UPC-16: one page, always in the same order, without members for the gateway alone.
 #[tokio::test]
 async fn the_tool_list_is_the_upstreams_without_members_for_the_gateway() {
     let gate = Gate::start().await;

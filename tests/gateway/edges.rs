@@ -1,6 +1,6 @@
-//! What an operator sets between clients and one upstream: names of tools, credentials, headers that go on, bounds of
-//! calls. And what no client is shown, nor any bound meets on one face alone. Over real sockets, for clients and servers of
-//! both kinds.
+//! Operators' settings between clients and one upstream: names of tools, credentials, forwarded headers, bounds of
+//! calls. And questions that no client may get, and bounds that hold on every face. Over real sockets, for clients and
+//! servers of both kinds.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

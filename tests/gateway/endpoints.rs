@@ -1,4 +1,4 @@
-//! Endpoints of several upstreams some of which are away, slow, lie, or come back: what clients of either era see of the others.
+//! Endpoints with upstreams that are unavailable or slow, lie, or come back: the other upstreams, as clients of either era see them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -21,7 +21,7 @@ use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, in_time};
 
 const SESSION: &str = "mcp-session-id";
 
-/// Clients whose answers show what an endpoint shows.
+/// Clients of both eras.
 const KINDS: [Kind; 2] = [Kind::Session, Kind::Stateless];
 
 /// A server with one tool, `hello`, that says the server's name; under the script of a test.
@@ -74,7 +74,7 @@ async fn tools(client: &mut PairClient) -> Vec<String> {
     panic!("a list without end: {} names", names.len());
 }
 
-/// What a call of a tool says, or the code of its error with what became of it.
+/// A tool's text, or the code of its error, with its reason and whether it ran.
 async fn said(client: &mut PairClient, tool: &str) -> String {
     let answer = client.ask("tools/call", json!({"name": tool, "arguments": {}})).await.unwrap();
     match answer["error"]["code"].as_i64() {

@@ -1,13 +1,13 @@
-//! Faults of upstreams, networks and clients, each with its promised outcome, through a
-//! whole gateway. The ledger says what really happened upstream.
+//! Faults of upstreams, networks and clients, each with its promised outcome, through a whole gateway. The ledger
+//! records the calls that arrived at the upstream.
 //!
-//! Proven elsewhere, where less around them keeps them exact:
+//! Proven elsewhere, in suites with less around them:
 //!
 //! | fault | by |
 //! |---|---|
 //! | F27 | `upstream::transport::http_client::tests::f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent`, `tests/soak/black_hole.sh` |
 //! | F34, F35, F36, F37 | `upstream_http::answers`: malformed events, comments without end, bounds, foreign ids |
-//! | F38, F39 | `upstream_http::sessions`: a second 404, one handshake for all who wait |
+//! | F38, F39 | `upstream_http::sessions`: a second 404, one handshake for all waiting calls |
 //! | F47, F48 | `scenarios::leaving`: each moment between the body and the handle |
 //! | F49 | `scenarios::leaving::a_client_that_closes_its_stream_cancels_its_call` and `session_wire::streams::a_client_that_leaves_closes_the_stream_and_cancels_nothing` |
 //! | F50 | `scenarios::lifetime::the_sweeper_runs_without_any_request` |

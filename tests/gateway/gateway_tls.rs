@@ -37,7 +37,7 @@ struct Upstream {
 }
 
 impl Upstream {
-    /// `clients` vouches for those that may come, if not everybody may.
+    /// `clients` is the authority of the accepted client certificates; without one, each client is accepted.
     async fn start(identity: &Identity, clients: Option<&Authority>, alpn: &str) -> Self {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -101,7 +101,7 @@ async fn greet(gateway: &Gateway, authority: &Authority, tracker: &TaskTracker) 
     (status, serde_json::from_slice(&body).unwrap())
 }
 
-/// What comes of a call through a gateway whose upstream block ends with `tls`.
+/// The outcome of a call through a gateway whose upstream block ends with `tls`.
 async fn outcome(folder: &Path, authority: &Authority, upstream: &Upstream, tls: &str) -> (StatusCode, Value) {
     authority.vouch(|_| ()).write(folder, "server");
     let at = folder.display();
@@ -129,7 +129,7 @@ async fn a_call_goes_through_tls_on_both_sides() {
     assert_eq!((status, &answer["result"]["content"][0]["text"]), (StatusCode::OK, &json!("Hello, Ada!")), "{answer}");
 }
 
-/// U42, with a file of authorities: those of the system do not count, and neither do other ones.
+/// U42, with a file of authorities: neither the system's nor other authorities count.
 #[tokio::test]
 async fn an_upstream_with_an_untrusted_certificate_gets_no_request() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());

@@ -1,4 +1,4 @@
-//! Suites of all flavours of clients: what the whole gateway does between them and scripted servers.
+//! Suites of all flavours of clients: the whole gateway between them and scripted servers.
 
 mod client_login;
 mod edges;

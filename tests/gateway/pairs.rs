@@ -1,9 +1,9 @@
-//! Every kind of client in front of every kind of server, in every case: what each may expect of the gateway between
-//! them, on the wire.
+//! Every kind of client in front of every kind of server, in every case: the outcome through the gateway between them,
+//! on the wire.
 //!
-//! `server` is one scripted server in six kinds, `speaker` one client in seven; `cases` says what must come of a pair.
-//! `balanced` puts two gateways behind a balancer, `mixed` servers of five kinds behind one path. The tables go to
-//! `target/reports` and stand in `docs/compatibility.md`.
+//! `server` is one scripted server in six kinds, `speaker` one client in seven; `cases` has the expected outcome of a
+//! pair. `balanced` puts two gateways behind a balancer, `mixed` servers of five kinds behind one path. The tables go
+//! to `target/reports` and stand in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -30,8 +30,8 @@ use served::Served;
 use speaker::PairClient;
 use tokio::runtime::Runtime;
 
-/// What stands behind the keys of an upstream's own section. What a case does not wait for ends on no machine, so that its cell
-/// depends on no speed.
+/// The text behind the keys of an upstream's own section. A time limit that a case does not wait for is never reached,
+/// so that its cell does not depend on the machine's speed.
 fn task_keys(upstream: &str, case: Case) -> String {
     let grace = if case.is_quick() { "30s" } else { "500ms" };
     let input_deadline = if case == Case::TimedOut { "4s" } else { "60s" };
@@ -45,7 +45,7 @@ const SPLIT: &str = "[[upstreams.up.tools]]\nmatch = \"*\"\nsplit = { argument =
 /// Pairs that are gone through side by side: so few that none waits long for its turn on the processor.
 const AT_ONCE: usize = 18;
 
-/// What came of one case of a pair.
+/// The result of one case of a pair.
 struct Row {
     client: speaker::Kind,
     server: server::Kind,
@@ -95,7 +95,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
     Cell::of(Box::pin(shared)).await
 }
 
-/// All rows. They are run once, by whichever test comes first.
+/// All rows. The first test that asks runs them, once.
 fn rows() -> &'static [Row] {
     static ROWS: OnceLock<Vec<Row>> = OnceLock::new();
     ROWS.get_or_init(|| {
@@ -107,7 +107,7 @@ fn rows() -> &'static [Row] {
     })
 }
 
-/// What went otherwise than it must, a line for each case.
+/// The wrong outcomes, a line for each case.
 fn mistakes<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let mut wrong = Vec::new();
     for row in rows {

@@ -1,6 +1,6 @@
-//! Two principals at one gateway, over real sockets: who may come, what one sees of the other, and what each may use.
+//! Two principals at one gateway, over real sockets: who has access, what one sees of the other, and the bounds of each.
 //!
-//! Read `gate` first: a gateway with API keys in front of a scripted server, and clients that show what they get byte
+//! Read `gate` first: a gateway with API keys in front of a scripted server, and clients that show their responses byte
 //! for byte.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]

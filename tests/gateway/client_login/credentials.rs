@@ -1,4 +1,4 @@
-//! Whose credential goes where: sessions that the gateway opens, what is kept of a server, tasks.
+//! The credential of each request to a server: sessions that the gateway opens, cached lists, tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ async fn t_82_a_session_that_the_gateway_opens_for_a_client_bears_that_clients_c
     assert_ne!(sessions_of("Bearer good-ada"), sessions_of("Bearer good-bob"));
 }
 
-/// What a server lists may differ with who asks.
+/// A server's list may depend on the credential.
 #[tokio::test]
 async fn tool_lists_are_kept_for_the_credential_that_they_were_shown_to() {
     for (client, kind) in PAIRS {
@@ -70,7 +70,7 @@ async fn ended(person: &Caller, id: &str) -> Value {
     panic!("the task does not end");
 }
 
-/// A server that makes a task of its own of each call, and lets nobody in any more once that is so.
+/// A server that makes a task of its own of each call, and refuses every credential once that is done.
 #[tokio::test]
 async fn a_credential_that_expires_while_a_task_runs_ends_the_task_and_says_so() {
     let is_made = Arc::new(AtomicBool::new(false));
@@ -102,13 +102,13 @@ async fn a_credential_that_expires_while_a_task_runs_ends_the_task_and_says_so()
         "{task}"
     );
     assert!(is_made.load(Ordering::SeqCst));
-    // Nobody else sees anything of it.
+    // Another principal sees nothing of it.
     let foreign = said(bob.ask("tasks/get", json!({"taskId": id})).await).await;
     let unknown = said(bob.ask("tasks/get", json!({"taskId": "0".repeat(32)})).await).await;
     assert_eq!(foreign, unknown);
 }
 
-/// A server in sessions whose stream breaks off, and which lets nobody take it up.
+/// A server in sessions whose stream breaks off, and which refuses to resume it.
 #[tokio::test]
 async fn a_stream_that_a_credential_can_take_up_no_more_ends_the_call() {
     let server = protected(SESSION, |seen: &SeenRequest| {

@@ -1,4 +1,4 @@
-//! A server that lets in whoever has a token that begins with `good`, and clients of it.
+//! A server that accepts tokens that begin with `good`, and its clients.
 
 use bytes::Bytes;
 use http::Request;

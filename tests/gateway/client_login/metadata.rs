@@ -7,7 +7,7 @@ use support::session_client::{Reply, TestGateway};
 
 use super::fixture::{Caller, FORWARDS, SESSION, WELL_KNOWN, challenged, protected};
 
-/// What the server says of itself.
+/// The server's metadata.
 fn document() -> Value {
     json!({
         "resource": "http://up.example/mcp",
@@ -98,7 +98,7 @@ async fn the_address_in_metadata_never_comes_from_a_request() {
     assert_eq!(reply.json().await, document());
 }
 
-/// Pages that may call read what they log in by.
+/// Pages that may call can read the documents for their login.
 #[tokio::test]
 async fn pages_of_allowed_origins_read_metadata_and_challenges() {
     let server = with_document(WELL_KNOWN, || json_text(document().to_string())).await;
@@ -117,7 +117,7 @@ async fn pages_of_allowed_origins_read_metadata_and_challenges() {
 
 type Answering = fn() -> ScriptedReply;
 
-/// What is wrong with metadata, and what a client is told.
+/// Faults of metadata, and the answer to a client.
 #[tokio::test]
 async fn metadata_of_no_use_is_not_passed_on() {
     let redirect = || {
@@ -157,7 +157,7 @@ async fn metadata_of_no_use_is_not_passed_on() {
         let body = shown.text().await;
         assert!(body.contains(words), "{what}: {body}");
     }
-    // Nobody is there.
+    // No server listens there.
     let gate = TestGateway::open("", "http://127.0.0.1:9/mcp", FORWARDS).await;
     assert_eq!(ask(&gate, "GET", "/.well-known/oauth-protected-resource/mcp", &[]).await.status, 502);
 }

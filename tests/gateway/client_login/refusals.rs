@@ -1,4 +1,4 @@
-//! A server's 401 and 403 reach its clients as what they are.
+//! A server's 401 and 403 reach its clients as refusals of their credential.
 
 use http::Method;
 use serde_json::json;
@@ -67,7 +67,7 @@ async fn u03_a_credential_that_expires_is_asked_for_anew_wherever_it_is_shown() 
     }
 }
 
-/// What the server refuses by its own reading of a token that the gateway has seen before.
+/// The server itself refuses a token that the gateway has seen before.
 #[tokio::test]
 async fn u03_a_session_whose_credential_is_refused_later_hears_of_it_on_every_request() {
     let refused = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -132,7 +132,7 @@ async fn u03_a_refusal_of_the_gateways_own_credential_is_told_to_no_client() {
 
 type Fields<'a> = &'a [&'a [u8]];
 
-/// What servers say in the head of a refusal, and what a client sees of it. OURS stands for the gateway's metadata.
+/// Headers of servers' refusals, and those that a client gets. OURS stands for the gateway's metadata.
 #[tokio::test]
 async fn u03_a_challenge_of_any_kind_is_passed_on_or_left_out() {
     let long = [b"Bearer realm=\"".to_vec(), vec![b'x'; 9_000], b"\"".to_vec()].concat();
@@ -178,7 +178,7 @@ async fn u03_a_challenge_of_any_kind_is_passed_on_or_left_out() {
         let reply = Caller::new(&gate, STATELESS, Some("good")).ask("prompts/list", json!({})).await;
         let ours = metadata_address(&gate);
         let expected: Vec<String> = expected.iter().map(|one| one.replace("OURS", &ours)).collect();
-        // What may have been run is answered with 200 where it is no refusal.
+        // A call that may have run is answered with 200, unless the answer is a refusal.
         let shown_as = if shown_as == 503 { 200 } else { shown_as };
         assert_eq!(
             (reply.status.as_u16(), challenges(&reply)),

@@ -1,5 +1,5 @@
-//! What whoever holds a key sees and calls of an upstream's tools: by the names that clients know, for clients and servers of
-//! both kinds.
+//! The upstream's tools that the holder of a key sees and calls: by the names that clients know, for clients and
+//! servers of both kinds.
 
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ async fn every_kind_of_client_sees_and_calls_the_tools_of_its_key_and_no_trace_o
             let gate = TestGateway::open(&auth(&format!("tools = {names}")), &url, rules).await;
             let (ada, bob) = (meet(&gate, client, ADA).await, meet(&gate, client, BOB).await);
             let all = ["draw_report", "draw_map", "admin_drop", "make_map", "plain", "region"];
-            // Who may see more asks first, so that what is kept of a list is all of it.
+            // The key with more tools asks first, so that the cached list has all of them.
             assert_eq!(bob.tools().await, all, "{client} {kind}");
             assert_eq!(ada.tools().await, seen, "{client} {kind} {names}");
             let unknown = ada.ask("tools/call", json!({"name": "xyzzy", "arguments": {}})).await;
@@ -65,7 +65,7 @@ async fn every_kind_of_client_sees_and_calls_the_tools_of_its_key_and_no_trace_o
     }
 }
 
-/// Without tasks a client goes on by tools of the gateway's, whatever its key may use of the upstream's.
+/// A client without tasks continues by tools of the gateway's, with any set of the upstream's tools.
 #[tokio::test]
 async fn the_gateways_own_tools_are_there_for_every_key() {
     for (client, kind) in PAIRS {

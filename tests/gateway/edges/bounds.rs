@@ -56,7 +56,7 @@ async fn an_array_is_no_way_around_the_size_of_arguments() {
 
 /// A server that never answers a call; `begins` says whether it begins to.
 async fn silent(kind: &'static str, begins: bool) -> ScriptedServer {
-    // Kept open as long as the server lives.
+    // Open until the server ends.
     let open = Arc::new(Mutex::new(Vec::new()));
     ScriptedServer::slow(move |seen, world| {
         let open = Arc::clone(&open);

@@ -93,7 +93,7 @@ fn reason(text: &str) -> String {
     text[at..].split('"').next().unwrap().to_owned()
 }
 
-/// Streams of sessions and listeners are one sum; those of HTTP+SSE, each of which is a session, another.
+/// Streams of sessions and of listeners are counted together; those of HTTP+SSE, each of which is a session, separately.
 #[tokio::test]
 async fn open_streams_of_a_principal_meet_a_bound_on_every_face() {
     let server = silent().await;

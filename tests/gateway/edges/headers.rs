@@ -1,4 +1,4 @@
-//! What headers an upstream gets: its credential on every request, of the client's those that are named.
+//! The headers for an upstream: its credential on every request, and the client's headers that the operator names.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +12,7 @@ use super::client::{TestGateway, call};
 use super::peers::{PAIRS, Person, SESSION, STATELESS, server};
 use super::upstream::SeenRequest;
 
-/// What clients send that goes on nowhere, with what may.
+/// Headers of clients that are never forwarded, and one that may be.
 const CLIENTS: [(&str, &str); 7] = [
     ("x-request-id", "r-1"),
     ("traceparent", "00-1"),
@@ -52,7 +52,7 @@ async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others(
             let call = server.world.first(SeenRequest::is_call).await;
             assert_eq!(call.header("cookie"), Some("a=b"), "{client}");
         }
-        // Sessions of the gateway's own, and what it asks by itself, carry nothing of any client.
+        // The gateway's own sessions and requests have no header of any client.
         let is_own = |rpc: &&str| *rpc == "server/discover" || (client == STATELESS && *rpc != "tools/call");
         assert!(!with.iter().any(is_own), "{client} {kind} {with:?}");
     }

@@ -187,7 +187,7 @@ async fn a_key_holds_for_every_kind_of_client_before_servers_of_both_eras() {
     }
 }
 
-/// GW-46: a principal's key means one call, whoever of its clients gives it, and how.
+/// GW-46: a principal's key means one call, for all its clients, in any form of the key.
 #[tokio::test]
 async fn a_key_is_one_for_all_clients_of_a_principal() {
     for version in [SESSION, STATELESS] {
@@ -254,7 +254,7 @@ async fn a_client_that_leaves_or_cancels_ends_nothing_under_a_key() {
     assert_eq!((counting.runs(), counting.server.world.count("notifications/cancelled")), (1, 0));
 }
 
-/// GW-46: what has no key of its own is refused in words.
+/// GW-46: a header cannot name the key of each message.
 #[tokio::test]
 async fn a_header_for_an_array_is_refused() {
     let counting = Counting::start(SESSION).await;
@@ -267,7 +267,7 @@ async fn a_header_for_an_array_is_refused() {
     assert_eq!(counting.runs(), 0);
 }
 
-/// How the gateway ended a call: the words, and what it knows of its execution.
+/// How the gateway ended a call: its message, its reason, and whether the call ran.
 fn end_of(answer: &Value) -> [&str; 3] {
     let (error, data) = (&answer["error"], &answer["error"]["data"]);
     [&error["message"], &data["reason"], &data["executed"]]

@@ -97,7 +97,7 @@ async fn the_first_block_that_matches_decides_a_tools_name() {
     }
 }
 
-/// A server may be lenient: what it takes for a hidden name is known to it alone, so only names of its list are passed on.
+/// A lenient server may accept other spellings of a hidden name, so only names of its list are forwarded.
 #[tokio::test]
 async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
     let spellings =

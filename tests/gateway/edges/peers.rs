@@ -39,7 +39,7 @@ pub(crate) async fn server_with(
     ScriptedServer::start(move |seen| script(seen).or_else(|| served(version, seen))).await
 }
 
-/// What the server has to say; the rest is politeness.
+/// The server's own answers; `polite` has the rest.
 pub(crate) fn served(version: &str, seen: &SeenRequest) -> Option<upstream::ScriptedReply> {
     let is_stateless = version == STATELESS;
     let complete = |mut result: Value| {
@@ -79,7 +79,7 @@ pub(crate) fn served(version: &str, seen: &SeenRequest) -> Option<upstream::Scri
     }
 }
 
-/// A client of one kind, and what it sends with every request.
+/// A client of one kind, and the headers of its requests.
 pub(crate) struct Person {
     pub(crate) client: Client,
     is_stateless: bool,
@@ -170,7 +170,7 @@ impl Person {
         names
     }
 
-    /// What a call answers: its text, or the code of its error and its message.
+    /// The answer to a call: its text, or the code of its error and its message.
     pub(crate) async fn call(&self, tool: &str) -> String {
         said(&self.ask("tools/call", json!({"name": tool, "arguments": {}})).await)
     }

@@ -1,5 +1,5 @@
-//! Questions that a client must not be shown, whatever it is and however they reach the gateway: each is kept out, and the
-//! server gets the same refusal (SEC-14, U31, U32).
+//! Questions that a client must not get, of any kind and by any path: each is withheld, and the server gets the same
+//! refusal (SEC-14, U31, U32).
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const ELICIT: &str = "elicitation/create";
 /// Stands in every question, and in nothing that may be shown.
 const MARK: &str = "must-not-be-shown";
 
-/// A question, what the client declared, and what the server is to hear.
+/// A question, the client's capabilities, and the server's answer.
 struct Bad {
     declared: Value,
     method: &'static str,
@@ -52,7 +52,7 @@ fn bad(version: &str) -> Vec<Bad> {
         asked(json!({"elicitation": {"url": {}}}), ELICIT, form(), code(-32602)),
     ];
     if version < "2025-06-18" {
-        // There is no such request in these versions, whatever a client says.
+        // These versions have no such request, with any capability.
         all.push(asked(json!({"elicitation": {}}), ELICIT, form(), code(-32602)));
     }
     for url in [
@@ -218,8 +218,8 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
     }
 }
 
-/// The engine's way, for tasks of 2025-11-25 and of the extension, and for a plain call without a session. For want of a
-/// capability the last two, which wait, are ended and told what to declare.
+/// Through the engine: for tasks of 2025-11-25 and of the extension, and for a plain call without a session. For lack
+/// of a capability the last two, which wait, end with an error that names it.
 #[tokio::test]
 async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
     for kind in ["task", "extension", "plain"] {
@@ -274,8 +274,8 @@ async fn without_session(gate: &TestGateway, declared: &Value, takes_tasks: bool
     client.send(request.body(Full::from(text)).unwrap()).await.text().await
 }
 
-/// A server that hides what it asks from whoever looks at the letters only. Nobody can tell what a client would make of
-/// it, so it goes to none; the call's answer does.
+/// A server that disguises its question from a gateway that only searches the text. A client may read it as a question,
+/// so no client gets it; the call's answer is forwarded.
 #[tokio::test]
 async fn a_question_that_is_disguised_reaches_no_client() {
     let padding = "x".repeat(300_000);
@@ -303,7 +303,7 @@ async fn a_question_that_is_disguised_reaches_no_client() {
     }
 }
 
-/// What may be shown leaves as it came, byte for byte, and so does what only looks like a question.
+/// Allowed questions are forwarded byte for byte, and so are texts that only resemble a question.
 #[tokio::test]
 async fn allowed_questions_pass_byte_for_byte() {
     let mut sent = String::new();

@@ -35,7 +35,7 @@ const KEYS: [&str; 2] = [
      [upstreams.up.auth]\nheader = \"X-Api-Key\"\nvalue = \"canary-of-the-upstream-7c1\"\n",
 ];
 
-/// Calls that succeed, that are refused, that nobody can take.
+/// Calls that succeed, that are refused, that fail.
 async fn live(keys: &str) -> String {
     let headers = [("authorization", "Bearer canary-of-the-client-7c2"), ("x-tenant", "canary-of-a-header-7c3")];
     let mut said = String::new();
@@ -57,7 +57,7 @@ async fn live(keys: &str) -> String {
 
 #[tokio::test]
 async fn sec_12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
-    // What is logged and counted belongs to the whole process.
+    // The log and the metrics belong to the whole process.
     if !support::alone::is("edges::secrets::sec_12_no_secret_is_found_in_logs_metrics_errors_or_answers") {
         return;
     }
@@ -87,7 +87,7 @@ async fn sec_12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
     }
 }
 
-/// What is wrong with a secret is said without repeating it.
+/// An error about a secret does not repeat it.
 #[test]
 fn sec_12_a_mistake_in_a_secret_does_not_repeat_it() {
     let env = |name: &str| (name == "TOKEN").then(|| "canary\nof two lines".to_owned());

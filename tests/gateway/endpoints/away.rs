@@ -13,7 +13,7 @@ use super::speaker::Kind;
 use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, json_text};
 use super::{KINDS, at_one_path, client_of, hello, said, says_hello, tools};
 
-/// How long an endpoint waits for one of its upstreams to say what it has.
+/// How long an endpoint waits for an upstream's description.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How long clients wait for `server/discover`, before they open a session instead.
 const DISCOVER_MAX: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ async fn servers_that_do_not_answer_delay_the_others_only_briefly() {
     let (mute, listless) = (silent(&["initialize", "server/discover"]).await, silent(&["tools/list"]).await);
     let servers = [("mute", &mute), ("quick", &quick), ("listless", &listless)];
     let servers = servers.map(|(name, server)| (name.to_owned(), server.address));
-    // An endpoint for each kind of client, so that none knows what the other learned.
+    // An endpoint for each kind of client, so that none uses another's cache.
     join_all(KINDS.map(|kind| {
         let servers = servers.clone();
         async move {

@@ -13,7 +13,7 @@ use super::{KINDS, at_one_path, client_of, hello, said, tool, tools};
 /// Most pages of one list that are read.
 const PAGES_MAX: usize = 200;
 
-/// What a server says of its tools, and which of them clients are shown.
+/// A server's tool list, and the tools that clients get.
 type Lie = (&'static str, fn(&SeenRequest) -> ScriptedReply, &'static [&'static str]);
 
 fn listed(seen: &SeenRequest, tools: &Value) -> ScriptedReply {
@@ -138,7 +138,7 @@ async fn of_a_list_that_is_too_long_its_beginning_is_shown_and_the_others_behind
     assert_eq!(said(&mut client, "good__hello").await, "good");
 }
 
-/// As at its own path: whoever is to log in hears it.
+/// As at a server's own path: the client gets the challenge to log in.
 #[tokio::test]
 async fn where_all_servers_refuse_a_list_the_client_hears_the_first_one() {
     let (one, two) = (

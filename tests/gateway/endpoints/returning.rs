@@ -1,4 +1,4 @@
-//! A server comes back, or begins anew, while a client is there.
+//! A server comes back, or restarts, while a client is there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ async fn with_another(late: &ScriptedServer) -> (ScriptedServer, TestGateway) {
     (other, gate)
 }
 
-/// Whoever lists again sees it, whether anybody listened or not.
+/// A client that lists again sees it, with or without a listener.
 #[tokio::test]
 async fn the_tools_of_a_server_that_has_come_back_are_listed_and_work() {
     for kind in KINDS {
@@ -48,7 +48,7 @@ async fn the_tools_of_a_server_that_has_come_back_are_listed_and_work() {
     }
 }
 
-/// What a stream says until it says `text`.
+/// A stream's text up to `text`.
 async fn heard(mut stream: Reply, text: &str) -> String {
     let mut read = String::new();
     let reading = async {

@@ -1,4 +1,4 @@
-//! What calls come to that outlive their grace period, and what the three tools answer.
+//! The outcomes of calls that outlive their grace period, and the answers of the three tools.
 
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ async fn a_question_within_grace_is_asked_on_the_calls_own_stream() {
     assert_eq!(last(&reply.text().await)["result"]["content"][0]["text"], "accept");
 }
 
-/// MOD-26, T-56: whoever holds the call, and whatever its client is given at the grace's end.
+/// MOD-26, T-56: for any holder of the call, and with any answer at the grace's end.
 #[tokio::test]
 async fn a_stateless_client_is_asked_first_and_makes_its_request_again() {
     let asking_first = "[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"\n".to_owned();

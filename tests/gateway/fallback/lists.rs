@@ -37,7 +37,7 @@ async fn a_name_that_the_upstream_has_stays_its_own_and_all_three_are_prefixed()
         let what = format!("{client} before {server}");
         let stage = Stage::of(server, &["task_status", "taskgate_task_cancel"]).await;
         let gate = Gate::open(&stage.server, "", TOOLS).await;
-        // Nobody has listed the tools yet.
+        // No client has listed the tools yet.
         let person = Person::meet(&gate, client).await;
         assert_eq!(said(&person.call("task_status", json!({ "id": "x" })).await), "task_status", "{what}");
         let own = OWN.map(|name| format!("taskgate_taskgate_{name}"));

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::people::{ADA, BOB, Gate, PAIRS, Person, Stage};
 
-/// T-22: what is somebody else's is not there.
+/// T-22: another principal's task is absent.
 #[tokio::test]
 async fn a_foreign_task_is_answered_like_an_unknown_one_byte_for_byte() {
     for (client, server) in PAIRS {

@@ -26,7 +26,7 @@ pub(crate) const OLDER: &str = "2025-03-26";
 pub(crate) const PAIRS: [(&str, &str); 5] =
     [(SESSION, SESSION), (OLDER, SESSION), (SESSION, STATELESS), (STATELESS, SESSION), (STATELESS, STATELESS)];
 
-/// What is quick has all the time of a busy machine.
+/// A quick tool has all the time of a busy machine.
 pub(crate) const TOOLS: &str = "[upstreams.up.tasks]\nfallback = \"tools\"\n\
     [[upstreams.up.tools]]\nmatch = \"slow\"\ngrace = \"100ms\"\n\
     [[upstreams.up.tools]]\nmatch = \"asks\"\ngrace = \"100ms\"\n";
@@ -121,7 +121,7 @@ async fn act(
     }
 }
 
-/// Asks at once, or when the test says so, and ends with what was said.
+/// Asks at once, or when the test says so, and returns the answer.
 fn asks(seen: &SeenRequest, world: &Arc<ScriptedState>, ends: &Arc<Semaphore>) -> super::upstream::ScriptedReply {
     let (events, reply) = BodySender::open();
     let (seen, world, ends) = (seen.clone(), Arc::clone(world), Arc::clone(ends));
@@ -188,7 +188,7 @@ impl Gate {
 pub(crate) struct Person {
     pub(crate) client: Client,
     pub(crate) is_stateless: bool,
-    /// What it declares on every request, or in its handshake.
+    /// The capabilities on every request, or in its handshake.
     capabilities: Value,
     key: Option<&'static str>,
 }

@@ -13,7 +13,7 @@ use super::stage::{Stage, wire};
 use super::upstream::{WAIT_MAX, in_time};
 use super::wire_client::{Flavour, WireClient};
 
-/// F46: what did not arrive whole is not begun.
+/// F46: an incomplete request is not begun.
 #[tokio::test]
 async fn f46_a_client_that_leaves_before_its_body_is_whole_has_nothing_executed() {
     let stage = Stage::new(false, "").await;
@@ -57,7 +57,7 @@ async fn f48_a_handle_that_was_cut_on_its_way_is_a_task() {
     }
 }
 
-/// F51: nobody sees a task go back, and all see the same end.
+/// F51: no client sees a task go back, and all see the same end.
 #[tokio::test]
 async fn f51_a_hundred_clients_that_ask_at_once_see_one_course_of_a_task() {
     let stage = Stage::new(false, "").await;

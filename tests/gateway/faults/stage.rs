@@ -32,7 +32,7 @@ impl Stage {
         let network = FaultProxy::start(ledger.server.address).await;
         let gate = TestGateway::with(network.address, &format!("{keys}\n{KEYS}")).await;
         let stage = Self { ledger, network, gate, history };
-        // What is asked of every server once is not what the tests are about.
+        // The gateway's first requests to each server are no subject of the tests.
         let answer = stage.call("work_auto", "warm-up", json!({"ms": 1})).await;
         assert!(answer.text.contains("warm-up done"), "{answer:?}");
         stage
@@ -85,7 +85,7 @@ impl Stage {
 }
 
 pub(crate) fn wire() -> WireClient {
-    // Its gateway lives, however busy the machine is.
+    // Its gateway runs, on a machine of any load.
     WireClient { path: "/mcp", patience: WAIT_MAX, ..WireClient::new(Flavour::Extension) }
 }
 

@@ -1,4 +1,4 @@
-//! F26 to F32, F42 and F43: what becomes of a call when its upstream, or the network in between, fails.
+//! F26 to F32, F42 and F43: the outcome of a call when its upstream, or the network in between, fails.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::upstream::{ScriptedServer, in_time};
 
 const CALL: &str = "\"tools/call\"";
 
-/// F26: nothing was sent, and everybody learns that.
+/// F26: nothing was sent, and each client learns that.
 #[tokio::test]
 async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
     let stage = Stage::new(false, "").await;
@@ -36,7 +36,7 @@ async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
     );
 }
 
-/// F28 to F32: what the gateway says of a call that was cut short, what the ledger knows of it.
+/// F28 to F32: the gateway's error for an interrupted call, and the ledger's record of it.
 #[tokio::test]
 async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_whether_it_ran() {
     let (drip, delay) = (Duration::from_millis(2), Duration::from_millis(300));
@@ -54,7 +54,7 @@ async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_wh
         ("is reset, and taken up", true, Fault::down(CALL, 250, Verb::Reset), "completed"),
     ];
     for (name, is_resumable, fault, expected) in cases {
-        // Only what never answers is to meet it: a busy machine drips slowly, too.
+        // Only the stalled call may meet its deadline: a busy machine drips slowly, too.
         let deadline = if fault.verb == Verb::Stall { "4s" } else { "60s" };
         let stage = Stage::new(is_resumable, &format!("deadline = \"{deadline}\"")).await;
         stage.network.set_times(fault, 1);
@@ -63,7 +63,7 @@ async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_wh
         let task = stage.settled(&id).await;
         assert_eq!(end(&task), expected, "{name}");
         assert_eq!(stage.calls("n1x"), 1, "{name}: L4");
-        // A held call says it in its answer, under 200: nobody may repeat it by himself.
+        // A held call has it in its answer, under 200: no client may repeat the call by itself.
         if expected.ends_with("unknown") && fault.verb != Verb::Stall {
             stage.network.set_times(fault, 1);
             let answer = stage.call("work_auto", "n2x", json!({"ms": 60, "steps": 3})).await;
@@ -74,7 +74,7 @@ async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_wh
     }
 }
 
-/// F28: the upstream is told that nobody waits any more.
+/// F28: the upstream gets a cancel at the deadline.
 #[tokio::test]
 async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
     // Long enough for the call to reach it.
@@ -101,7 +101,7 @@ async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other(
         let (client, body) = (patient.clone(), super::client::call(id));
         let request = client.request("POST").header("content-type", "application/json");
         let request = request.body(Full::new(Bytes::from(body))).unwrap();
-        // They stay as long as the test takes, so that whoever waits for one of them gets no answer.
+        // They stay as long as the test takes, so that a client in the queue gets no answer.
         tracker.spawn(async move { client.send_patiently(request).await.unwrap().try_text().await });
     }
     // One more than has a place or a seat in the queue: it is refused at once, and nothing was sent.
@@ -207,7 +207,7 @@ async fn f43_an_answer_that_comes_before_all_of_the_request_was_read_is_used() {
     assert_eq!(answer.json()["result"]["content"], json!([]), "{:?} {}", answer.status, answer.text);
 }
 
-/// Answers each request once it knows what it is, however much is still to come.
+/// Answers each request once its head is read, however much of it is still to come.
 async fn hasty(mut stream: TcpStream) {
     let mut read = Vec::new();
     let mut buffer = [0; 4096];

@@ -1,4 +1,4 @@
-//! The cases, and what each must come to.
+//! The cases, and their expected outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::upstream::{ScriptedServer, WAIT_MAX};
 const HOLDING: &str = "wait";
 /// How long a case may take.
 const CASE_MAX: Duration = WAIT_MAX.saturating_mul(3);
-/// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
-/// is told at once.
+/// How long a server may wait for a cancel. Longer than a busy machine takes: a cancel that is sent at all is sent at
+/// once.
 const TOLD_MAX: Duration = WAIT_MAX;
 /// The pause between two looks at a state.
 const LOOK: Duration = Duration::from_millis(50);
@@ -113,7 +113,7 @@ impl Case {
     }
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug)]
 pub(crate) enum Cell {
     Right(Way),
@@ -167,7 +167,7 @@ pub(crate) const fn why_not(client: speaker::Kind, server: server::Kind, case: C
     }
 }
 
-/// What a client must see.
+/// The outcome that a client must see.
 fn expected(client: speaker::Kind, case: Case) -> Ending {
     let said = |text: &str| Ending::Result(text.to_owned());
     match case {
@@ -260,7 +260,7 @@ pub(crate) async fn run_queued(
         let (story, ()) = story?;
         left?;
         check_story(case, client, &story)?;
-        // Whoever waited still would have had the place before this one.
+        // A call that still waited would have had the permit before this one.
         let next = speaker.call(Case::ToolError.tool(), UserBehaviour::Patient).await?;
         if next.ending != expected(client, Case::ToolError) {
             return Err(format!("the next call: {:?}", next.ending));
@@ -330,7 +330,7 @@ async fn told(ledger: &Ledger, tool: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What belongs to the client's hop does not show at the server.
+/// Headers of the client's hop do not reach the server.
 fn no_secrets(upstream: &ScriptedServer) -> Result<(), String> {
     let seen = upstream.world.all(|seen| seen.header("authorization").is_some());
     if seen.is_empty() { Ok(()) } else { Err("the server was sent credentials".to_owned()) }

@@ -1,4 +1,4 @@
-//! What stands between clients and servers: one gateway, or two on one store behind a balancer.
+//! The gateways between clients and servers: one, or two on one store behind a balancer.
 
 use http::Request;
 use http_body_util::Full;

@@ -124,7 +124,7 @@ async fn cell(
     }
 }
 
-/// What one upstream alone has is called by its own name, where names are not always prefixed.
+/// A tool that only one upstream has is called by its own name, where names are not always prefixed.
 async fn own_tool(mut speaker: PairClient, members: &[Member]) -> Result<(), String> {
     let story = speaker.call(OWN_TOOL, UserBehaviour::Patient).await?;
     let owner = members.iter().find(|(kind, ..)| *kind == Kind::Session);

@@ -1,4 +1,4 @@
-//! One scripted server in six kinds: what its tools do is the same, how it says so is not.
+//! One scripted server in six kinds: its tools do the same, in different forms.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use tokio_util::task::TaskTracker;
 use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 const TOOLS: [&str; 8] = ["result", "tool_error", "rpc_error", "slow", "ask", "ask_two", "wait", "die"];
-/// A tool that servers with sessions have besides: it does what `result` does.
+/// A further tool of servers with sessions: it does the same as `result`.
 pub(crate) const OWN_TOOL: &str = "of_sessions";
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
-/// What a server speaks, and whether it has tasks of its own.
+/// A server's version, and whether it has tasks of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Session,
@@ -88,7 +88,7 @@ impl Job {
     }
 }
 
-/// What the server was asked to do.
+/// The jobs that the server was given.
 #[derive(Default)]
 pub(crate) struct Ledger {
     jobs: Mutex<Vec<Job>>,
@@ -133,7 +133,7 @@ impl Ledger {
         number
     }
 
-    /// Ends a run, and tells whoever waits.
+    /// Ends a run, and wakes its waiting requests.
     fn end(&self, number: usize) {
         let mut jobs = self.jobs.lock();
         let job = &mut jobs[number];
@@ -206,7 +206,7 @@ fn question(key: &str) -> Value {
     json!({"method": "elicitation/create", "params": {"message": format!("the {key} name?"), "requestedSchema": schema}})
 }
 
-/// A server of this kind, and what it keeps of its runs.
+/// A server of this kind, and its record of its runs.
 pub(crate) async fn start(kind: Kind) -> (ScriptedServer, Arc<Ledger>) {
     let ledger = Arc::new(Ledger::default());
     let kept = Arc::clone(&ledger);
@@ -312,7 +312,7 @@ fn attach(ledger: &Ledger, number: usize, id: &Value, events: &BodySender) {
     }
 }
 
-/// Asks what is still open on a stream.
+/// Sends the open questions on a stream.
 fn ask_on(ledger: &Ledger, number: usize, events: &BodySender, task: Option<&str>) {
     for key in ledger.jobs.lock()[number].open() {
         let mut request = question(key);
@@ -391,7 +391,7 @@ fn core_handle(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     answer(seen, &json!({"task": task}))
 }
 
-/// Only what takes its time is a task here.
+/// Only slow tools are tasks here.
 fn extension_call(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     if tool_of(seen) == "result" {
         return stateless_call(ledger, seen);

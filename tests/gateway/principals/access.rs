@@ -68,7 +68,7 @@ async fn a_path_that_a_key_does_not_open_is_like_an_unknown_path() {
     assert_eq!(gate.server.world.count("tools/list"), 1, "bob's");
 }
 
-/// The row's upstream and tool decide, whichever method names the task.
+/// The row's upstream and tool decide, for every method that names the task.
 #[tokio::test]
 async fn a_task_of_a_tool_that_its_owner_lost_is_unknown_and_can_still_be_cancelled() {
     for (ada, is_other_path) in [("tools = [\"quick\", \"ask\"]", false), ("upstreams = [\"other\"]", true)] {

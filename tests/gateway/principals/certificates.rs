@@ -1,4 +1,4 @@
-//! Client certificates over TLS: which clients are connected and served, and what ends when files or names change.
+//! Client certificates over TLS: which clients are accepted, and the streams that end when files or names change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -482,7 +482,7 @@ fn config(auth: &str) -> taskgate::config::Config {
 #[tokio::test]
 async fn the_streams_and_connections_of_a_certificate_end_when_it_expires() {
     let at = CertificateGate::start("required", AGENTS, "").await;
-    // A busy machine has time to open what ends with it.
+    // A busy machine has time to open the streams that end with it.
     let soon = date_time_ymd(1970, 1, 1) + Duration::from_secs(now() + 10);
     let ada = at.authority.vouch(|params| {
         params.subject_alt_names = vec![uri("spiffe://corp/agents/ada")];

@@ -64,7 +64,7 @@ fn says(answer: Value) -> impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync +
     move |_| json_text(answer.to_string())
 }
 
-/// RFC 7662, 2.2: the claims are checked as those of a signed token.
+/// RFC 7662, 2.2: the claims are checked as in a signed token.
 #[tokio::test]
 async fn claims_from_introspection_are_checked_as_those_of_a_signed_token() {
     let rows = [
@@ -198,7 +198,7 @@ async fn an_issuer_that_calls_a_signed_token_revoked_is_believed() {
     assert_eq!((world.ask(&stranger).await, world.questions().len()), ("401 -32600".to_owned(), 1));
 }
 
-/// Tokens of either form from one issuer are one person's; those of another issuer are another person's.
+/// Tokens of either form from one issuer are one person's; tokens of another issuer are another person's.
 #[tokio::test]
 async fn a_task_is_found_by_its_owners_other_tokens() {
     let world = World::start("opaque", |seen: &SeenRequest| {

@@ -16,7 +16,7 @@ const LISTEN: &str = "public_url = \"https://mcp.example\"";
 
 type Reply = Box<dyn Fn(&str) -> ScriptedReply + Send>;
 
-/// A server of documents, and what it serves at each path.
+/// A server of documents, by their paths.
 struct IssuerServer {
     server: ScriptedServer,
     reply: Arc<Mutex<Reply>>,

@@ -1,4 +1,4 @@
-//! The audit of what clients read and answer: each denial once, each answer to a question, and no outcome without a record.
+//! The audit of clients' reads and answers: each denial once, each answer to a question, and no outcome without a record.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read as _;

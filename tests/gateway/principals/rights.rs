@@ -212,7 +212,7 @@ async fn leave(gate: &Gate, request: Ask, events: BodySender) {
     events.left().await;
 }
 
-/// The stream begins anew, and its server is asked for no events.
+/// The stream begins again from the start, and the gateway asks the server for no events.
 async fn nothing_is_repeated(gate: &Gate, resumed: Ask) {
     let (mut text, mut stream) = gate.open(&resumed).await;
     until(&mut stream, &mut text, "jsonrpc").await;
@@ -248,7 +248,7 @@ async fn sec_47_a_servers_event_id_brings_no_event_of_a_call_that_rules_deny_to_
     for (before, method, params) in [
         (all, "tools/call", named("quick")),
         (all, "completion/complete", completion),
-        // What the session called before the first rules is unknown.
+        // The session called before the first rules, so the tool of its call is unknown.
         ("", "tools/call", named("quick")),
     ] {
         let (events, server) = repeating().await;

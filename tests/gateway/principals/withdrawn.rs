@@ -287,7 +287,7 @@ async fn asking_session(world: &World) -> String {
     opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned()
 }
 
-/// The id of the question on the stream of a call, and what keeps the stream open.
+/// The id of the question on the stream of a call, and the connection that keeps the stream open.
 async fn asked(world: &World, session: &str, tool: &str) -> (Value, TcpStream) {
     let call = world.in_session(session, "tools/call", &named(tool)).with("MCP-Protocol-Version", "2025-11-25");
     let mut stream = TcpStream::connect(world.gate.gateway.address()).await.unwrap();
@@ -357,7 +357,7 @@ async fn sec_63_a_question_of_a_tool_whose_name_is_not_kept_is_answered_by_calle
     }
 }
 
-/// The same where the server has no sessions: the call is sent again, without what the client said.
+/// The same at a server without sessions: the call is sent again, without the client's answer.
 #[tokio::test]
 async fn sec_62_a_client_that_lost_a_tool_cannot_answer_a_question_of_a_stateless_server() {
     for way in WAYS {

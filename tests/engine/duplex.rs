@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 const PATIENCE: Duration = Duration::from_secs(600);
 const BYTES_MAX: usize = 4_096;
 
-/// What the endpoint does with one request.
+/// The endpoint's answer to one request.
 enum Act {
     Json(u16, String),
     /// The same, after a while.
@@ -175,7 +175,7 @@ impl Host {
         seen.iter().map(|(verb, _, body)| named(body).unwrap_or_else(|| verb.to_string())).collect()
     }
 
-    /// The client goes; what was asked of the endpoint from then on.
+    /// The client closes its input; returns the later requests at the endpoint.
     async fn leave(&mut self) {
         self.to = None;
         timeout(PATIENCE, &mut self.serving).await.expect("it ends").unwrap();
@@ -261,7 +261,7 @@ async fn an_invalid_line_is_refused_under_its_id_if_it_has_one() {
         let said = host.read().await;
         assert_eq!((&said["error"]["code"], &said["id"]), (&json!(code), &id), "{text}");
     }
-    // Allowed before there is a session; what is about nothing is dropped.
+    // A cancel is allowed before there is a session; one of an unknown request is dropped.
     host.write(&cancel(1)).await;
     host.write_text(&answer(1)).await;
     host.write(&request(6, "ping")).await;

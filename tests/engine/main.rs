@@ -1,4 +1,4 @@
-//! Suites that call public methods of the engine and of what stands around it.
+//! Suites that call public methods of the engine and of its surroundings.
 
 mod duplex;
 mod oracle;
@@ -11,9 +11,9 @@ use std::sync::LazyLock;
 
 use tracing::Dispatch;
 
-/// Has every place that logs be listened to as long as the process lives, for tests that read what is logged. Such a place asks once,
-/// when it is come by first, whether anybody listens, and again with each new subscriber: one that another thread comes by in the moment
-/// in which a test begins to listen may miss that, and stay silent for it.
+/// Keeps a subscriber for every callsite of `tracing` as long as the process lives, for tests that read the log. A
+/// callsite asks for subscribers once, when it is first reached, and again at each new one: if another thread reaches
+/// it while a test subscribes, it may miss that subscriber and stay silent.
 fn listen_to_logs() {
     static LISTENER: LazyLock<Dispatch> =
         LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_writer(std::io::sink).finish()));

@@ -23,14 +23,14 @@ use world::Rule;
 const WITHOUT_MAX: u64 = 40_000;
 const WITHOUT_STEP: u64 = 500;
 
-/// What became of many schedules.
+/// The results of many schedules.
 #[derive(Debug, Default)]
 struct Totals {
     handles: u64,
     sent: u64,
     /// In how many schedules each promise was broken.
     violations: BTreeMap<Violation, u64>,
-    /// The seed of the first, and what was broken at which task.
+    /// The seed of the first, its violation, and the task.
     first: Option<(u64, Violation, usize)>,
 }
 
@@ -98,7 +98,7 @@ fn no_schedule_breaks_a_promise() {
     );
 }
 
-/// Whatever happened: once all is well, somebody ends every call that a client has a handle of.
+/// After any faults: once all is well, a replica ends every call whose client has a handle.
 #[test]
 fn every_call_ends_once_all_is_well() {
     let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 8_000).div_ceil(20));

@@ -1,5 +1,5 @@
-//! What the engine and the stateless face do with calls, in paused time and without a socket: clients, upstreams
-//! and the clock are scripted, so that every race has one outcome.
+//! Calls in the engine and the stateless face, in paused time and without a socket: clients, upstreams and the clock
+//! are scripted, so that every race has one outcome.
 //!
 //! Read `script` (the upstream) and `world` (the rest) first.
 

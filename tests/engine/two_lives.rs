@@ -1,5 +1,5 @@
-//! Calls over real sockets that outlive the process which made them: one engine ends without a word, with its whole
-//! runtime, and the next one goes on with what it stored (GW-39).
+//! Calls over real sockets that outlive the process which made them: one engine is killed with its whole runtime, and
+//! the next one continues with its stored rows (GW-39).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -126,7 +126,7 @@ impl Process {
                 if is_meant(&task) {
                     return task;
                 }
-                // What only a later life looks at wakes nobody.
+                // Changes that only a later process can see wake no watcher.
                 let _ = tokio::time::timeout(Duration::from_millis(20), watcher.changed()).await;
             }
         })
@@ -151,7 +151,7 @@ fn progress(call: &SeenRequest) -> Value {
     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
 }
 
-/// Answers a call by a stream with an event id that says this and stays open, and whoever takes it up by `rest`.
+/// Answers a call by a stream with an event id that has this message and stays open, and its resumption by `rest`.
 async fn server(
     first: fn(&SeenRequest) -> Value,
     rest: fn(&SeenRequest, Arc<ScriptedState>, BodySender),
@@ -227,8 +227,8 @@ fn waits_for_answer(call: &SeenRequest, world: Arc<ScriptedState>, events: BodyS
     });
 }
 
-/// F11, F12, F14: a question stays open under its key whether or not it is replayed, and its answer finds the upstream
-/// even where it was given before anybody looked.
+/// F11, F12, F14: a question stays open under its key whether or not it is replayed, and its answer reaches the
+/// upstream also if it came before recovery.
 #[tokio::test]
 async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
     let replays = |call: &SeenRequest, world: Arc<ScriptedState>, events: BodySender| {
@@ -267,7 +267,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
     }
 }
 
-/// F20: what was cancelled before anybody looked is cancelled at the upstream, by the name that the call had.
+/// F20: a task that was cancelled before recovery is cancelled at the upstream, under the call's id.
 #[tokio::test]
 async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     let server = server(progress, |_, _, _| ()).await;

@@ -1,5 +1,5 @@
-//! What a client has not read yet, and what it is never given: room for large answers, lines that are no messages, ids of
-//! arrays, notifications that take long.
+//! Messages that a client has not read yet, and those that it never gets: room for large answers, lines that are no
+//! messages, ids of arrays, slow notifications.
 
 use std::io;
 use std::pin::Pin;
@@ -38,7 +38,7 @@ enum Sending {
     Events,
 }
 
-/// A large answer that counts what is taken of it.
+/// A large answer that counts its read bytes.
 struct Large {
     head: Option<Bytes>,
     left: usize,
@@ -142,7 +142,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
     }
 }
 
-/// Nothing but messages is said, and whoever waits learns that its answer did not come.
+/// Only messages are written, and a waiting request gets an error in place of an invalid answer.
 #[tokio::test(start_paused = true)]
 async fn an_invalid_answer_is_not_forwarded_and_its_request_is_refused() {
     let other = answer(77);
@@ -237,7 +237,7 @@ async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
     assert_eq!((cancels.len(), ids("5"), ids("6"), ids("7")), (3, 1, 1, 1));
 }
 
-/// Progress keeps its order, and waits for what was said before; nothing else waits for it.
+/// Progress keeps its order, and waits for earlier messages; nothing else waits for it.
 #[tokio::test(start_paused = true)]
 async fn notifications_that_take_long_hold_up_nothing_else() {
     let mut host = Host::initialized(vec![

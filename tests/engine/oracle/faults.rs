@@ -1,4 +1,4 @@
-//! The proxy does to a connection what its verbs say, at the byte that they name, and nothing else.
+//! The proxy does the faults of its verbs to a connection, at the byte that they name, and no others.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,10 +12,10 @@ use tokio_util::task::TaskTracker;
 use super::fault_proxy::{Fault, FaultProxy, Verb};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Long enough for what a stalled connection must not do.
+/// Long enough for a wrong reaction of a stalled connection.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Sends what it gets back, and closes when its client has.
+/// Echoes its input, and closes when its client has.
 async fn echo() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -26,7 +26,7 @@ async fn echo() -> SocketAddr {
             let (mut stream, _) = listener.accept().await.unwrap();
             connections.spawn(async move {
                 let (mut from, mut to) = stream.split();
-                // How a connection ends is what the tests are about.
+                // The end of a connection is the subject of the tests.
                 let _ = tokio::io::copy(&mut from, &mut to).await;
             });
         }
@@ -34,7 +34,7 @@ async fn echo() -> SocketAddr {
     address
 }
 
-/// What an echo through the proxy gives back for `lines`, and how it ends.
+/// The echo of `lines` through the proxy, and how it ends.
 async fn through(fault: Fault, lines: &[&str]) -> (String, Option<ErrorKind>) {
     let proxy = FaultProxy::with(echo().await, fault).await;
     let mut stream = TcpStream::connect(proxy.address).await.unwrap();
@@ -45,7 +45,7 @@ async fn through(fault: Fault, lines: &[&str]) -> (String, Option<ErrorKind>) {
         }
         let expected: usize = lines.iter().map(|line| line.len()).sum();
         while back.len() < expected {
-            // What comes before the stall may take its time.
+            // The bytes before the stall may take their time.
             let stalls = fault.verb == Verb::Stall && back.len() >= fault.after;
             match timeout(if stalls { SOON } else { PATIENCE }, stream.read_buf(&mut back)).await {
                 Ok(Ok(0)) => return Err(ErrorKind::UnexpectedEof),

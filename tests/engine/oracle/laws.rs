@@ -50,7 +50,7 @@ fn asks() -> Fact {
     Fact::Asks { nonce: n("n1x") }
 }
 
-/// Two calls of two owners up to their handles, then what a test adds.
+/// Two calls of two owners up to their handles, then the facts of a test.
 fn history(more: &[(u64, Fact)]) -> Vec<Entry> {
     let begun = [
         (0, Fact::Starts),
@@ -72,7 +72,7 @@ fn laws(more: &[(u64, Fact)]) -> Vec<&'static str> {
     laws
 }
 
-/// A name, what is added to the history, and the laws that are broken then.
+/// A name, the facts that are added to the history, and the laws that they break.
 type Case<'a> = (&'a str, Vec<(u64, Fact)>, &'a [&'a str]);
 
 fn check(cases: &[Case<'_>]) {

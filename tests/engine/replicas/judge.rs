@@ -1,4 +1,4 @@
-//! Watches a run from outside: what was sent, what clients were told, and which promises that broke.
+//! Watches a run from outside: the sent calls, the clients' answers, and the promises that they break.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ pub(super) enum Violation {
     SentThoughRefused,
 }
 
-/// What clients know of one task.
+/// The clients' knowledge of one task.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {
     pub(super) has_handle: bool,
     is_refused: bool,
     is_sent: bool,
-    /// The latest phase that somebody was shown.
+    /// The latest phase that a client saw.
     pub(super) shown: Option<Phase>,
 }
 
@@ -49,7 +49,7 @@ const fn outcome(phase: Phase) -> Option<Outcome> {
 }
 
 impl Judge {
-    /// The number of a task that nobody knows yet.
+    /// The number of a new task.
     pub(super) fn new_task(&mut self) -> usize {
         self.tasks.push(Told::default());
         self.tasks.len() - 1
@@ -90,7 +90,7 @@ impl Judge {
         self.tasks[task].is_sent = true;
     }
 
-    /// A client with a handle was shown a row, or that there is none. `before` is what any client had been shown when it was read.
+    /// A client with a handle got a row, or that there is none. `before` is the latest phase that any client had seen when it was read.
     pub(super) fn answered(&mut self, task: usize, row: Option<TaskRow>, before: Option<Phase>) {
         let Some(row) = row else { return self.violated(Violation::HandleLost, task) };
         if let Some(before) = before {
@@ -106,7 +106,7 @@ impl Judge {
         }
     }
 
-    /// What is in the store once all is well again.
+    /// The store's content once all is well again.
     pub(super) fn ended(&mut self, rows: impl Fn(usize) -> Option<TaskRow>) {
         for task in 0..self.tasks.len() {
             let told = self.tasks[task];

@@ -1,4 +1,4 @@
-//! One replica: its connection, what it believes, and the calls that it runs.
+//! One replica: its connection, its trust in its reads, and the calls that it runs.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) enum Sending {
     Unknown,
 }
 
-/// What a runner does next.
+/// The next step of a runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Insert,
@@ -36,7 +36,7 @@ pub(super) struct Job {
     pub(super) sending: Sending,
     /// The row was acknowledged by the store at some time.
     pub(super) is_stored: bool,
-    /// A write whose fate is to be read from the row: what the row was, and what it would be.
+    /// An unknown commit, which the row resolves: the row before, and the row that was written.
     pub(super) in_doubt: Option<(Option<GuardedRow>, TaskRow)>,
     /// The row's guard as last known.
     pub(super) guard: GuardedRow,
@@ -55,10 +55,10 @@ pub(super) enum Action {
     Claim(GuardedWrite, TaskRow),
     /// A client's command.
     Cancel(GuardedWrite, TaskRow),
-    /// Its client was refused: a row whose insert was in doubt is removed, if nobody has written it since.
+    /// Its client was refused: a row whose insert has an unknown commit is removed, if no other replica has written it since.
     Withdraw(GuardedWrite),
-    /// A client repeats a call under the name of one that was made: the row is found. It is written where its maker may take it for
-    /// one that nobody was told of.
+    /// A client repeats a call under its key: the row is found. The replica writes the row if its maker may take it for
+    /// one whose handle was not sent.
     Repeat,
     /// A client asks; the barrier behind the read is under way.
     Answer {
@@ -113,7 +113,7 @@ impl Replica {
             is_registered: false,
             is_paused: false,
             server,
-            // Every answer has a barrier behind it: no failover takes back what a client was shown.
+            // Every answer has a barrier behind it: no failover reverts an answer to a client.
             trust: ReadTrust::new(Duration::ZERO, at),
             epoch: BatchEpoch::default(),
             jobs: Vec::new(),
@@ -129,7 +129,7 @@ impl Replica {
         self.jobs.retain(|job| job.task != task);
     }
 
-    /// Goes on with a call by what its row says.
+    /// Continues a call by the state of its row.
     pub(super) fn reloaded(&mut self, task: usize, row: Option<TaskRow>) {
         let own = self.incarnation;
         let Some(job) = self.job(task) else { return };

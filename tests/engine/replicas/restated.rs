@@ -1,21 +1,21 @@
-//! Restates the rules that the program has elsewhere: in the statements of its store, and in what its engine does about writes in doubt.
+//! Restates rules that the program has elsewhere: in the statements of its store, and in its engine's handling of unknown commits.
 
 use taskgate::replica::{DeathClaim, GuardedRow};
 
 use super::server::LineRow;
 
-/// What a row says of a write that was in doubt, read behind a barrier.
+/// A row's answer about an unknown commit, read behind a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DoubtEnd {
     Made,
     /// The row is as it was before: the write may be repeated.
     NotMade,
-    /// Somebody has written since, on top of it or in its place: decide by what the row says now.
+    /// Another write came since, on top of it or in its place: the row as it is now decides.
     Overtaken,
 }
 
-/// Says what became of a write in doubt: of a row that was `before` (`None` for an insert) and would be `written`. `found` is the row as
-/// it is, and whether its record is byte for byte the one that was written. Revision and holder alone do not tell: a
+/// Resolves an unknown commit of a row that was `before` (`None` for an insert) and would be `written`. `found` is the
+/// row as it is, and whether its record is byte for byte the written one. Revision and holder alone do not tell: a
 /// client's command counts the revision up as well, and leaves the holder.
 pub(super) fn settle(before: Option<GuardedRow>, written: GuardedRow, found: Option<(GuardedRow, bool)>) -> DoubtEnd {
     match found {
@@ -25,12 +25,12 @@ pub(super) fn settle(before: Option<GuardedRow>, written: GuardedRow, found: Opt
     }
 }
 
-/// Counts a replica's doubts. Every batch bears the number as it was when the batch was sent, and the replica's line the last that a
-/// barrier took there.
+/// Counts a replica's unknown commits. Every batch has the number at the time of its sending, and the replica's row has
+/// the number of its last barrier.
 ///
-/// A batch whose writer waited no longer may lie before a server that has not read it yet, and be carried out at any later time, also
-/// behind the barrier after which its writer concluded that it was not made. So a barrier closes the store to what was sent before
-/// the doubt that it follows.
+/// A batch of a writer that no longer waits may stay unread in front of a server, and be carried out at any later time,
+/// also behind the barrier after which its writer concluded that it was not committed. So a barrier closes the store to
+/// batches that were sent before the unknown commit that it follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BatchEpoch(u64);
 

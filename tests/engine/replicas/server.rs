@@ -1,4 +1,4 @@
-//! Servers of the store: a log, what readers see of it, and commits that wait for the standby.
+//! Servers of the store: a log, the readers' view of it, and commits that wait for the standby.
 
 use taskgate::replica::{GuardedRow, Incarnation, ServerMark};
 
@@ -32,7 +32,7 @@ pub(super) struct LineRow {
     pub(super) is_dead: bool,
 }
 
-/// What one commit writes beside its replica's epoch.
+/// The rows of one commit, beside its replica's epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Write {
     Task(usize, TaskRow),
@@ -52,7 +52,7 @@ impl Write {
     }
 }
 
-/// What one transaction writes.
+/// The rows of one transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     pub(super) writer: Incarnation,
@@ -104,7 +104,7 @@ impl Table {
     }
 }
 
-/// A commit that is in the log and waits: it holds its locks, and nobody sees what it wrote.
+/// A commit that is in the log and waits: it holds its locks, and its rows are invisible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingCommit {
     pub(super) id: u64,
@@ -125,7 +125,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One that was promoted with what it had of a log.
+    /// A standby that was promoted with its part of a log.
     pub(super) fn with_log(mark: ServerMark, log: &[Batch]) -> Self {
         let mut seen = Table::default();
         log.iter().for_each(|batch| seen.apply(*batch));
@@ -162,14 +162,14 @@ impl Server {
         self.pending.iter().any(|commit| commit.position <= length)
     }
 
-    /// Ends a wait, for whatever reason: everybody sees what was written.
+    /// Ends a wait, for any reason: the rows become visible.
     pub(super) fn release(&mut self, at: usize) -> u64 {
         let commit = self.pending.swap_remove(at);
         self.seen.apply(commit.batch);
         commit.id
     }
 
-    /// A crash and a restart: what is in the log is there.
+    /// A crash and a restart: the rows in the log are there.
     pub(super) fn restart(&mut self, mark: ServerMark) {
         self.mark = mark;
         while !self.pending.is_empty() {

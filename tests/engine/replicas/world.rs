@@ -1,5 +1,5 @@
-//! A schedule: three replicas on one store, and faults in any order. No time plays a part: whoever is to be declared dead is so at
-//! any moment whatever.
+//! A schedule: three replicas on one store, and faults in any order. Time plays no part: a replica may be declared dead
+//! at any moment.
 
 mod actions;
 
@@ -18,7 +18,7 @@ use super::restated::{DoubtEnd, holds, settle};
 use super::server::{Batch, LineRow, Outcome, Phase, Server, Table, TaskRow, Write};
 use crate::random::Choices;
 
-/// What carries the promises. A run may go without one of them, to see whether that is noticed.
+/// The rules behind the promises. A run may leave one out, to see that the judge notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     /// A barrier is the first write after a connect, and after a write with an unknown commit.
@@ -47,7 +47,7 @@ pub(super) enum Rule {
     WithdrawIsGuarded,
 }
 
-/// What happens next.
+/// The next event of a schedule.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Step(usize),
@@ -57,16 +57,16 @@ enum Event {
     Flush,
     /// One of the commits that the standby has is acknowledged.
     Wake,
-    /// The primary crashes and starts again: what waited is visible, and its writers are told nothing.
+    /// The primary crashes and restarts: waiting commits become visible, and their writers get no answer.
     Restart,
     Failover {
         old_lives_on: bool,
     },
     /// Old primaries that lived on end.
     OldPrimariesEnd,
-    /// Somebody cancels a waiting commit: it is acknowledged, with a warning.
+    /// An operator cancels a waiting commit: it is acknowledged, with a warning.
     Cancel,
-    /// Somebody ends the session of a waiting commit.
+    /// An operator ends the session of a waiting commit.
     Terminate,
     /// A replica waits no longer.
     TimeOut(usize),
@@ -80,14 +80,14 @@ enum Event {
 /// How often each event is drawn, in the order of [`World::draw`].
 const WEIGHTS: [usize; 15] = [400, 400, 900, 10, 12, 15, 16, 10, 20, 4, 20, 10, 30, 10, 1_600];
 
-/// Each schedule has its own mixture: without some faults, with much of others; what breaks a promise is often one fault that comes
-/// again before another has passed.
+/// Each schedule has its own mixture: without some faults, with many of others; a promise is often broken by one fault
+/// that comes again before another has passed.
 fn mixture(choices: &mut Choices) -> [usize; 15] {
     let mut weights = WEIGHTS;
     for weight in &mut weights[..14] {
         *weight = *weight * [0, 1, 2, 6][choices.below(4)] / 2;
     }
-    // What waits goes on at some time, however slowly.
+    // Everything that waits continues at some time, however slowly.
     for (kind, least) in [(0, 200), (1, 80), (2, 200), (5, 8), (8, 8), (10, 10), (12, 15)] {
         weights[kind] = weights[kind].max(least);
     }
@@ -96,7 +96,7 @@ fn mixture(choices: &mut Choices) -> [usize; 15] {
 
 const REPLICAS: usize = 3;
 const EVENTS: usize = 400;
-/// How long all is well at the end, so that what was taken back shows.
+/// How long all is well at the end, so that a reverted write shows.
 const HEALING: usize = 40;
 /// How often that is repeated at most, until every call has ended.
 const HEALINGS_MAX: usize = 500;
@@ -186,7 +186,7 @@ impl World {
         self.without != Some(rule)
     }
 
-    /// What happens in a single schedule.
+    /// Prints an event, if a single schedule runs.
     #[allow(clippy::print_stdout, reason = "it is what a schedule is rerun for")]
     fn tell(&self, what: std::fmt::Arguments<'_>) {
         if self.is_told {
@@ -213,7 +213,7 @@ impl World {
         let mut weights = self.weights;
         let primary = &self.servers[self.primary];
         let is_idle = |replica: &Replica| !replica.is_paused && replica.waiting.is_none();
-        // What would change nothing is not drawn.
+        // An event without an effect is not drawn.
         let is_possible = [
             (0, !self.on_their_way.is_empty()),
             (1, self.flushed < primary.log().len()),
@@ -301,7 +301,7 @@ impl World {
         }
     }
 
-    /// Everything is well again, for as long as it takes; then what was promised must be there.
+    /// Everything is well again, for as long as it takes; then each promise must hold.
     fn heal(&mut self, rounds: usize) {
         self.is_healing = true;
         self.happen(Event::OldPrimariesEnd);
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    /// Tells whoever waits for a commit, if somebody still does.
+    /// Answers the replica that waits for a commit, if there still is one.
     fn tell_writer(&mut self, id: u64, end: impl Fn(bool, u64) -> CommitEnd<'static>) {
         let is_writer = |replica: &Replica| replica.waiting.is_some_and(|waiting| waiting.id == id);
         let Some(at) = self.replicas.iter().position(is_writer) else { return };
@@ -395,7 +395,7 @@ impl World {
         }
     }
 
-    /// To any server that takes writes: mostly to the primary, and to an old one that lives on.
+    /// To any server that takes writes: mostly to the primary, and to an old one that still runs.
     fn connect(&mut self, at: usize) {
         let up: Vec<_> = (0..self.servers.len()).filter(|server| self.servers[*server].is_up).collect();
         let any = self.choices.one_of(&up).filter(|_| self.choices.per_mille(150));

@@ -1,4 +1,4 @@
-//! What comes back to a client: the head with the moment at which it came, then the body as the client reads it.
+//! A response to a client: the head with the moment at which it came, then the body as the client reads it.
 
 use std::time::Duration;
 

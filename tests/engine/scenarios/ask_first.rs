@@ -75,7 +75,7 @@ async fn ask_first_without_a_question_hands_over_at_the_end_of_the_grace() {
     }
 }
 
-/// EXT-02: a request that does not declare the extension gets no handle, whatever the one before it said.
+/// EXT-02: a request that does not declare the extension gets no handle, after any earlier request.
 #[tokio::test(start_paused = true)]
 async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
     for mode in [TaskMode::Auto, TaskMode::Always] {
@@ -86,7 +86,7 @@ async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
     }
 }
 
-/// T-27: the client leaves at the moment of its handle, which nobody knows then.
+/// T-27: the client disconnects at the moment of its handle, which no client knows then.
 #[tokio::test(start_paused = true)]
 async fn t_27_a_revealed_task_that_no_client_took_is_dropped() {
     let world = World::with(ask_first(TaskMode::Always), Script::silent());
@@ -96,7 +96,7 @@ async fn t_27_a_revealed_task_that_no_client_took_is_dropped() {
     world.is_idle().await;
 }
 
-/// A client that was told that its call stays plain gets no handle for it, whatever becomes free meanwhile.
+/// A client that got its call as a plain one gets no handle for it, also if a permit becomes free meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_stays_plain_is_not_promoted_after_a_question() {
     let rules = Rules { tasks_max: 1, ..ask_first(TaskMode::Auto) };

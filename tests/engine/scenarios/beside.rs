@@ -1,4 +1,4 @@
-//! Several gateways at one store: what one is told, the other does; and a call goes on at one of them alone.
+//! Several gateways at one store: each carries out commands that another one received, and one alone runs a call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ async fn pair(script: Script, is_deaf: bool) -> (World, World, String) {
     (one, other, id)
 }
 
-/// F52: what was acknowledged by one is known to the other at once.
+/// F52: a change that one acknowledged is known to the other at once.
 #[tokio::test(start_paused = true)]
 async fn f52_a_task_is_the_same_at_each_gateway() {
     let (one, other, id) = pair(Script::returns(seconds(5), "done"), false).await;
@@ -47,7 +47,7 @@ async fn f52_a_task_is_the_same_at_each_gateway() {
     one.is_idle().await;
 }
 
-/// What it may poll follows from them.
+/// They decide which tasks it may poll.
 #[tokio::test(start_paused = true)]
 async fn the_unfinished_tasks_of_a_principal_are_those_of_all_gateways() {
     let (one, other, _) = pair(Script::silent(), false).await;
@@ -94,7 +94,7 @@ async fn f84_a_cancel_at_one_gateway_ends_the_wait_of_a_call_at_another() {
     }
 }
 
-/// F99: the look of each second reads revisions; what a record holds, such as stored arguments, is read after a change alone.
+/// F99: the check of each second reads revisions; the rest of a record, such as stored arguments, is read after a change alone.
 #[tokio::test(start_paused = true)]
 async fn f99_a_running_task_is_read_again_only_after_a_change() {
     let (one, other, id) = pair(Script::silent(), true).await;
@@ -109,7 +109,7 @@ async fn f99_a_running_task_is_read_again_only_after_a_change() {
     one.is_idle().await;
 }
 
-/// F99: what a hint names is read at once, and not by the next look as well. The change is between two looks.
+/// F99: a row that a hint names is read at once, and not by the next check as well. The change is between two checks.
 #[tokio::test(start_paused = true)]
 async fn f99_a_change_that_a_hint_names_is_read_once() {
     let (one, other, id) = pair(Script::of([(millis(10_300), Happens::Elicits("a"))]), false).await;
@@ -206,7 +206,7 @@ async fn gw_40_a_subtask_counts_once_among_the_tasks_of_all_gateways() {
     one.handle(&Ask::call()).await;
 }
 
-/// F77, F78: a call that may be sent again is sent by whoever took it over, and by nobody else.
+/// F77, F78: a call that may be sent again is sent by the gateway that took it over, and by no other.
 #[tokio::test(start_paused = true)]
 async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
     let rules = Rules { after_crash: AfterCrash::Rerun, ..rules() };
@@ -228,7 +228,7 @@ async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
     }
 }
 
-/// F90: what another gateway leaves is taken over while servers are told of the cancels that one before left.
+/// F90: tasks of a gateway that ended are taken over while servers get the cancels that an earlier one left.
 #[tokio::test(start_paused = true)]
 async fn f90_a_server_that_hears_no_cancel_delays_no_other_task_of_a_gateway_that_ended() {
     const CANCELLED: usize = 10;
@@ -282,7 +282,7 @@ async fn taken_over_after(trouble: impl AsyncFnOnce([&World; 3], &str)) -> std::
     one.age() - began
 }
 
-/// F77: what another gateway leaves is taken over in time, however long a row of one before cannot be settled.
+/// F77: tasks of a gateway that ended are taken over in time, also while a row of an earlier one cannot be settled.
 #[tokio::test(start_paused = true)]
 async fn f77_a_row_that_cannot_be_settled_holds_up_no_other() {
     let took = taken_over_after(async |[one, first, other], stuck| {
@@ -310,11 +310,11 @@ async fn f77_rows_are_claimed_soon_after_a_long_outage() {
 
 /// Gateways that come and are declared ended, as clients see them.
 struct Fleet {
-    /// Of whom nobody says that they have ended.
+    /// Gateways that were not declared ended.
     living: Vec<World>,
     /// Those that were declared ended, and do not know.
     replaced: Vec<World>,
-    /// What each call became, and how it was seen to stand last.
+    /// The id of each call's task, and its last seen state.
     tasks: BTreeMap<usize, (String, Value)>,
 }
 
@@ -358,7 +358,7 @@ impl Fleet {
     }
 }
 
-/// What a call says to the server.
+/// The number in a call's arguments.
 fn number_of(params: &str) -> usize {
     let params: Value = serde_json::from_str(params).unwrap();
     usize::try_from(params["arguments"]["number"].as_u64().unwrap()).unwrap()
@@ -405,8 +405,8 @@ async fn random_replacements(seed: u64) {
     }
 }
 
-/// L1, L3, L4: whoever is declared ended, at whatever moment, rightly or wrongly: no task is lost, none goes back, each has
-/// one end, and none is sent twice that must not be.
+/// L1, L3, L4: a gateway is declared ended, at any moment, rightly or wrongly: no task is lost, none goes back, each
+/// has one end, and no call is sent twice that must not be.
 #[tokio::test(start_paused = true)]
 async fn a_gateway_may_be_declared_ended_at_any_moment() {
     let courses = std::env::var("REPLACED_GATEWAYS").map_or(6, |courses| courses.parse().unwrap());

@@ -200,7 +200,7 @@ async fn late_cancel_after_the_result_is_acknowledged_and_changes_nothing() {
     world.is_idle().await;
 }
 
-/// Both at the same moment: whoever is first is final, and everybody reads the same from then on.
+/// Both at the same moment: the first one is final, and every client reads the same from then on.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_races_the_result_leaves_one_final_state() {
     for lead in [millis(0), millis(1)] {

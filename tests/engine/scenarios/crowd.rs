@@ -1,4 +1,4 @@
-//! Many tasks at once: everybody reads their own, and nobody else's exists (SEC-01, SEC-03, B121).
+//! Many tasks at once: each client reads its own, and all others are absent (SEC-01, SEC-03, B121).
 
 use futures_util::future::join_all;
 use serde_json::json;

@@ -62,7 +62,7 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     world.is_idle().await;
 }
 
-/// The server had the call before it demanded something, so nobody may say that it did not run.
+/// The server had the call before it asked for a capability, so no error may say that it did not run.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_away_when_the_call_is_repeated_may_have_run_it() {
     let demanded = std::sync::atomic::AtomicBool::new(false);

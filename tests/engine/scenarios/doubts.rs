@@ -1,5 +1,5 @@
-//! Commits that are reported as failed and were made, or of which nobody knows: what follows from them comes about
-//! without anybody asking again. And stores that fail for a while: whoever was at it goes on when they are well.
+//! Commits that are reported as failed and were made, or are unknown: their effects come without another request. And
+//! stores that fail for a while: a waiting runner continues when they work.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
@@ -36,7 +36,7 @@ fn hide_the_next_change(world: &World) {
     world.store.faults.strike(Method::Replace, StoreFault::AppliesAndFails, 1);
 }
 
-/// Ends when somebody who waits for the task is woken and sees its end.
+/// Ends when a client that waits for the task is woken and sees its end.
 fn waiter(world: &World, id: &str) -> tokio::task::JoinHandle<()> {
     let (engine, key) = (std::sync::Arc::clone(&world.engine), key(id));
     TaskTracker::new().spawn(async move {
@@ -97,7 +97,7 @@ async fn an_answer_that_was_refused_and_stored_all_the_same_reaches_the_upstream
     world.is_idle().await;
 }
 
-/// What was not written is not done, and nothing is left of the doubt.
+/// A change that was not written is not done, and no unknown commit is left.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_was_not_made_has_no_consequences() {
     let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(60), "done"));
@@ -139,7 +139,7 @@ async fn recovery_goes_on_until_every_row_is_done_with() {
     }
 }
 
-/// What is counted is what was stored, however often that took, and once.
+/// A stored outcome is counted once, after any number of tries.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
     for fault in [StoreFault::Fails, StoreFault::AppliesAndFails, StoreFault::FailsUnsure] {
@@ -159,7 +159,7 @@ async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
     }
 }
 
-/// The log has what the store's own error wraps, and which task it was.
+/// The log has the cause of the store's own error, and the task.
 #[tokio::test(start_paused = true)]
 async fn a_failing_store_is_logged_with_the_cause_and_the_task() {
     let log = Log::default();
@@ -210,7 +210,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// Nothing runs at the upstream while an outcome waits for the store, so nobody waits for its place.
+/// Nothing runs at the upstream while an outcome waits for the store, so its permit is free.
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_free_once_the_upstream_is_done_in_any_state_of_the_store() {
     let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
@@ -306,8 +306,8 @@ async fn a_question_is_put_though_its_task_could_not_be_read_at_first() {
     assert_eq!(events.last().unwrap().1["result"]["content"][0]["text"], "heard", "{events:?}");
 }
 
-/// An error in its place would be the outcome (L25-24), and the call made again: whoever waits for one goes on waiting while the
-/// store cannot be read, settled or not.
+/// An error in its place would be the outcome (L25-24), and the call made again: a client that waits for an outcome
+/// goes on waiting while the store cannot be read, settled or not.
 #[tokio::test(start_paused = true)]
 async fn an_outcome_is_waited_for_while_the_store_cannot_be_read() {
     let world = World::with(Rules::default(), Script::returns(seconds(30), "done"));
@@ -326,7 +326,7 @@ async fn an_outcome_is_waited_for_while_the_store_cannot_be_read() {
     world.is_idle().await;
 }
 
-/// A write that nobody knows of, and that was not made, is made anew: no change is done twice, and none is lost.
+/// A write with an unknown commit that was not made is repeated: no change is made twice, and none is lost.
 #[tokio::test(start_paused = true)]
 async fn a_change_in_doubt_that_was_not_made_is_made_again() {
     for fault in [StoreFault::FailsUnsure, StoreFault::AppliesAndFails] {
@@ -390,7 +390,7 @@ async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() 
     }
 }
 
-/// What comes first of a call whose client chose the id of its task.
+/// The first event of a call whose client chose the id of its task.
 async fn call_named(world: &World) -> Option<CallEvent> {
     let chosen = Some(ChosenId { session: SessionScope(1), text: "mine".into() });
     let spec = CallSpec { chosen, ..world.spec(Plan::Task, &Principal::local()) };
@@ -419,8 +419,8 @@ async fn a_call_whose_id_may_not_be_free_yet_was_certainly_not_sent() {
     }
 }
 
-/// D86-06: a store that frees nothing, as one on disk that does not believe its clock, keeps an id whose task is gone. Nobody has it, so
-/// the call is not refused for good.
+/// D86-06: a store that frees nothing, as one on disk that distrusts its clock, keeps an id whose task is gone. No task
+/// has it, so the call is not refused for good.
 #[tokio::test(start_paused = true)]
 async fn an_id_that_may_not_be_freed_for_a_while_is_not_said_to_be_taken() {
     let world = World::with(Rules { ttl: seconds(60), ..Rules::default() }, Script::returns(seconds(1), "done"));

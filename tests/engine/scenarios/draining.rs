@@ -31,7 +31,7 @@ async fn a_drain_is_bounded_and_says_how_many_calls_it_let_go() {
     assert_eq!(world.age() - before, seconds(30));
 }
 
-/// Tasks are a later life's to judge; who waits for an answer is told, since nobody else will.
+/// The next process decides about tasks; a client that waits for an answer gets an error, since no other process will answer it.
 #[tokio::test(start_paused = true)]
 async fn calls_end_with_the_gateway_and_no_task_does() {
     for (reason, told) in [(Reason::GatewayRestart, "gateway_restart"), (Reason::StoreLost, "store_lost")] {
@@ -41,7 +41,7 @@ async fn calls_end_with_the_gateway_and_no_task_does() {
         tokio::time::sleep(millis(1)).await;
         assert_eq!(world.engine.drain(seconds(30)).await, 2);
         world.engine.end_calls(reason);
-        // Whoever ends them once more changes nothing of what is told.
+        // A second end of the calls does not change their reason.
         world.engine.end_calls(Reason::GatewayRestart);
         let events = plain.await.unwrap().events().await;
         let data = &events.last().unwrap().1["error"]["data"];

@@ -1,5 +1,5 @@
-//! Whoever waits may leave at any point. Each method of the engine that a request awaits is dropped after every number
-//! of polls; whatever was stored by then must have its consequences all the same, without anybody asking again (L1 to
+//! A client may disconnect at any point. Each method of the engine that a request awaits is dropped after every number
+//! of polls; every change that was stored by then must have its effects all the same, without another request (L1 to
 //! L8). `dropped_stores` does the same to the stores themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ enum Stage {
     Running,
     /// The task's question is open; the call returns once it is answered.
     Asking,
-    /// The task's time is over, and nobody looked at it.
+    /// The task's time is over, and no request has read it.
     Overdue,
     /// A call without a handle is held for its client's answers.
     Held,
@@ -71,7 +71,7 @@ enum Stage {
     Ended,
 }
 
-/// What must be so once the method did its work.
+/// The state after the method did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// The task is over, and the upstream was told so, once.
@@ -86,7 +86,7 @@ enum Then {
 
 type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
 
-/// Each method with what it is tried on.
+/// Each method with the state that it needs.
 const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("get", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.load_visible(&case.key).await) })
@@ -211,7 +211,7 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
 /// process alone, `wait` is a pause, and `share_outcome` is `share` with another error.
 const ELSEWHERE: [&str; 6] = ["call", "next", "retry", "drain", "wait", "share_outcome"];
 
-/// A method that nobody dropped yet is none that may be added.
+/// A new method must be dropped, too.
 #[test]
 fn every_public_method_of_the_engine_that_waits_is_dropped_here() {
     let waits =
@@ -233,7 +233,7 @@ fn every_public_method_of_the_engine_that_waits_is_dropped_here() {
 struct Case {
     world: World,
     key: TaskKey,
-    /// Ends when the task is settled: somebody waits for that, as an open `tasks/result` does.
+    /// Ends when the task is settled: it waits for that, as an open `tasks/result` does.
     woken: tokio::task::JoinHandle<()>,
     in_flight: Arc<AtomicU64>,
 }
@@ -324,7 +324,7 @@ impl Case {
         open.into_iter().map(|key| (key, Answer::Result(Payload::empty_object()))).collect()
     }
 
-    /// Whether what the method does is stored.
+    /// Whether the method's change is stored.
     async fn is_stored(&self, then: Then) -> bool {
         match then {
             Then::GivenUp => is_settled(&self.world.store, &self.key).await,
@@ -334,7 +334,7 @@ impl Case {
         }
     }
 
-    /// What follows from it has come about, and nothing is left behind.
+    /// The effects have come, and nothing is left behind.
     async fn check(self, then: Then) {
         match then {
             Then::GivenUp => {
@@ -391,7 +391,7 @@ async fn drop_each_at_every_point(make: MakeStore) {
             let folder = tempfile::tempdir().unwrap();
             let case = Case::new(make(folder.path()).await, *stage, &in_flight).await;
             let done = cut(polls, run(&case)).await;
-            // What was begun comes to its end; what was not is nobody's loss, since nobody was told that it was.
+            // A begun change comes to its end; one that was not begun was not acknowledged either.
             sleep(millis(20)).await;
             if done.is_none() && !case.is_stored(*then).await {
                 run(&case).await;
@@ -414,7 +414,7 @@ async fn requests_are_finished_at_any_point_of_a_disconnect_on_disk() {
     drop_each_at_every_point(on_disk).await;
 }
 
-/// L1, T-27: whoever was given a handle finds its task; of a call whose client left before that nothing is left.
+/// L1, T-27: a client with a handle finds its task; a call whose client disconnected before leaves nothing.
 async fn drop_calls_at_every_point(make: MakeStore) {
     for (plan, silent) in
         [Plan::Task, Plan::Grace(millis(3)), Plan::Direct].into_iter().flat_map(|plan| [(plan, true), (plan, false)])

@@ -1,5 +1,5 @@
-//! Each method of a store is dropped after every number of polls: it has happened whole or not at all, and what is read
-//! next agrees with what is counted. See `dropped` for what the engine makes of it.
+//! Each method of a store is dropped after every number of polls: it is done whole or not at all, and the next read
+//! agrees with the sums. See `dropped` for the engine's part.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn settled() -> Task {
     transition(task(), Event::CancelRequested, NOW).0
 }
 
-/// What is in the store before.
+/// The store's content before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holds {
     Nothing,
@@ -42,7 +42,7 @@ enum Holds {
 
 type Run = fn(&dyn TaskStore) -> BoxFuture<'_, Result<(), StoreError>>;
 
-/// Each method, what it finds, and what there is once it did its work.
+/// Each method, the content before it, and the content after it.
 const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("insert", Holds::Nothing, Holds::Live, |store| Box::pin(async { store.insert(&task()).await.map(drop) })),
     ("replace", Holds::Live, Holds::Settled, |store| {
@@ -89,13 +89,13 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
 #[test]
 fn every_method_of_a_store_is_dropped_here() {
     let mut found = methods("src/store/tasks.rs", &["    async fn "], |line| line.starts_with("    async fn "));
-    // Nobody asks a store anything that was told to close, dropped or not.
+    // No request comes to a store after `close`, dropped or not.
     assert!(found.remove("close"));
     let tried: BTreeSet<_> = METHODS.iter().map(|(name, ..)| (*name).to_owned()).collect();
     assert_eq!(found, tried);
 }
 
-/// What the store has, by its sums, by a read and by a list, which must agree.
+/// The store's content, by its sums, by a read and by a list, which must agree.
 async fn held(store: &dyn TaskStore) -> Holds {
     let usage = store.usage();
     let read = store.load(&task().key, NOW).await.unwrap();

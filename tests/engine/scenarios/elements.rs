@@ -91,7 +91,7 @@ async fn each_element_is_a_task_whose_parent_ends_after_all_of_them() {
     world.is_idle().await;
 }
 
-/// What runs when the grace ends goes on; what ended before has its row, too.
+/// Elements that run when the grace ends go on; those that ended before have their rows, too.
 #[tokio::test(start_paused = true)]
 async fn elements_that_ran_before_the_handle_go_on_after_it() {
     let world = slow(Rules { mode: TaskMode::Auto, ..SPLIT });
@@ -288,7 +288,7 @@ async fn elements_of_a_call_that_could_not_become_a_task_are_cancelled_by_no_loo
     while world.store.inserted() < 3 {
         tokio::time::sleep(millis(100)).await;
     }
-    // The parent's row is refused, and those of its elements are not removed.
+    // The parent's row is refused, and the rows of its elements are not removed.
     world.store.faults.strike(Method::Insert, StoreFault::Fails, 1);
     world.store.faults.strike(Method::Remove, StoreFault::Fails, 2);
     world.store.inserts.add_permits(10);
@@ -325,7 +325,7 @@ async fn the_newest_message_of_an_element_stands_beside_how_many_are_done() {
     world.is_idle().await;
 }
 
-/// What one element asks is asked of the parent, across a crash too, and is answered once (T-40).
+/// A question of an element is asked by the parent, across a crash too, and is answered once (T-40).
 #[tokio::test(start_paused = true)]
 async fn a_question_of_an_element_outlives_a_crash_under_its_key() {
     let world = World::choosing(Rules { durable: true, ..SPLIT }, |call| match element(call).as_str().unwrap() {
@@ -360,8 +360,8 @@ async fn a_question_of_an_element_outlives_a_crash_under_its_key() {
     world.is_idle().await;
 }
 
-/// The process ends after each of its commits in turn. Whatever was handed out ends as it should: elements that had
-/// ended are not called again, and the others by what `after_crash` says.
+/// The process ends after each of its commits in turn. Each task with a handle ends as it should: ended elements are
+/// not called again, and the others by `after_crash`.
 #[tokio::test(start_paused = true)]
 async fn after_a_crash_each_element_is_judged_by_itself() {
     let mut trees = 0;
@@ -386,7 +386,7 @@ async fn after_a_crash_each_element_is_judged_by_itself() {
             let parent = parent.tasks.iter().find(|task| task.tree.parent.is_none()).map(|task| task.key.clone());
             let Some(parent) = parent else {
                 assert!(!made, "a handle without a row, after {writes} writes");
-                // Children without their parent are nobody's.
+                // Children without a parent belong to no task.
                 world.recover().await;
                 assert_eq!((begun, world.store.usage().tasks), (0, 0), "after {writes} writes, of {survived}");
                 world.is_idle().await;

@@ -1,5 +1,5 @@
-//! Stores that fail, dawdle, or do what they say they did not: nobody is told what is not so, and nothing that was
-//! said is lost.
+//! Stores that fail, are slow, or report a failure of an operation that they did: no client gets a wrong answer, and no
+//! acknowledged change is lost.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn answers(world: &World) -> usize {
     world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Answer { .. })).count()
 }
 
-/// L4, EXT-13: a handle that was not given was not needed, and no row stays behind for nobody.
+/// L4, EXT-13: a handle that was not sent is not needed, and its row does not stay.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
     for fault in EACH {
@@ -60,8 +60,8 @@ async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
     }
 }
 
-/// L4, decision 1: what a client was told was not sent is sent by no later life. Where it cannot be found out
-/// whether the row is there, nobody says so; and the answer is none that is repeated without a thought.
+/// L4, decision 1: a call that a client was told was not sent is sent by no later process. If it is unknown whether the
+/// row is there, the error says so, and has a status at which clients do not retry.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_refused_as_not_sent_is_sent_by_no_later_process() {
     let fails = Some(StoreFault::Fails);
@@ -93,13 +93,13 @@ async fn a_call_that_was_refused_as_not_sent_is_sent_by_no_later_process() {
             next.store.faults.heal();
             next.recover().await;
             tokio::time::sleep(seconds(5)).await;
-            // A row that was made with its place may have been sent, as far as a later life knows.
+            // A row that was inserted with its permit may have been sent, as far as a later process knows.
             assert_eq!(next.upstream.calls().len(), if is_queued { later_calls } else { 0 }, "{case}");
         }
     }
 }
 
-/// What others were shown of a row whose insert was in doubt stays true: its maker goes on with it, or says that it is not sent.
+/// A row with an unknown insert that another replica has shown stays true: its maker continues with it, or ends it as not sent.
 #[tokio::test(start_paused = true)]
 async fn a_row_in_doubt_that_others_have_seen_is_run_or_ended() {
     for is_soon_known in [true, false] {
@@ -182,7 +182,7 @@ async fn an_outcome_outlasts_a_store_that_fails() {
     }
 }
 
-/// L5: what was acknowledged reaches the upstream once; what was not acknowledged does not.
+/// L5: an acknowledged answer reaches the upstream once; one that was not acknowledged does not.
 #[tokio::test(start_paused = true)]
 async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
     for fault in EACH {
@@ -204,7 +204,7 @@ async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
     }
 }
 
-/// L5: what was acknowledged just before the store went away waits for it, and reaches the upstream once.
+/// L5: an answer that was acknowledged just before the store became unavailable waits for it, and reaches the upstream once.
 #[tokio::test(start_paused = true)]
 async fn l5_an_answer_that_was_accepted_before_the_store_went_away_is_handed_over_once_it_is_back() {
     for trouble in Trouble::EACH {
@@ -219,7 +219,7 @@ async fn l5_an_answer_that_was_accepted_before_the_store_went_away_is_handed_ove
     }
 }
 
-/// L6: whatever became of the mark, nothing is handed over once a cancel is acknowledged.
+/// L6: with any result of the mark, no answer is delivered once a cancel is acknowledged.
 #[tokio::test(start_paused = true)]
 async fn l6_an_answer_that_waits_for_the_store_is_not_handed_over_after_a_cancel() {
     let mut cancelled = Vec::new();
@@ -240,7 +240,7 @@ async fn l6_an_answer_that_waits_for_the_store_is_not_handed_over_after_a_cancel
     assert!(cancelled.len() >= 3, "{cancelled:?}");
 }
 
-/// F76: whoever ends the calls ends one whose answer waits, too.
+/// F76: the end of all calls ends one with a waiting answer, too.
 #[tokio::test(start_paused = true)]
 async fn f76_an_answer_that_waits_for_the_store_holds_up_no_end_of_the_calls() {
     for trouble in Trouble::EACH {

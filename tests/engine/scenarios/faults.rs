@@ -110,7 +110,7 @@ async fn an_error_of_the_upstream_is_answered_and_kept_as_it_came() {
     }
 }
 
-/// EXT-28, EXT-29: what a tool says of its own failure is a result.
+/// EXT-28, EXT-29: a tool's own report of its failure is a result.
 #[tokio::test(start_paused = true)]
 async fn a_result_that_says_error_is_a_completed_task() {
     let script = Script::of([(seconds(1), Happens::Returns(r#"{"content":[],"isError":true}"#.to_owned()))]);

@@ -1,5 +1,5 @@
-//! A gateway that was replaced and finds out when it writes: whatever it was about to say to the server of a call is left
-//! unsaid, and the row is left to whoever has it now.
+//! A gateway that was replaced finds out when it writes: it sends no further message to the server of a call, and
+//! leaves the row to its new holder.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::unmarked::key;
 use super::waiting::{asking, asks, declared, rules, task};
 use super::world::{Ask, Rules, World, millis, seconds};
 
-/// Another gateway takes over whatever this one has, which hears nothing of it.
+/// Another gateway takes over everything of this one, which is not told.
 async fn taken_over(world: &World) -> Arc<GatedStore> {
     let heir = world.store.beside();
     world.store.is_declared_ended();
@@ -92,7 +92,7 @@ async fn f76_a_replaced_gateway_takes_no_call_up() {
     }
 }
 
-/// What nobody may be asked is refused by whoever has the call.
+/// A question that no client may get is refused by the holder of the call.
 #[tokio::test(start_paused = true)]
 async fn f76_a_replaced_gateway_refuses_no_question_of_a_call_that_it_took_up() {
     let unfit = (seconds(20), Happens::AsksFor("what/is_this", "{}"));

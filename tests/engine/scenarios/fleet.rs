@@ -1,4 +1,4 @@
-//! A team with one key: its fleet of honest agents meets no bound, and whoever does not poll honestly is refused alone.
+//! A team with one key: its fleet of honest agents meets no bound, and a dishonest poller is refused alone.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ const TASKS_OF_EACH: u32 = 20;
 const MADE_PER_SECOND: u32 = 40;
 const TEAM: &str = "key:team";
 
-/// All bounds as they are where nobody writes any.
+/// All bounds at their defaults.
 fn rules(mode: TaskMode) -> Rules {
     let CallPermitSettings { in_flight_max, queue_max } = CallPermitSettings::default();
     let (in_flight_max, tasks_max) = (in_flight_max.get(), 100_000);
     Rules { in_flight_max, queue_max, tasks_max, queue_deadline: seconds(30), ..Rules::mode(mode) }
 }
 
-/// What a request came to: `None`, or why it was refused.
+/// A request's answer, and the reason of its refusal, if any.
 async fn refusal(world: &World, ask: &Ask) -> (Value, Option<String>) {
     let answer = world.send(ask).await.json().await;
     let error = answer["error"].is_object().then(|| answer["error"].to_string());

@@ -1,4 +1,4 @@
-//! `auto`: what a call is when its grace period ends (GW-32, GW-34).
+//! `auto`: the form of a call when its grace period ends (GW-32, GW-34).
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;

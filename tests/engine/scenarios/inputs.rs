@@ -135,7 +135,7 @@ async fn answers_are_taken_one_by_one_and_each_question_is_answered_once() {
     world.is_idle().await;
 }
 
-/// T-11, EXT-41: what is open must be shown, and what a request does not declare must not.
+/// T-11, EXT-41: an open question must be shown, and one of an undeclared capability must not.
 #[tokio::test(start_paused = true)]
 async fn t_11_a_poll_that_lacks_the_capability_of_an_open_question_gets_its_name() {
     let script = Script::of([(
@@ -162,7 +162,7 @@ async fn t_11_a_poll_that_lacks_the_capability_of_an_open_question_gets_its_name
     world.is_idle().await;
 }
 
-/// T-48, GW-18: nobody answers, the upstream is told so, and the task goes on.
+/// T-48, GW-18: no answer comes, the upstream gets a cancel, and the task goes on.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_question_is_cancelled_at_its_deadline() {
     for (question, answer) in
@@ -184,7 +184,7 @@ async fn an_unanswered_question_is_cancelled_at_its_deadline() {
     }
 }
 
-/// GW-17: what the upstream takes back is not shown and not answered any more.
+/// GW-17: a question that the upstream cancelled is neither shown nor answered any more.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_leaves_the_task() {
     let script = Script::of([
@@ -223,7 +223,7 @@ async fn an_answer_that_meets_the_deadline_is_told_once() {
     }
 }
 
-/// T-07, L6: a cancel settles the task whatever is open; an answer after it goes nowhere.
+/// T-07, L6: a cancel settles the task with any open questions; a later answer goes nowhere.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_ends_a_task_that_waits_for_answers() {
     let world = World::with(Rules::default(), confirms());
@@ -320,7 +320,7 @@ async fn u29_the_33rd_open_question_is_refused() {
     world.is_idle().await;
 }
 
-/// U32: nobody is sent to what is no web page, whatever was declared.
+/// U32: no client gets an address that is no web page, with any capability.
 #[tokio::test(start_paused = true)]
 async fn u32_a_question_with_an_address_that_is_no_page_is_declined() {
     let script = Script::of([

@@ -73,7 +73,7 @@ async fn a_client_that_leaves_while_its_task_is_stored_takes_the_row_with_it() {
     }
 }
 
-/// T-27: the handle is on its way to the client, but nobody took it.
+/// T-27: the handle is on its way to the client, which does not take it.
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_no_client_took_leaves_no_task() {
     let world = World::with(Rules::default(), Script::silent());
@@ -101,7 +101,7 @@ async fn a_client_that_leaves_after_the_handle_changes_nothing() {
     }
 }
 
-/// The head of the handle is out, its body was not read: the task lives.
+/// The head of the handle is out, its body was not read: the task stays.
 #[tokio::test(start_paused = true)]
 async fn a_handle_whose_body_was_not_read_is_a_task() {
     let world = World::with(Rules::default(), Script::of([(seconds(9), Happens::Returns(result("done")))]));

@@ -50,7 +50,7 @@ async fn the_deadline_counts_from_the_dispatch_and_not_from_the_wait_for_a_slot(
     world.is_idle().await;
 }
 
-/// What operators are shown counts from the call, which was sent before its task was made.
+/// The operators' duration counts from the call, which was sent before its task was made.
 #[tokio::test(start_paused = true)]
 async fn a_settled_task_knows_when_its_call_began() {
     for is_cancelled in [false, true] {
@@ -141,7 +141,7 @@ async fn an_unsettled_task_past_its_ttl_fails_and_stays_readable_for_a_while() {
     tokio::time::sleep(seconds(100) - millis(1)).await;
     assert_eq!(world.get(&id).await["status"], "working");
     tokio::time::sleep(millis(1)).await;
-    // Nobody sweeps here: reading it decides.
+    // No sweeper runs here: the read decides.
     let task = world.get(&id).await;
     check_fault(&task, "ttl_expired", "unknown");
     assert_eq!(task["ttlMs"], 160_000, "raised by keep_result_min");
@@ -154,7 +154,7 @@ async fn an_unsettled_task_past_its_ttl_fails_and_stays_readable_for_a_while() {
     world.is_idle().await;
 }
 
-/// B122: byte for byte what an id that never was is answered with.
+/// B122: byte for byte the answer for an id that never existed.
 async fn check_gone(world: &World, id: &str) {
     for method in ["tasks/get", "tasks/cancel"] {
         let gone = world.send(&Ask::task(method, id)).await;
@@ -197,7 +197,7 @@ async fn a_settled_task_stays_readable_for_its_whole_ttl() {
     check_gone(&world, &id).await;
 }
 
-/// A result that comes late raises what is left of the ttl (GW-28).
+/// A late result raises the rest of the ttl (GW-28).
 #[tokio::test(start_paused = true)]
 async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
     let world = World::with(SHORT, Script::returns(seconds(90), "done"));
@@ -245,7 +245,7 @@ async fn the_sweeper_settles_overdue_tasks_and_removes_expired_ones() {
     world.is_idle().await;
 }
 
-/// Those of a store that frees few at a time, as they are large.
+/// Also if the store frees few at a time, as they are large.
 #[tokio::test(start_paused = true)]
 async fn one_sweep_frees_all_that_is_gone_however_few_the_store_frees_at_a_time() {
     let world = World::with(SHORT, Script::silent());

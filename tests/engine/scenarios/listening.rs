@@ -1,4 +1,4 @@
-//! `subscriptions/listen` for tasks: what is acknowledged, what is told, and when.
+//! `subscriptions/listen` for tasks: acknowledgements, notifications, and their moments.
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
@@ -27,7 +27,7 @@ async fn message(answer: &mut Answer) -> Value {
     }
 }
 
-/// The task in `notifications/tasks`, which must be what `tasks/get` says at the same moment (EXT-50).
+/// The task in `notifications/tasks`, which must equal the answer of `tasks/get` at the same moment (EXT-50).
 async fn told(world: &World, answer: &mut Answer, id: &str) -> Value {
     let said = message(answer).await;
     assert_eq!(said["method"], "notifications/tasks");
@@ -71,7 +71,7 @@ async fn ext_49_own_tasks_are_acknowledged_shown_at_once_and_then_whenever_they_
     }
 }
 
-/// T-53: left out is what there is not, and not what nobody could look at.
+/// T-53: an absent task is left out, and not one that could not be read.
 #[tokio::test(start_paused = true)]
 async fn t_53_a_task_that_cannot_be_read_is_not_taken_for_one_that_there_is_not() {
     let world = World::with(Rules::default(), Script::silent());
@@ -86,7 +86,7 @@ async fn t_53_a_task_that_cannot_be_read_is_not_taken_for_one_that_there_is_not(
     assert_eq!(message(&mut answer).await["params"]["notifications"]["taskIds"], json!([id]));
 }
 
-/// EXT-41, GW-25: nobody is shown a question of a kind that it did not declare on this request.
+/// EXT-41, GW-25: no client gets a question of a kind that it did not declare on this request.
 #[tokio::test(start_paused = true)]
 async fn ext_41_a_listener_that_cannot_be_asked_is_not_told_of_the_question() {
     let asks = Script::of([(seconds(5), Happens::Elicits("a"))]);
@@ -158,7 +158,7 @@ async fn ext_47_an_invalid_subscription_is_refused() {
     assert_eq!(message(&mut answer).await["params"]["notifications"], json!({}), "nothing may be asked for");
 }
 
-/// B159, F18: places come back with the client's leaving, whichever way its request was spelt.
+/// B159, F18: permits come back when the client disconnects, in any spelling of its request.
 #[tokio::test(start_paused = true)]
 async fn b159_the_sixty_fifth_stream_of_a_principal_is_refused() {
     let world = World::with(Rules::default(), Script::silent());
@@ -209,7 +209,7 @@ async fn a_listener_that_leaves_changes_nothing() {
     world.is_idle().await;
 }
 
-/// What a slow reader missed is told once, however much it was.
+/// A slow reader gets one notification for any number of missed ones.
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_changes_is_one_change_for_a_slow_reader() {
     const CHANGED: &str = "notifications/tools/list_changed";

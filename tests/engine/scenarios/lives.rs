@@ -41,7 +41,7 @@ impl Process {
         self.over.cancel();
     }
 
-    /// The process ends right after so many more commits, before whoever made the last one learns of it.
+    /// The process ends right after so many more commits, before the writer of the last one learns of it.
     pub(crate) fn ends_after(&self, writes: usize) {
         self.writes.store(writes, Ordering::SeqCst);
         if writes == 0 {
@@ -53,7 +53,7 @@ impl Process {
         self.over.is_cancelled()
     }
 
-    /// Does something as long as the process lives.
+    /// Runs a future as long as the process lives.
     async fn living<T>(&self, doing: impl Future<Output = T>) -> T {
         match self.over.run_until_cancelled(doing).await {
             Some(done) if !self.is_over() => done,

@@ -1,4 +1,4 @@
-//! The answer to a 2025-11-25 creation waits a moment for what a quick tool comes to, so that the first poll finds it.
+//! The answer to a 2025-11-25 creation waits a moment for the outcome of a quick tool, so that the first poll finds it.
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
@@ -23,7 +23,7 @@ async fn made(world: &World) -> (Value, std::time::Duration, Value) {
     (handle["status"].clone(), at, status)
 }
 
-/// L25-10, T-79: whatever the task came to meanwhile, it begins as `working`.
+/// L25-10, T-79: with any state meanwhile, the task begins as `working`.
 #[tokio::test(start_paused = true)]
 async fn t_79_the_first_poll_of_a_quick_call_finds_its_end() {
     let asks = || Script::of([(millis(4), Happens::Elicits("q"))]);
@@ -49,7 +49,7 @@ async fn the_row_is_stored_before_the_call_is_sent() {
     world.is_idle().await;
 }
 
-/// T-27: nobody knows a task whose client left before it had the handle.
+/// T-27: no client knows a task whose client disconnected before it had the handle.
 #[tokio::test(start_paused = true)]
 async fn t_27_a_client_that_leaves_in_that_moment_leaves_no_call_behind() {
     let world = World::with(Rules::default(), Script::silent());

@@ -1,4 +1,4 @@
-//! Calls that their client gave a name: made once, found again, whatever happens in between (B135, T-27, F47).
+//! Calls with a key of their client: made once, found again, through anything in between (B135, T-27, F47).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -158,7 +158,7 @@ async fn a_call_that_is_answered_under_a_key_is_made_once_and_each_repetition_ha
     }
 }
 
-/// GW-46: a cancel is stored while the call returns, so its outcome is everybody's.
+/// GW-46: a cancel is stored while the call returns, so it is the outcome for every client.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_comes_before_the_result_is_the_outcome_for_the_waiting_client_too() {
     let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
@@ -235,7 +235,7 @@ async fn a_key_is_one_for_clients_with_tasks_and_without() {
     }
 }
 
-/// GW-46: who asks for the same is told what the first one is asked, as long as that one is there.
+/// GW-46: a client that repeats the call gets the progress and the first client's questions, as long as that one is there.
 #[tokio::test(start_paused = true)]
 async fn progress_and_questions_under_a_key_go_to_the_first_client() {
     let script = Script::of([(seconds(1), Happens::Progress(1.0, "half")), elicits("a", 1), heard(1), returns(2)]);
@@ -271,7 +271,7 @@ async fn a_repetition_that_comes_while_a_question_is_open_is_asked_too() {
     world.is_idle().await;
 }
 
-/// GW-46: nobody is there to be asked, so the server hears that at once, and goes on.
+/// GW-46: there is no client to ask, so the server gets a refusal at once, and goes on.
 #[tokio::test(start_paused = true)]
 async fn a_question_under_a_key_is_refused_where_its_client_has_left() {
     let world = World::with(Rules::default(), Script::of([elicits("a", 5), heard(1), returns(1)]));
@@ -282,7 +282,7 @@ async fn a_question_under_a_key_is_refused_where_its_client_has_left() {
     world.is_idle().await;
 }
 
-/// GW-46: whatever the process ended in.
+/// GW-46: in any state at the end of the process.
 #[tokio::test(start_paused = true)]
 async fn a_key_of_a_client_without_tasks_outlives_the_process() {
     let durable = Rules { durable: true, in_flight_max: 1, ..Rules::DEFAULT };
@@ -298,7 +298,7 @@ async fn a_key_of_a_client_without_tasks_outlives_the_process() {
     }
     assert_eq!(world.upstream.calls().len(), 2, "each once");
     world.is_idle().await;
-    // One that nobody can go on with has an outcome, and keeps its key.
+    // A call that cannot be resumed has an outcome, and keeps its key.
     let world = World::with(durable, Script::silent());
     let _lost = world.client(&running);
     tokio::time::sleep(seconds(3)).await;
@@ -388,7 +388,7 @@ async fn an_outcome_without_a_run_holds_no_key() {
     }
 }
 
-/// GW-48: a queue that is full refuses before there is a row, whatever the call is to become.
+/// GW-48: a full queue refuses before there is a row, for any form of the call.
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_refuses_before_a_row_is_written() {
     let rules = Rules { in_flight_max: 1, queue_max: 1, ..Rules::default() };
@@ -458,7 +458,7 @@ async fn a_named_call_is_asked_in_its_task() {
     world.is_idle().await;
 }
 
-/// A full house refuses what is new, and finds what is old.
+/// A full store refuses new tasks, and finds existing ones.
 #[tokio::test(start_paused = true)]
 async fn a_repetition_needs_no_place_of_its_own() {
     let world = World::with(Rules { tasks_max: 1, ..Rules::default() }, Script::returns(seconds(5), "done"));

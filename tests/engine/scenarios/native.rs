@@ -1,5 +1,5 @@
-//! Upstreams with tasks of their own, as the engine and the clients see them: which calls ask for such a task,
-//! and what becomes of what only such a task can say.
+//! Upstreams with tasks of their own, as the engine and the clients see them: which calls ask for such a task, and the
+//! messages that only such a task has.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use taskgate::upstream::UpstreamTaskMode;
 use super::script::{Happens, Script, result};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
 
-/// GW-11; the deadline is that of the tool's policy.
+/// GW-11; the deadline is the one of the tool's policy.
 #[tokio::test(start_paused = true)]
 async fn upc_05_a_call_asks_for_a_native_task_where_the_tool_wants_one_or_the_call_may_become_one_here() {
     let wanted = UpstreamTaskMode::WhereServed { deadline: seconds(1800) };

@@ -1,4 +1,4 @@
-//! Modes other than `auto`, and what happens when no more tasks may be had.
+//! Modes other than `auto`, and calls without a permit for a further task.
 
 use serde_json::json;
 use taskgate::store::TaskStore;
@@ -41,7 +41,7 @@ async fn required_without_the_extension_is_refused_and_nothing_is_sent() {
     assert_eq!(world.upstream.saw(), []);
 }
 
-/// EXT-02, EXT-04: whoever did not declare the extension on this request never gets a task.
+/// EXT-02, EXT-04: a client that did not declare the extension on this request never gets a task.
 #[tokio::test(start_paused = true)]
 async fn calls_that_may_not_become_tasks_are_held_to_their_end() {
     for (mode, ask) in [
@@ -59,7 +59,7 @@ async fn calls_that_may_not_become_tasks_are_held_to_their_end() {
     }
 }
 
-/// EXT-05, MOD-26: whatever the policy of tools, other requests are answered plainly.
+/// EXT-05, MOD-26: with any policy of tools, other requests are answered plainly.
 #[tokio::test(start_paused = true)]
 async fn only_tool_calls_become_tasks() {
     for ask in [
@@ -78,7 +78,7 @@ async fn only_tool_calls_become_tasks() {
     }
 }
 
-/// EXT-59: what the older flavour asks for means nothing here, and the upstream does not see it.
+/// EXT-59: a request for a task of the older flavour has no meaning here, and the upstream does not get it.
 #[tokio::test(start_paused = true)]
 async fn a_task_parameter_neither_makes_a_task_nor_reaches_the_upstream() {
     let world = World::with(Rules::default(), Script::returns(millis(1), "done"));

@@ -1,4 +1,4 @@
-//! Questions that nobody is asked (GW-16). Those that are put are in `inputs` and `rounds`.
+//! Questions that no client gets (GW-16). Others are in `inputs` and `rounds`.
 
 use serde_json::{Value, json};
 use taskgate::task::TaskMode;
@@ -36,7 +36,7 @@ async fn undeclared_roots_are_refused_and_the_call_goes_on() {
     check(world, &Ask::call().without_extension(), "-32601").await;
 }
 
-/// What the upstream is answered, and that its call goes on to its result.
+/// The upstream gets this answer, and its call goes on to its result.
 async fn check(world: World, ask: &Ask, answer: &str) {
     let first = world.send(ask).await.json().await["result"].take();
     let result = match first["taskId"].as_str() {
@@ -56,7 +56,7 @@ fn declaring(capability: &str) -> Value {
 
 const UNANSWERED: [&str; 3] = [r#"{"action":"cancel"}"#, "-1", "-32603"];
 
-/// Methods that know no rounds (MOD-26): nobody can be asked.
+/// Methods without rounds (MOD-26): no client can be asked.
 #[tokio::test(start_paused = true)]
 async fn mod26_a_question_in_another_method_is_refused_as_unanswered_and_the_call_goes_on() {
     for ((question, capability), answer) in KINDS.into_iter().zip(UNANSWERED) {
@@ -65,7 +65,7 @@ async fn mod26_a_question_in_another_method_is_refused_as_unanswered_and_the_cal
     }
 }
 
-/// EXT-41, GW-16: a task's client is not asked what it did not declare; the upstream is told so.
+/// EXT-41, GW-16: a task's client gets no question of an undeclared capability; the upstream gets a refusal.
 #[tokio::test(start_paused = true)]
 async fn an_undeclared_question_in_a_task_is_refused_and_the_task_goes_on() {
     for ((question, _), answer) in KINDS.into_iter().zip(["-32602", "-32601", "-32601"]) {
@@ -82,7 +82,7 @@ async fn an_unknown_question_is_refused_and_the_call_goes_on() {
     }
 }
 
-/// UPC-21, EXT-60, GW-12: the upstream is told what this request declares, less tasks, and no more.
+/// UPC-21, EXT-60, GW-12: the upstream gets the capabilities of this request, less tasks, and no more.
 #[tokio::test(start_paused = true)]
 async fn the_upstream_learns_this_requests_capabilities_alone() {
     let world = World::with(Rules::default(), Script::returns(seconds(1), "done"));

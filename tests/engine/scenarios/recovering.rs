@@ -1,5 +1,5 @@
-//! Calls across lives of the process: what was in flight when it ended is taken up, sent again, or settled, and nothing
-//! is sent twice that may not be (GW-39).
+//! Calls across processes: calls in flight at the end of one are resumed, sent again, or settled, and no call is sent
+//! twice that may not be (GW-39).
 
 use std::io::{Read as _, Seek as _};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ async fn f06_f09_a_call_that_can_be_taken_up_goes_on_and_is_never_sent_twice() {
     world.is_idle().await;
 }
 
-/// GW-39: what is left where a call cannot be taken up, by what the operator says and the tool says of itself.
+/// GW-39: the outcome of a call that cannot be resumed, by the operator's settings and the tool's annotations.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_cannot_be_taken_up_is_sent_again_only_where_it_may_be() {
     let silent = Script::silent;
@@ -132,8 +132,8 @@ async fn a_call_that_is_in_flight_at_three_crashes_in_a_row_is_poison() {
     }
 }
 
-/// F23: lives that end before they look at a task take nothing from it, and a sign from its upstream gives it back
-/// what others took.
+/// F23: processes that end before they look at a task use no attempt, and an event of its upstream gives back the
+/// attempts that others used.
 #[tokio::test(start_paused = true)]
 async fn f23_crashes_during_recovery_burn_no_attempts() {
     let events = (1..100).map(|n| (seconds(4 * n), Happens::Progress(1.0, "on")));
@@ -170,7 +170,7 @@ async fn f23_a_silent_call_that_stays_up_is_no_poison() {
     assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
 }
 
-/// A life that drains is no crash, however many of them end before the upstream says anything.
+/// A drain is no crash, however many of them come before the upstream's first event.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_many_drains_let_go_of_is_no_poison() {
     let script = Script::returns(seconds(600), "done").resumed(Resumes::Follows);
@@ -299,7 +299,7 @@ async fn f14_an_acknowledged_answer_is_handed_over_after_the_crash() {
     let world = World::with(DURABLE, asking().resumed(Resumes::Follows));
     let id = world.handle(&elicits()).await;
     let key = keys(&world, &id).await.remove(0);
-    // Accepting it is the last commit of this life.
+    // Accepting it is the last commit of this process.
     world.life.ends_after(1);
     let update = world.client(&answer(&id, &key));
     tokio::time::sleep(seconds(1)).await;
@@ -376,7 +376,7 @@ async fn a_deadline_counts_from_the_dispatch_in_every_life() {
     assert_eq!(world.upstream.cancels(), 1);
 }
 
-/// T-56: nobody can come back for a call that was held between two rounds, so its upstream is told.
+/// T-56: no client can return for a call that was held between two rounds, so its upstream gets a cancel.
 #[tokio::test(start_paused = true)]
 async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
     let world = World::with(DURABLE, asking().resumed(Resumes::Follows));
@@ -438,7 +438,7 @@ async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
     assert!(cut >= 6, "the process ended in mid-call {cut} times");
 }
 
-/// F67: what a later life can go on with is not waited for, and its upstream is told nothing.
+/// F67: the drain does not wait for a call that a later process can resume, and its upstream gets no message.
 #[tokio::test(start_paused = true)]
 async fn a_drain_leaves_resumable_calls_to_the_next_process() {
     let world = World::choosing(Rules { in_flight_max: 2, ..DURABLE }, |call| match call.params.contains("other") {
@@ -461,7 +461,7 @@ async fn a_drain_leaves_resumable_calls_to_the_next_process() {
     world.is_idle().await;
 }
 
-/// More rows than are read at a time, each taken up once, and those of this life left alone.
+/// More rows than are read at a time, each resumed once, and those of this process left alone.
 #[tokio::test(start_paused = true)]
 async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
     const MANY: usize = 600;
@@ -484,7 +484,7 @@ async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
     world.is_idle().await;
 }
 
-/// A row may be beyond reading for as long as the process lives.
+/// A row may be unreadable for as long as the process lives.
 #[tokio::test(start_paused = true)]
 async fn an_error_that_keeps_recovery_from_a_row_is_logged_once() {
     let log = Arc::new(tempfile::tempfile().unwrap());

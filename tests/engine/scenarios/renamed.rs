@@ -1,4 +1,4 @@
-//! Calls across lives of the process between which the operator gives tools other names.
+//! Calls across processes between which the operator renames tools.
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ pub(crate) fn answers(world: &World) -> Vec<Saw> {
     world.upstream.saw().into_iter().filter(|saw| matches!(saw, Saw::Answer { .. })).collect()
 }
 
-/// What a round holds.
+/// The content of a round.
 pub(crate) struct Round {
     pub(crate) keys: Vec<String>,
     pub(crate) state: Value,
@@ -106,7 +106,7 @@ async fn a_plain_call_is_asked_answers_and_gets_its_result() {
     }
 }
 
-/// MOD-26: prompts and resources ask too; elsewhere nobody can be asked.
+/// MOD-26: prompts and resources have questions too; elsewhere no client can be asked.
 #[tokio::test(start_paused = true)]
 async fn mod26_prompts_and_resources_have_rounds_as_tools_have() {
     for (method, member) in [("prompts/get", "name"), ("resources/read", "uri")] {
@@ -118,7 +118,7 @@ async fn mod26_prompts_and_resources_have_rounds_as_tools_have() {
     }
 }
 
-/// MOD-29: what is missing is asked again at once, what is too much is ignored, and a repetition changes nothing.
+/// MOD-29: a missing answer is asked for again at once, a superfluous one is ignored, and a repetition changes nothing.
 #[tokio::test(start_paused = true)]
 async fn mod29_missing_answers_are_asked_for_again_and_repeated_ones_ignored() {
     let script = Script::of([elicits("a", 1), elicits("b", 1), heard(2), returns(9)]);
@@ -148,7 +148,7 @@ async fn a_malformed_answer_is_refused_and_the_call_stays_held() {
         let ask = again(&plain(), &asked, &[]).member("inputResponses", wrong);
         assert_eq!(world.send(&ask).await.json().await["error"]["code"], -32602);
     }
-    // MOD-27: this request does not declare what is still open.
+    // MOD-27: this request does not declare the capability of the open question.
     let lacking = world.send(&again(&plain(), &asked, &[]).declaring(json!({}))).await;
     assert_eq!(lacking.status, 400);
     assert_eq!(lacking.json().await["error"]["code"], -32021);
@@ -187,7 +187,7 @@ async fn b135_a_state_that_is_not_this_requests_runs_nothing() {
     world.is_idle().await;
 }
 
-/// No face finds a hidden task, whoever knows its id.
+/// No face finds a hidden task, also by its id.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_is_no_task_of_anybodys() {
     let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(2)]));
@@ -202,7 +202,7 @@ async fn a_held_call_is_no_task_of_anybodys() {
     world.is_idle().await;
 }
 
-/// MOD-20: leaving cancels while somebody waits; between two rounds nobody is there who could leave.
+/// MOD-20: a disconnect cancels while a client waits; between two rounds there is no connection.
 #[tokio::test(start_paused = true)]
 async fn leaving_cancels_a_call_that_is_waited_for_and_no_other() {
     let script = Script::of([elicits("a", 1), heard(1), returns(60)]);
@@ -239,7 +239,7 @@ async fn a_client_that_leaves_before_its_round_cancels_the_call() {
     world.is_idle().await;
 }
 
-/// MOD-19, MOD-27: what this client can be asked is what its last request says.
+/// MOD-19, MOD-27: the client's last request decides which questions it can get.
 #[tokio::test(start_paused = true)]
 async fn mod27_a_question_after_a_retry_is_judged_by_the_retry() {
     let script = Script::of([
@@ -272,7 +272,7 @@ async fn a_call_goes_on_while_one_client_waits_for_it() {
     world.is_idle().await;
 }
 
-/// An end that nobody waited for is kept for a while, a fault like a result.
+/// An end between two rounds is kept for a while, a fault like a result.
 #[tokio::test(start_paused = true)]
 async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
     for (end, good) in [(Happens::Returns(result("done")), true), (Happens::Faults(-32050, "broke"), false)] {
@@ -290,7 +290,7 @@ async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
     }
 }
 
-/// GW-18: nobody comes back, the upstream is told so, and what it makes of it is kept for a while.
+/// GW-18: the client does not return, the upstream gets a cancel, and its result is kept for a while.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_round_of_a_held_call_is_cancelled_at_its_deadline() {
     let world = World::with(
@@ -304,7 +304,7 @@ async fn an_unanswered_round_of_a_held_call_is_cancelled_at_its_deadline() {
     world.is_idle().await;
 }
 
-/// GW-17: what the upstream took back meanwhile is not asked again.
+/// GW-17: a question that the upstream cancelled meanwhile is not asked again.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_between_two_rounds_is_no_more() {
     let script =
@@ -319,7 +319,7 @@ async fn a_question_that_is_taken_back_between_two_rounds_is_no_more() {
     world.is_idle().await;
 }
 
-/// T-58 in its way: without a place nobody can be held, and the question is refused.
+/// T-58 for rounds: without a permit no call can be held, and the question is refused.
 #[tokio::test(start_paused = true)]
 async fn without_a_place_the_question_is_refused_and_the_call_goes_on() {
     let world = World::with(
@@ -331,7 +331,7 @@ async fn without_a_place_the_question_is_refused_and_the_call_goes_on() {
     world.is_idle().await;
 }
 
-/// GW-06: eight rounds; what is asked beyond is refused, and the call goes on.
+/// GW-06: eight rounds; further questions are refused, and the call goes on.
 #[tokio::test(start_paused = true)]
 async fn after_eight_rounds_questions_are_refused() {
     let mut events = Vec::new();
@@ -358,7 +358,7 @@ async fn after_eight_rounds_questions_are_refused() {
     world.is_idle().await;
 }
 
-/// The held call's time to live ends it like a task's, and whoever waits is told.
+/// The held call's deadline ends it like a task's, and a waiting client gets the error.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_outlives_its_deadline_is_ended() {
     let rules = Rules { deadline: seconds(30), input_deadline: seconds(500), ..Rules::mode(TaskMode::Never) };

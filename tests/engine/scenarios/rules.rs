@@ -1,4 +1,4 @@
-//! What the operator says about the one tool of the scenarios.
+//! The operator's settings for the one tool of the scenarios.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use taskgate::task::{AfterCrash, EarlyInput, SplitRule, TaskMode, ToolPolicy};
 
 use super::world::{GRACE, seconds};
 
-/// What may differ from test to test.
+/// The settings that differ from test to test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) mode: TaskMode,

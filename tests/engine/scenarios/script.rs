@@ -1,4 +1,4 @@
-//! An upstream that does what a script says, when it says it, and keeps what it was told.
+//! A scripted upstream, with the moments of its events, that records its requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::stores::GatedStore;
 
-/// What happens in an exchange, once its moment has come.
+/// An event of an exchange, once its moment has come.
 #[derive(Clone, Debug)]
 pub(crate) enum Happens {
     /// `progress` and its message; an empty message is none.
@@ -44,7 +44,7 @@ pub(crate) enum Happens {
     /// An error with this `data`.
     FaultsWith(i64, &'static str),
     Loses(Reason, Executed),
-    /// What the upstream says of its own task.
+    /// The upstream's status message of its own task.
     States(&'static str),
     /// Names subtasks of its own, each of which goes on as the rest of the script does.
     Names(&'static [&'static str]),
@@ -73,14 +73,14 @@ pub(crate) struct Script {
     pub(crate) answer_takes: Duration,
     /// How long the upstream takes to hear a cancel.
     pub(crate) cancel_takes: Duration,
-    /// What becomes of the call where another process takes it up; `None` if it says nowhere where it stands.
+    /// The upstream's answer to a resumption by another process; `None` if the call has no resume token.
     pub(crate) resumes: Option<Resumes>,
 }
 
-/// How an upstream answers to whoever takes a call up.
+/// An upstream's answer to a resumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resumes {
-    /// The call goes on as if nothing had happened; what was not heard is said.
+    /// The call goes on as if nothing had happened; missed events are sent again.
     Follows,
     /// It knows nothing of the call.
     Refuses,
@@ -114,7 +114,7 @@ pub(crate) fn result(text: &str) -> String {
     json!({ "content": [{ "type": "text", "text": text }] }).to_string()
 }
 
-/// What the upstream saw of all requests but `tools/list`, in order. Calls are counted from 0.
+/// All requests at the upstream but `tools/list`, in order. Calls are counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saw {
     /// A call is to be sent; so many tasks lay in the store at that moment.
@@ -326,7 +326,7 @@ struct Running {
 struct Played {
     begun: Instant,
     script: Script,
-    /// Answers that the call got, whoever gave them.
+    /// Answers that the call got, from any exchange.
     answers: Arc<AtomicUsize>,
     /// Events that were heard.
     heard: usize,

@@ -154,7 +154,7 @@ async fn an_element_that_never_pauses_does_not_hold_back_the_others() {
     asked.abort();
 }
 
-/// What one element asks is asked of the task, and its answer goes to that element's call.
+/// A question of one element is a question of the task, and its answer goes to that element's call.
 #[tokio::test(start_paused = true)]
 async fn questions_of_elements_are_the_tasks_and_each_answer_reaches_its_own_call() {
     let world = World::choosing(SPLIT, |_| {

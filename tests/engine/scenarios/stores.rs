@@ -1,4 +1,4 @@
-//! A store, in memory where nothing else is said, whose writes can be held up, and are counted, and that does wrong what a test wants it to.
+//! A store, in memory by default, that can delay its writes, counts them, and has the faults that a test sets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::store_faults::{Method, StoreFault, StoreFaults};
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
 pub(crate) struct GatedStore {
-    /// As the life that uses it has it open.
+    /// As the current process has opened it.
     inner: Mutex<Arc<dyn TaskStore>>,
-    /// What can be had open by several.
+    /// The rows, which several gateways can open.
     memory: Option<MemoryStore>,
     /// Whether several have it open.
     is_shared: AtomicBool,
-    /// Whether nothing is heard of what others write.
+    /// Whether it gets no hints of others' writes.
     pub(crate) is_deaf: AtomicBool,
     pub(crate) faults: StoreFaults,
     /// One permit lets one insert through.
@@ -41,11 +41,11 @@ pub(crate) struct GatedStore {
     pub(crate) is_time_distrusted: AtomicBool,
     /// So many rows are freed at a time, however many may be.
     pub(crate) frees_max: AtomicUsize,
-    /// Whether whoever uses it has to wait for a turn before it does something, and again before it says so.
+    /// Whether each operation waits for a turn before it begins, and again before it returns.
     pub(crate) pauses: AtomicBool,
-    /// After the next change, whatever becomes of it, so many reads fail.
+    /// After the next change, with any result, so many reads fail.
     pub(crate) blind_after: AtomicUsize,
-    /// Rows of which nobody knows whether they were inserted.
+    /// Rows whose insert is unknown.
     doubtful: Mutex<BTreeSet<TaskKey>>,
     /// No change of this task is stored, and it is not removed.
     pub(crate) stuck: Mutex<Option<TaskKey>>,
@@ -54,7 +54,7 @@ pub(crate) struct GatedStore {
     loaded: AtomicUsize,
 }
 
-/// Of a row that nobody has written since it was inserted.
+/// The revision of a row that was not written since its insert.
 const FIRST: Revision = Revision(1);
 /// More permits than any test uses.
 const OPEN: usize = 1 << 20;
@@ -93,7 +93,7 @@ impl GatedStore {
         })
     }
 
-    /// The life that used it has ended, and the next one begins.
+    /// The process that used it has ended, and the next one begins.
     pub(crate) fn next_life(&self) {
         let Some(memory) = &self.memory else { return };
         let ended = std::mem::replace(&mut *self.inner.lock(), Arc::new(memory.join()));
@@ -110,7 +110,7 @@ impl GatedStore {
         other
     }
 
-    /// Declares the life that has this store open ended. It goes on, and does not know.
+    /// Declares the gateway that has this store open ended. It goes on, and does not know.
     pub(crate) fn is_declared_ended(&self) {
         self.memory.as_ref().expect("a store in memory").end_incarnation(self.holder());
     }
@@ -123,7 +123,7 @@ impl GatedStore {
         keys
     }
 
-    /// Another life writes each unsettled task, as it does for one that it shows and did not make. Returns their keys.
+    /// Another gateway writes each unsettled task, as for one that it shows and did not insert. Returns their keys.
     pub(crate) async fn are_seen_by_others(&self) -> Vec<TaskKey> {
         let keys = self.unsettled().await;
         for key in &keys {
@@ -296,7 +296,7 @@ impl TaskStore for GatedStore {
     }
 
     async fn resolve_write(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        // Whoever cannot read cannot do this either.
+        // A store that cannot be read cannot do this either.
         let settled = async {
             let settle = async {
                 let found = self.inner().resolve_write(key, now).await?;
@@ -326,7 +326,7 @@ impl TaskStore for GatedStore {
 
     fn reach(&self) -> Reach {
         match &self.memory {
-            // Its lives have followed one another.
+            // Its processes have followed one another.
             Some(_) if !self.is_shared.load(Ordering::Relaxed) => Reach::Process,
             Some(_) | None => self.inner().reach(),
         }

@@ -1,4 +1,4 @@
-//! Plain calls that are shown as a stream: life signs, progress and log messages.
+//! Plain calls with a stream: comments, progress and log messages.
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
@@ -25,7 +25,7 @@ async fn a_silent_call_that_cannot_be_promoted_shows_that_it_lives() {
     }
 }
 
-/// A client that takes no stream waits in silence, and one event is no life sign too many.
+/// A client that takes no stream waits in silence, and gets its answer as one body.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_no_stream_gets_its_answer_alone() {
     let chatty = [(seconds(20), Happens::Progress(1.0, "one")), (seconds(50), Happens::Returns(result("done")))];
@@ -101,7 +101,7 @@ async fn a_question_after_the_first_event_is_refused_in_the_stream() {
     world.is_idle().await;
 }
 
-/// What a client that wants progress sees of a call: when, and at which value.
+/// The progress events of a call: their moments and values.
 async fn progress_of(rules: Rules, events: impl IntoIterator<Item = (u64, Happens)>) -> Vec<(u64, Option<f64>)> {
     let events = events.into_iter().map(|(at, happens)| (seconds(at), happens));
     let world = World::with(rules, Script::of(events.collect::<Vec<_>>()));
@@ -138,7 +138,7 @@ async fn mod_22_a_silent_call_shows_progress_that_hardly_rises() {
     let off = progress_of(Rules { life_signs: false, ..never }, chatty()).await;
     let expected = [(15, None), (30, None), (40, Some(0.0)), (55, None), (64, Some(1.0)), (79, None), (94, None)];
     assert_eq!(off, expected, "switched off, comments do");
-    // Within a grace period nothing is written; a call that outlives it without a task lives on like any other.
+    // Within a grace period nothing is written; a call that outlives it without a task goes on like any other.
     let held = Rules { stored_bytes_max: 0, ..Rules::default() };
     let shown = progress_of(held, [(20, Happens::Returns(result("done")))]).await;
     assert_eq!(shown.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [17]);

@@ -1,4 +1,4 @@
-//! Trees of tasks under random schedules: what SEP-2268 promises holds whenever anybody looks.
+//! Trees of tasks under random schedules: the promises of SEP-2268 hold at every read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use taskgate::task::{AfterCrash, Answer, Phase, Plan, Principal, Task, TaskId, T
 use super::script::{Happens, Resumes, Script, payload, result};
 use super::world::{Rules, World, millis, seconds};
 
-/// What somebody does, at a second of the schedule.
+/// An action at a second of the schedule.
 #[derive(Clone, Debug)]
 enum Act {
     CancelParent,
@@ -23,7 +23,7 @@ enum Act {
     Crash,
 }
 
-/// One element's call: how many seconds it takes, whether it asks something first, and whether another life can take it up.
+/// One element's call: how many seconds it takes, whether it asks something first, and whether another process can resume it.
 type Element = (u64, bool, bool);
 
 fn acts() -> impl Strategy<Value = Vec<(u64, Act)>> {
@@ -40,12 +40,12 @@ fn key(id: TaskId) -> TaskKey {
     TaskKey { owner: Principal::local(), id }
 }
 
-/// A row, whoever may see it.
+/// A row, also a hidden one.
 async fn row(world: &World, id: TaskId) -> Option<Arc<Task>> {
     world.store.load(&key(id), Timestamp::from_millis(0)).await.unwrap().map(|row| row.task)
 }
 
-/// What was seen of a tree.
+/// The record of a tree.
 #[derive(Default)]
 struct SeenTree {
     children: Vec<TaskId>,

@@ -40,18 +40,18 @@ async fn waiting(world: &World) -> (String, CallPermit) {
     (id, place)
 }
 
-/// How the next mark goes wrong, and what comes before the store is well again.
+/// The fault of the next mark, and of the store before it works again.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// No change is made.
     Away,
     /// The same, since the disk below the store is full.
     NoRoom,
-    /// It is made, and nobody knows; then nothing can be read for a while.
+    /// It is made, with an unknown commit; then nothing can be read for a while.
     Made,
     /// The same, and then the store cannot say for long how the row stands.
     MadeAndInDoubt,
-    /// It is not made, and nobody knows.
+    /// It is not made, with an unknown commit.
     NotMade,
 }
 
@@ -122,7 +122,7 @@ async fn the_deadline_of_a_call_that_waits_for_the_store_has_not_begun() {
     world.is_idle().await;
 }
 
-/// L6: whatever became of the mark.
+/// L6: with any result of the mark.
 #[tokio::test(start_paused = true)]
 async fn l6_a_cancel_while_a_task_waits_for_the_store_sends_nothing() {
     for trouble in Trouble::EACH {
@@ -158,7 +158,7 @@ async fn a_task_whose_time_is_over_while_it_waits_for_the_store_is_not_sent() {
     world.is_idle().await;
 }
 
-/// F75, L4: a row that says `working`, and who holds it, is nobody's leave to send it but its holder's.
+/// F75, L4: only the holder of a row in `working` may send it.
 #[tokio::test(start_paused = true)]
 async fn f75_a_gateway_that_is_replaced_while_a_task_waits_for_the_store_sends_nothing() {
     for trouble in Trouble::EACH {
@@ -188,7 +188,7 @@ async fn f75_a_gateway_that_is_replaced_while_a_task_waits_for_the_store_sends_n
     }
 }
 
-/// F76: after `alone_max`, or where the gateway ends, it is left as it is stored: whoever takes it over sends it.
+/// F76: after `alone_max`, or where the gateway ends, it is left as it is stored: the gateway that takes it over sends it.
 #[tokio::test(start_paused = true)]
 async fn f76_a_task_that_waits_for_the_store_when_the_calls_end_is_left_to_the_next_life() {
     for why in [Some(Reason::ReplicaLost), None] {
@@ -207,7 +207,7 @@ async fn f76_a_task_that_waits_for_the_store_when_the_calls_end_is_left_to_the_n
         assert_eq!(next.upstream.calls().len(), 1);
         next.is_idle().await;
     }
-    // Where there is no next life it is waited for, until nothing is any more.
+    // Without a next process the drain waits for it, as long as it waits at all.
     let world = World::with(Rules { durable: false, ..rules() }, returns());
     let (_, place) = waiting(&world).await;
     Trouble::Away.strike(&world);

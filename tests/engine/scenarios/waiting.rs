@@ -1,5 +1,5 @@
-//! Calls that run on while the store is away: what they have to store waits for it, and is done once; neither a cancel nor the
-//! call's time nor the end of the gateway waits with it.
+//! Calls that run on while the store is unavailable: their writes wait for it, and are done once; neither a cancel nor
+//! the call's time nor the end of the gateway waits with them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::world::{Ask, Rules, World, millis, seconds};
 /// More than any test uses.
 const ALWAYS: usize = 1_000_000;
 
-/// Longer than any of these tests has the store away, but for those of the deadline itself.
+/// Longer than the store is unavailable in any of these tests, but for those of the deadline itself.
 pub(super) const DEADLINE: Duration = seconds(300);
 
 pub(super) fn rules() -> Rules {
@@ -42,7 +42,7 @@ pub(super) async fn task(world: &World, ask: Ask) -> String {
     world.handle(&ask.declaring(declared())).await
 }
 
-/// Waits until a task asks something; the keys of what it asks.
+/// Waits until a task asks something; returns the keys of its questions.
 pub(super) async fn asking(world: &World, id: &str) -> Vec<String> {
     for _ in 0..60 {
         let task = get(world, id).await;
@@ -72,7 +72,7 @@ pub(super) async fn ends(world: &World, id: &str) -> Value {
     panic!("it does not end: {}", get(world, id).await);
 }
 
-/// A row, whoever may see it.
+/// A row, also a hidden one.
 pub(super) async fn row(world: &World, key: &TaskKey) -> Option<Arc<Task>> {
     world.store.load(key, Timestamp::from_millis(0)).await.unwrap().map(|row| row.task)
 }
@@ -104,7 +104,7 @@ async fn f71_a_question_waits_for_the_store_and_is_asked_once() {
     }
 }
 
-/// What is asked meanwhile comes in its order behind it.
+/// Later questions come in their order behind it.
 #[tokio::test(start_paused = true)]
 async fn questions_that_wait_for_the_store_keep_their_order() {
     for trouble in Trouble::EACH {
@@ -156,7 +156,7 @@ async fn l6_a_cancel_ends_a_call_whose_question_waits_for_the_store() {
     }
 }
 
-/// F76: whoever ends the calls ends it, too.
+/// F76: the end of all calls ends it, too.
 #[tokio::test(start_paused = true)]
 async fn f76_a_question_that_waits_for_the_store_holds_up_no_end_of_the_calls() {
     for trouble in Trouble::EACH {
@@ -168,7 +168,7 @@ async fn f76_a_question_that_waits_for_the_store_holds_up_no_end_of_the_calls() 
     }
 }
 
-/// GW-41: a call is not left to a later life behind a question that nobody but this one knows.
+/// GW-41: a call is not left to a later process behind a question that only this process knows.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_left_to_a_later_life_is_left_with_its_question() {
     for trouble in Trouble::EACH {
@@ -189,7 +189,7 @@ async fn a_call_that_is_left_to_a_later_life_is_left_with_its_question() {
     }
 }
 
-/// GW-41: nor before one that was taken back: the later life would show it until its deadline.
+/// GW-41: nor before one that was cancelled: the later process would show it until its deadline.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_left_to_a_later_life_is_left_without_the_question_that_was_taken_back() {
     for trouble in Trouble::EACH {
@@ -213,7 +213,7 @@ async fn a_call_that_is_left_to_a_later_life_is_left_without_the_question_that_w
     }
 }
 
-/// A question that is taken back while it waits is asked of nobody.
+/// A question that is cancelled while it waits is not asked.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_while_it_waits_is_not_asked() {
     for trouble in Trouble::EACH {
@@ -227,7 +227,7 @@ async fn a_question_that_is_taken_back_while_it_waits_is_not_asked() {
     }
 }
 
-/// U29: what is taken back is kept until the task knows of it, and so counts as what is open does.
+/// U29: a cancelled question is kept until the task knows of it, and so counts like an open one.
 #[tokio::test(start_paused = true)]
 async fn u29_questions_that_are_taken_back_while_the_store_is_away_are_bounded() {
     const ASKED: usize = 40;
@@ -298,7 +298,7 @@ async fn a_client_that_leaves_while_its_question_waits_cancels_its_call() {
     world.is_idle().await;
 }
 
-/// MOD-26: what cannot be read when a round is due is asked once it can.
+/// MOD-26: a round that cannot be read when it is due is asked once it can.
 #[tokio::test(start_paused = true)]
 async fn a_round_that_cannot_be_read_is_asked_once_it_can() {
     let world = World::with(Rules::mode(TaskMode::Never), asks());
@@ -336,7 +336,7 @@ const DEMAND: &str =
 async fn demanded(trouble: Trouble) -> (World, String) {
     let asked = std::sync::atomic::AtomicBool::new(false);
     let world = World::choosing(rules(), move |_| match asked.swap(true, std::sync::atomic::Ordering::Relaxed) {
-        // What comes before the error has its place kept.
+        // The offset of the event before the error is stored.
         false => Script::of([
             (seconds(1), Happens::Progress(1.0, "at work")),
             (seconds(5), Happens::FaultsWith(-32042, DEMAND)),
@@ -407,7 +407,7 @@ async fn f76_an_outcome_that_waits_for_the_store_ends_with_the_calls() {
     }
 }
 
-/// T-27, F76: so does a row that nobody knows, and that cannot be dropped.
+/// T-27, F76: so does a row without a handle that cannot be removed.
 #[tokio::test(start_paused = true)]
 async fn f76_a_row_that_cannot_be_dropped_holds_up_no_end_of_the_calls() {
     let world = World::with(rules(), Script::returns(seconds(5), "done"));
@@ -439,7 +439,7 @@ async fn a_held_call_whose_client_left_is_settled_once_the_store_is_back() {
     world.is_idle().await;
 }
 
-/// MOD-10: what a client must declare it hears at once.
+/// MOD-10: a client learns at once which capability it must declare.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_its_client_cannot_serve_is_refused_while_the_store_is_away() {
     let asks = Happens::AsksFor("sampling/createMessage", "{}");

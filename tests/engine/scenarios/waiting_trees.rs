@@ -1,4 +1,4 @@
-//! Split calls and calls with subtasks while the store is away: what passes between a task and those below it waits, too.
+//! Split calls and calls with subtasks while the store is unavailable: messages between a task and those below it wait, too.
 
 use serde_json::json;
 use taskgate::engine::CallEvent;
@@ -11,7 +11,7 @@ use super::unmarked::{Trouble, key};
 use super::waiting::{DEADLINE, answer, asking, asks, ends, row, rules, task};
 use super::world::{Ask, Rules, World, millis, seconds};
 
-/// What goes wrong with the answer to an element's question: the store has trouble, or the element's row alone (`None`).
+/// The fault at the answer to an element's question: of the store, or of the element's row alone (`None`).
 fn element_troubles() -> impl Iterator<Item = Option<Trouble>> {
     Trouble::EACH.map(Some).into_iter().chain([None])
 }
@@ -41,7 +41,7 @@ fn heal(world: &World) {
     *world.store.stuck.lock() = None;
 }
 
-/// L5: an answer to an element's question waits until its row takes it, and arrives once: from a later life, too.
+/// L5: an answer to an element's question waits until its row takes it, and arrives once: from a later process, too.
 #[tokio::test(start_paused = true)]
 async fn l5_an_answer_to_a_subtask_waits_for_the_store() {
     for trouble in element_troubles() {
@@ -81,7 +81,7 @@ async fn an_answer_to_a_subtask_that_waits_holds_up_no_end() {
     }
 }
 
-/// The id of what the server names `sub`.
+/// The key of the subtask that the server names `sub`.
 fn subtask_of(id: &str) -> TaskKey {
     let key = key(id);
     TaskKey { id: TaskId::of_subtask(key.id, "sub"), ..key }
@@ -134,7 +134,7 @@ async fn sub_19_a_long_list_of_subtasks_delays_neither_the_deadline_nor_a_cancel
     }
 }
 
-/// SUB-13, F71: what the server names while the store is away becomes a subtask once it is back, once.
+/// SUB-13, F71: a subtask that the server names while the store is unavailable gets its row once it is back, once.
 #[tokio::test(start_paused = true)]
 async fn f71_subtasks_that_are_named_while_the_store_is_away_become_tasks() {
     for trouble in Trouble::EACH.map(Some).into_iter().chain([None]) {
@@ -239,7 +239,7 @@ async fn sub_16_a_row_that_is_stuck_keeps_the_cancel_of_no_other_subtask_from_th
     world.is_idle().await;
 }
 
-/// SUB-16: the server hears that nobody wants the parent as soon as it knows of the last subtask.
+/// SUB-16: the server gets the parent's cancel as soon as it has got the last subtask's.
 #[tokio::test(start_paused = true)]
 async fn sub_16_the_cancel_of_a_tree_reaches_its_top_once_the_last_subtask_was_told() {
     let script = Script { cancel_takes: millis(100), ..names(Resumes::Follows) };

@@ -32,7 +32,7 @@ fn data(answer: &Value) -> &Value {
     &answer["error"]["data"]
 }
 
-/// T1, L8: none of 200 tasks is lost or stays at work, whatever each was about to do when the disk became full, and a cancel that came
+/// T1, L8: none of 200 tasks is lost or stays at work, in any state when the disk became full, and a cancel that came
 /// meanwhile is kept.
 #[tokio::test(start_paused = true)]
 async fn l8_two_hundred_tasks_outlast_a_full_disk_and_a_cancel_is_kept() {
@@ -158,7 +158,7 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     timeout(millis(10), looking.join_all()).await.expect("it ends");
 }
 
-/// L9: what is left to do for a settled task needs a runner, too.
+/// L9: a settled task with pending effects needs a runner, too.
 #[tokio::test(start_paused = true)]
 async fn f97_a_server_is_told_of_a_cancel_of_a_task_that_lost_its_runner() {
     let world = World::with(rules(), Script::returns(seconds(5), "done").resumed(Resumes::Follows));

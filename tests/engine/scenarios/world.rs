@@ -49,7 +49,7 @@ impl Clock for PausedClock {
     }
 }
 
-/// What both faces are made of; the server knows no sessions.
+/// The parts of both faces; the server knows no sessions.
 fn served(rules: Rules, server: Arc<dyn Upstream>, permits: &Arc<CallPermits>, engine: &Arc<Engine>) -> Served {
     static DRAWN: AtomicU64 = AtomicU64::new(1);
     Served {
@@ -98,8 +98,8 @@ impl World {
         Self::alive(rules, Instant::now(), store, upstream, 1)
     }
 
-    /// This process ends without a word, wherever it is; the next one begins with what was stored. Nothing is recovered
-    /// before [`World::recover`].
+    /// This process is killed, in any state; the next one begins with the stored rows. Nothing is recovered before
+    /// [`World::recover`].
     pub(crate) fn next_life(&self) -> Self {
         self.life.end();
         self.store.next_life();
@@ -107,8 +107,8 @@ impl World {
         Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
     }
 
-    /// Another gateway beside this one, at the same rows and the same server. Both follow what the other writes, and take over
-    /// what is left, from here on.
+    /// Another gateway beside this one, at the same rows and the same server. From here on, both follow the other's
+    /// writes, and take over the rows that it leaves.
     pub(crate) fn beside(&self) -> Self {
         static OTHERS: AtomicU64 = AtomicU64::new(1);
         let first_id = OTHERS.fetch_add(1, Ordering::Relaxed) << 40;
@@ -119,7 +119,7 @@ impl World {
         other
     }
 
-    /// What a gateway does by itself.
+    /// The background work of a gateway.
     fn follows(&self) {
         self.follows.call_once(|| {
             let (engine, stop) = (Arc::clone(&self.engine), self.ending.clone());
@@ -166,17 +166,17 @@ impl World {
         }
     }
 
-    /// What recovery makes calls with.
+    /// The targets of recovered calls.
     pub(crate) fn origins(&self) -> CallTargets {
         CallTargets::new([self.target(Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)))])
     }
 
-    /// What calls are made with at this server.
+    /// The target of calls at this server.
     pub(crate) fn target(&self, upstream: Arc<dyn Upstream>) -> CallTarget {
         serving::target(upstream, &self.permits, self.rules.service())
     }
 
-    /// Looks at all that earlier lives left behind.
+    /// Recovers everything that earlier processes left behind.
     pub(crate) async fn recover(&self) {
         recovery::run(Arc::clone(&self.engine), self.origins(), CancellationToken::new()).await;
     }
@@ -225,7 +225,7 @@ impl World {
         Answer::of(self.face.serve(Box::new(ask.inbound())).await, self.started)
     }
 
-    /// The same without waiting: dropping what comes back means that the client leaves.
+    /// The same without waiting: dropping the future disconnects the client.
     pub(crate) fn sending(&self, ask: &Ask) -> impl Future<Output = Answer> + Send + 'static {
         let (face, started, inbound) = (Arc::clone(&self.face), self.started, Box::new(ask.inbound()));
         async move { Answer::of(face.serve(inbound).await, started) }

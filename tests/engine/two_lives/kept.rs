@@ -1,4 +1,4 @@
-//! The store that several lives of a process use one after the other.
+//! The store that several processes use one after the other.
 
 use std::path::Path;
 use std::sync::Arc;

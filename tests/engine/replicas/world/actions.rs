@@ -1,5 +1,5 @@
-//! What replicas do: every decision that the program makes by `taskgate::replica` is made by the same functions here; the others
-//! are [restated](super::super::restated).
+//! The actions of replicas: every decision that the program makes by `taskgate::replica` is made by the same functions
+//! here; the others are [restated](super::super::restated).
 
 use super::*;
 
@@ -21,7 +21,7 @@ impl World {
         if self.keeps(Rule::BarrierFirst) && !replica.trust.may_settle(server.mark) {
             return self.transact(at, 0, Action::Beat);
         }
-        // What is found and not written is given out far more often where that is what is looked at.
+        // Unwritten rows are found and their handles sent far more often where the run is about them.
         let draws = if self.keeps(Rule::EmptyBatchWrites) { 100 } else { 160 };
         match self.choices.below(draws) {
             100.. => self.repeat(at),
@@ -47,7 +47,7 @@ impl World {
         self.replicas[at].jobs.push(job);
     }
 
-    /// Declares somebody dead, or claims a row of somebody who is.
+    /// Declares a replica dead, or claims a row of a dead one.
     fn take_over(&mut self, at: usize) {
         let own = self.replicas[at].incarnation;
         let seen = self.seen(at);
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// One of the newest tasks: what settled long ago is taken back by no failover.
+    /// One of the newest tasks: no failover reverts one that settled long ago.
     fn recent_task(&mut self) -> Option<usize> {
         let back = 1 + self.choices.below(RECENT_TASKS);
         self.judge.count().checked_sub(back)
@@ -100,7 +100,7 @@ impl World {
 
     fn repeat(&mut self, at: usize) {
         let Some(task) = self.recent_task() else { return };
-        // A row in doubt is shown to nobody where it was made.
+        // The replica that inserted a row with an unknown commit shows it to no client.
         let is_hidden = self.replicas[at].job(task).is_some_and(|job| !job.is_stored);
         if self.seen(at).task(task).is_some() && !is_hidden {
             self.transact(at, task, Action::Repeat);
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// What became of a write in doubt, or who was first: the row says it.
+    /// The row resolves an unknown commit, or tells which write was first.
     fn reload(&mut self, at: usize, job: Job) {
         let row = self.seen(at).task(job.task);
         self.tell(format_args!("{at}: reloads {row:?} for {job:?}"));
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// A server carries out a transaction, whether somebody still waits for it or not; one whose row is locked waits.
+    /// A server carries out a transaction, whether its writer still waits or not; one whose row is locked waits.
     pub(super) fn arrive(&mut self, batch: SentBatch) {
         let SentBatch { id, writer, epoch, task, action, .. } = batch;
         let server = &self.servers[batch.server];
@@ -189,13 +189,13 @@ impl World {
         let rows_written = u64::from(write.is_some() || self.keeps(Rule::EmptyBatchWrites));
         let names_standby = server.names_standby;
         let write = write.unwrap_or(Write::EpochOnly);
-        // Whether a row is there is known only once nobody is about to insert it.
+        // A row's absence is certain only once no transaction is about to insert it.
         let row = if let Action::Insert(row) = action { Write::Task(task, row) } else { write };
         if server.is_locked(row, writer, self.keeps(Rule::BarrierQueues)) {
             return self.on_their_way.push(batch);
         }
         let in_line = server.seen.epoch(writer);
-        // Without a barrier first whatever is sent takes the epoch.
+        // Without a barrier first, any batch takes the epoch.
         let takes = matches!(action, Action::Register | Action::Beat) || !self.keeps(Rule::BarrierFirst);
         let is_admitted = if takes { epoch.may_be_taken(in_line) } else { epoch.is_admitted(in_line) };
         if self.keeps(Rule::BarrierCloses) && !is_admitted {
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// What a transaction finds and writes at what its server shows.
+    /// The finding and the rows of a transaction, by the server's visible state.
     fn judge_write(
         &self,
         own: Incarnation,
@@ -309,7 +309,7 @@ impl World {
         let (now, mark) = (self.at(), self.servers[server].mark);
         let replica = &mut self.replicas[at];
         match (action, verdict) {
-            // It was declared dead: everything that it knew is dropped, and it begins anew.
+            // It was declared dead: it drops its state, and restarts.
             (Action::Register | Action::Beat | Action::Answer { .. }, WriteVerdict::Fenced) => {
                 self.replicas[at] = self.new_replica();
             }
@@ -367,8 +367,8 @@ impl World {
             Action::Claim(_, row) if replica.job(task).is_none() => {
                 replica.jobs.push(adopted(task, row, Stage::Reload))
             }
-            // A client is told that it is not known, and asks again; a beat and a death are tried again anyway. Whoever is not
-            // registered for certain takes another number.
+            // A client is told that the result is unknown, and retries; a heartbeat and a declared death are retried
+            // anyway. A replica that is not registered for certain takes another number.
             Action::Register => self.replicas[at] = self.new_replica(),
             Action::Claim(..)
             | Action::Beat
@@ -382,17 +382,17 @@ impl World {
     }
 }
 
-/// The row as the end of a call leaves it: nobody has to go on with it.
+/// The row at the end of a call: it needs no holder.
 const fn settled(outcome: Outcome, guard: GuardedRow) -> TaskRow {
     TaskRow { phase: Phase::Settled(outcome), guard: GuardedRow { revision: guard.revision + 1, holder: None } }
 }
 
-/// Whether nobody has written a row since another made it.
+/// Whether no replica but its maker has written a row.
 fn is_untouched(row: GuardedRow, reader: Incarnation) -> bool {
     row.revision == 1 && row.holder.is_some_and(|holder| holder != reader)
 }
 
-/// A row's job in a new holder's hands. What was about to be sent may have been: it is not sent again.
+/// A row's job at its new holder. A dispatched call may have been sent: it is not sent again.
 fn adopted(task: usize, row: TaskRow, stage: Stage) -> Job {
     let sending = if row.phase == Phase::Queued { Sending::NotSent } else { Sending::Unknown };
     Job { task, stage, sending, is_stored: true, in_doubt: None, guard: row.guard }

@@ -1,7 +1,7 @@
-//! A real browser, without a window: a page of an allowed origin calls a tool and follows its task, in both eras; a page of a
-//! foreign one cannot. Each page is served by a small server of its own and reports what it saw there.
+//! A headless browser: a page of an allowed origin calls a tool and follows its task, in both eras; a page of a foreign
+//! one cannot. Each page is served by a small server of its own and reports its results there.
 //!
-//! It is asked for by `TASKGATE_PEERS`, as all real peers; without it nothing runs here, and the output says so.
+//! It runs if `TASKGATE_PEERS` is set, as all real peers; without it nothing runs here, and the output says so.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -21,7 +21,7 @@ const PAGE: &str = include_str!("browser/page.html");
 const ALLOWED: &str = "app.example";
 const FOREIGN: &str = "evil.example";
 
-/// A server of one page, and what the page reports.
+/// A server of one page, and the page's reports.
 struct PageServer {
     server: ScriptedServer,
     reports: mpsc::Receiver<Value>,
@@ -33,7 +33,7 @@ impl PageServer {
         let server = ScriptedServer::slow(move |seen: SeenRequest, _| {
             let is_report = seen.target == "/report";
             if is_report {
-                // Nobody takes it once the test is over.
+                // They are dropped once the test has ended.
                 let _ = sender.try_send(seen.body.clone());
             }
             let page = seen.target.starts_with("/page");

@@ -1,5 +1,5 @@
-//! The official MCP conformance suite, through the gateway, against session servers that know no tasks: for
-//! clients of 2026-07-28, and for clients with sessions, who are to see what they would see without the gateway.
+//! The official MCP conformance suite, through the gateway, against session servers that know no tasks: for clients of
+//! 2026-07-28, and for clients with sessions, which must see the same as without the gateway.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so. The results go to `target/reports/conformance.md` and `target/reports/conformance-2025-11-25.md`,
@@ -30,7 +30,7 @@ use tokio::runtime::Runtime;
 
 const EXPECTED: &str = "tests/peers/conformance-expected.txt";
 
-/// What the suite left.
+/// The suite's results.
 struct Left {
     stateless: Arc<Results>,
     sessions: Vec<Comparison>,
@@ -48,7 +48,7 @@ async fn run(peers: &Peers) -> Result<Left, String> {
     Ok(Left { stateless: own, sessions: sessions.through, at_endpoints })
 }
 
-/// The suite is run once, by whichever test comes first, and never twice at a time: its scenarios have limits.
+/// The suite is run once, by the first test that asks, and never twice at a time: its scenarios have time limits.
 #[track_caller]
 fn left() -> Option<&'static Left> {
     static LEFT: OnceLock<Option<Result<Left, String>>> = OnceLock::new();

@@ -27,7 +27,7 @@ async fn gateway(server: &PeerServer, what: &str) -> Gateway {
     Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap()
 }
 
-/// What a driver found out.
+/// A driver's report.
 async fn facts(what: &str, peers: &Peers, program: &str, words: Vec<String>) -> Value {
     let mut client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
     loop {
@@ -45,7 +45,7 @@ fn words(driver: &str, gateway: &Gateway) -> Vec<String> {
     [driver, gateway.url("up"), "slow", &slow, "fail", "{}", "ask", &ask].map(str::to_owned).into()
 }
 
-/// What a client that chooses the ids of its tasks must have seen.
+/// Checks the report of a client that chooses the ids of its tasks.
 #[track_caller]
 fn check_chosen(facts: &Value) {
     assert_eq!(facts["protocol"], "2025-11-25", "{facts}");
@@ -107,7 +107,7 @@ async fn fastmcp_2_calls_tools_as_tasks() {
     assert_eq!(facts["asked"], json!({"text": "accept: Ada", "questions": 1}), "{facts}");
 }
 
-/// The same handle is what clients of 2025-11-25 expect.
+/// Clients of 2025-11-25 accept the same handle.
 #[tokio::test]
 async fn clients_of_2025_11_25_read_the_same_handles() {
     let what = "draft-handles";

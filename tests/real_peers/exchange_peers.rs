@@ -137,7 +137,7 @@ impl Exchange {
         assert!(self.tasks.distinct().len() >= 2, "the token was renewed while the task ran");
     }
 
-    /// What an authorization server prints of a token for the server.
+    /// The authorization server's line about a token for the server.
     fn granted(&self) -> String {
         format!("{USER} {}", self.server.url())
     }

@@ -1,5 +1,5 @@
-//! Real clients that know no tasks, with a timeout that is shorter than the call: held with signs of life, held over a
-//! connection that is cut, and by the tools that are there in place of tasks.
+//! Real clients that know no tasks, with a timeout that is shorter than the call: held with progress, held over a
+//! connection that is cut, and by the three tools in place of tasks.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
@@ -22,7 +22,7 @@ use upstream::{PeerServer, Program};
 
 const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
 const LONG: &str = "trigger-long-running-operation";
-/// What the SDKs say of a request that took too long.
+/// The SDKs' code for a request that took too long.
 const TIMED_OUT: i64 = -32001;
 
 /// Runs a driver to its end.
@@ -30,7 +30,7 @@ async fn facts<const N: usize>(what: &str, peers: &Peers, program: &str, argumen
     facts_of(Child::start(&format!("{what}-client"), peers.command(program, arguments)).unwrap()).await
 }
 
-/// What a driver found out, however long its calls take.
+/// A driver's report, after calls of any length.
 async fn facts_of(mut client: Child) -> Value {
     loop {
         let line = client.next_line(WAIT_MAX).await.unwrap().expect("it says what it found out");

@@ -1,5 +1,5 @@
-//! Real clients that listen through the gateway: those of 2026-07-28 to a real session server and to one of their own
-//! era, and one with a session to the latter.
+//! Real clients that subscribe through the gateway: those of 2026-07-28 at a real session server and at one of their
+//! own era, and one with a session at the latter.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
@@ -46,11 +46,11 @@ async fn the_python_client_hears_of_a_resource_until_the_gateway_says_goodbye() 
     check("listen-py", "py-modern/bin/python", "listen_py2.py").await;
 }
 
-/// What the server of the Python SDK 2 tells of, and the tool that makes it.
+/// The resource that the server of the Python SDK 2 notifies about, and the tool that changes it.
 const NOTE: &str = "note://1";
 const TOUCH: &str = "touch";
 
-/// A gateway in front of a server that says what changes only to those who listen.
+/// A gateway in front of a server that sends notifications only to subscribers.
 async fn before_listened(what: &'static str, peers: &Peers) -> (PeerServer, Gateway) {
     let server = PeerServer::start(Program::Listened, peers, what).await.unwrap();
     let upstream = format!("[upstreams.listened]\nurl = \"{}\"\nprotocol = \"2026-07-28\"\n", server.url());

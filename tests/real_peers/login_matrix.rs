@@ -90,7 +90,7 @@ const LOGINS: [Login; 20] = [
     login(Client::Inspector, "registration", 1, None),
 ];
 
-/// The two addresses of a row, and what the tools are called there.
+/// The two paths of a row, and the prefix of the tools there.
 const PATHS: [(&str, &str); 2] = [("up", ""), ("all", "up__")];
 
 /// A gateway that checks tokens, an authorization server, and a server behind the gateway.

@@ -45,7 +45,7 @@ async fn begin(upstream: &SessionUpstream, tool: &str, arguments: &Value) -> Box
     in_time(upstream.begin(request, context())).await.unwrap()
 }
 
-/// What came of a call: the questions it asked, the words it said, the text of its result.
+/// The course of a call: its questions, its status messages, the text of its result.
 #[derive(Debug, Default)]
 struct Course {
     questions: Vec<String>,
@@ -81,7 +81,7 @@ async fn follow(exchange: &mut Box<dyn Exchange>, answer: &Answer) -> Course {
     }
 }
 
-/// Starts a server and makes one call that asks; what it asked, and that its result holds `expected`.
+/// Starts a server and makes one call with questions; checks them, and that its result holds `expected`.
 async fn check(program: Program, call: (&str, Value), answer: Answer, expected: (&[&str], &str)) {
     let Some(peers) = Peers::find("real servers with tasks of their own") else { return };
     let server = PeerServer::start(program, &peers, "native").await.unwrap();

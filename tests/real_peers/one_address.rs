@@ -1,6 +1,6 @@
-//! Five real servers behind one address, as they come, and six real clients each of which uses all of them: the tools that are
-//! listed, a call of each server, a resource, a prompt, a slow call (a task where the client knows tasks, held where it does
-//! not), and an answer to what a server asks.
+//! Five unmodified servers behind one address, and six real clients each of which uses all of them: the tool list, a
+//! call of each server, a resource, a prompt, a slow call (a task where the client knows tasks, held where it does
+//! not), and an answer to a server's question.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
@@ -35,7 +35,7 @@ const CLIENT_MAX: Duration = Duration::from_secs(150);
 /// How often tools are listed until all servers have some.
 const LISTS_MAX: usize = 20;
 
-/// The servers, by their names at the endpoint, each with a tool, and what that says.
+/// The servers, by their names at the endpoint, each with a tool, and the tool's text.
 const SERVERS: [(&str, &str, &str); 5] = [
     ("everything", "echo", "Echo: hi"),
     ("filesystem", "read_text_file", "hello from a file"),
@@ -44,7 +44,7 @@ const SERVERS: [(&str, &str, &str); 5] = [
     ("fetch", "fetch", "hello from a page"),
 ];
 
-/// The servers behind one address, and what they are about.
+/// The servers behind one address, and their subjects.
 struct Table {
     peers: Peers,
     gateway: Gateway,
@@ -82,7 +82,7 @@ impl Table {
         }
     }
 
-    /// What a client is to do.
+    /// The steps of a client.
     fn plan(&self) -> Value {
         let call = |(server, tool, _): &(&str, &str, &str)| json!({ "tool": format!("{server}__{tool}"), "arguments": self.arguments(server) });
         json!({
@@ -154,7 +154,7 @@ fn configuration(peers: &Peers, files: &Path) -> String {
     format!("{sections}[[endpoints]]\npath = \"/all/mcp\"\nupstreams = {names:?}\n")
 }
 
-/// What every client must have seen, and whether its slow call was a task.
+/// Checks a client's report, and whether its slow call was a task.
 fn check(facts: &Value, is_task: bool) {
     let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{value} in {facts}")).to_owned();
     for (at, (server, tool, says)) in SERVERS.iter().enumerate() {

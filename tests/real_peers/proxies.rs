@@ -16,7 +16,7 @@ use support::talk::ManualSetup;
 
 use running_proxy::{ProxySetup, ReverseProxy, RunningProxy};
 
-/// What the gateway is told of the proxy in front of it.
+/// The gateway's settings about the proxy in front of it.
 const PUBLIC: &str = "public_url = \"https://mcp.example\"\ntrusted_proxies = [\"127.0.0.1\"]";
 
 /// A gateway behind a proxy, and the server behind it.

@@ -1,8 +1,8 @@
 //! Real servers that lose their sessions: killed and started again under clients of both eras, and under tasks.
 //!
-//! Whatever the server says of a session that it does not know, at most three calls of each client fail after it listens
-//! again, none runs twice, and none that ran is said not to have. `make restarted-servers` runs earlier releases of the SDKs
-//! too, for 45 s each.
+//! With any error for an unknown session, at most three calls of each client fail after the server listens again, none
+//! runs twice, and no call that ran is reported as not executed. `make restarted-servers` runs earlier releases of the
+//! SDKs too, for 45 s each.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
@@ -68,7 +68,7 @@ const OTHERS: [Restarted; 9] = [
     of("TypeScript 2", "node", &["asking_ts_server.mjs"]),
 ];
 
-/// What one client was told of its calls, by nonce.
+/// One client's answers to its calls, by nonce.
 #[derive(Debug, Default)]
 struct Told {
     answered: Vec<String>,

@@ -1,5 +1,5 @@
-//! The program in front of real servers whose calls can be taken up again, ended in the middle of them: by `kill -9`
-//! and in order. Its next life on the same folder goes on with each (GW-39).
+//! The program in front of real servers with resumable calls, ended in the middle of them: by `kill -9` and in order.
+//! The next process in the same folder continues each (GW-39).
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.

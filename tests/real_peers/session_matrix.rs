@@ -1,8 +1,8 @@
 //! Real clients with a session through the gateway to real servers: each client with each upstream in cases that [`coverage`]
 //! chooses, the gateway and the upstream crashing in between too.
 //!
-//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
-//! output says so. What each client is asked stands in `tests/peers/session-cases.json`. The table goes to
+//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the output
+//! says so. The cases of each client are in `tests/peers/session-cases.json`. The table goes to
 //! `target/reports/session-matrix.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]

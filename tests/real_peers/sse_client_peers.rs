@@ -1,8 +1,8 @@
 //! Real clients over HTTP+SSE, through the gateway, to real servers over every transport: the cases of sessions, and a
-//! call that is silent for longer than its client waits without a sign of life.
+//! call that is silent for longer than its client waits without progress.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
-//! output says so. What each client is asked stands in `tests/peers/session-cases.json`.
+//! output says so. The cases of each client are in `tests/peers/session-cases.json`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -1,5 +1,5 @@
-//! Real servers over HTTP+SSE, and real clients in front of the gateway: a call, a task, a cancel, questions, a crash of
-//! the server in mid-call, 50 calls at once; and what `taskgate probe` says of each.
+//! Real servers over HTTP+SSE, and real clients in front of the gateway: a call, a task, a cancel, questions, a crash
+//! of the server in mid-call, 50 calls at once; and the report of `taskgate probe` about each.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
@@ -17,7 +17,7 @@ use gate::{GatewayProcess, in_time};
 use peers::{Peers, Server};
 use serde_json::{Value, json};
 
-/// One server: how it is started, and what it is asked.
+/// One server: its start, and its calls.
 struct Row {
     /// The program, below the folder of the peers, and its arguments; it learns its port in its own way.
     command: Vec<&'static str>,
@@ -28,7 +28,7 @@ struct Row {
     cancelled: Value,
     /// The arguments of a slow call whose server is killed.
     long: Value,
-    /// A tool that asks, which member of the form it reads, and what its answer holds.
+    /// A tool that asks, the member of the form that it reads, and the text of its answer.
     asks: Option<(&'static str, &'static str, &'static str)>,
     /// The name that a probe makes up for it.
     probed: &'static str,
@@ -97,7 +97,7 @@ async fn fifty_at_once(row: &Row, gate: &GatewayProcess) {
     }
 }
 
-/// Whoever has a call in progress learns that it is lost; the server that comes back is served as before.
+/// A client with a call in progress learns that it is lost; the restarted server is served as before.
 async fn crash(peers: &Peers, row: &Row, gate: &GatewayProcess, server: &mut Server) {
     let (fast, slow) = (&row.fast, &row.slow);
     let (session, tasks) = (StandaloneClient::session(gate).await, StandaloneClient::stateless(gate).with_tasks());

@@ -29,7 +29,7 @@ const SERVERS: [Program; 2] = [Program::FastMcp4, Program::FastMcp4Tasks];
 /// Their tools ask nothing.
 const CASES: [Case; 5] = [Case::Fast, Case::Slow, Case::Cancel, Case::ToolError, Case::ProtocolError];
 
-/// What clients come to.
+/// The gateway or gateways of the clients.
 enum Front {
     One(Box<Gateway>),
     Balanced(BalancedGateways),

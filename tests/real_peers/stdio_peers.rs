@@ -1,6 +1,6 @@
-//! Real servers, each as it comes, over the transports that it speaks: a fast call, 50 calls at once, a slow call as a
-//! task, a cancel, a crash in mid-call; by clients that write their own messages, with a session and without, by the
-//! client of the TypeScript SDK 1 (sessions, tasks of 2025-11-25), and by that of the Python SDK 2 (2026-07-28).
+//! Unmodified servers, over the transports that they speak: a fast call, 50 calls at once, a slow call as a task, a
+//! cancel, a crash in mid-call; by clients that write their own messages, with a session and without, by the client of
+//! the TypeScript SDK 1 (sessions, tasks of 2025-11-25), and by the one of the Python SDK 2 (2026-07-28).
 //!
 //! Servers that have no slow tool are slow behind `slow_stdio.py`, which hands calls on later. Each row has one gateway.
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
@@ -35,7 +35,7 @@ const HELD_FOR: u64 = 600;
 /// The longest time that a client of an SDK may take for its row.
 const ROW_MAX: Duration = Duration::from_secs(100);
 
-/// One server: how it is reached, a fast call and what its answer holds, a slow call if it has any.
+/// One server: its address, a fast call and the text of its answer, a slow call if it has any.
 struct Row {
     name: &'static str,
     server: Reached,

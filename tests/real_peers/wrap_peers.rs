@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-/// `None`, with a word about it, where nobody installed them.
+/// `None`, with a message, where they are not installed.
 fn peers() -> Option<Peers> {
     Peers::find("real hosts in front of `taskgate wrap`")
 }
 
-/// One server, and what is called there.
+/// One server, and its tools.
 struct Server {
     command: Vec<String>,
     fast: (&'static str, Value, &'static str),
@@ -55,7 +55,7 @@ fn wrapped(server: &Server) -> Vec<String> {
     own.into_iter().chain(server.command.iter().cloned()).collect()
 }
 
-/// Runs a host to its end; what it printed.
+/// Runs a host to its end; returns its output.
 async fn run(peers: &Peers, mark: &TempDir, program: &str, arguments: &[String]) -> Value {
     let mut command = peers.command(program, arguments);
     command.env("MARK", mark.path()).env("HOME", mark.path());
@@ -66,7 +66,7 @@ async fn run(peers: &Peers, mark: &TempDir, program: &str, arguments: &[String])
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}\n{log}"))
 }
 
-/// Nothing of what a host started outlives it for long.
+/// No process that a host started outlives it for long.
 async fn is_clean(mark: &TempDir) {
     let gone = async {
         while !marked(mark.path()).is_empty() {

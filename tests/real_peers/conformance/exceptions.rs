@@ -19,7 +19,7 @@ const LISTS: &str = "an endpoint answers lists itself, as JSON, where the server
 const NOBODY: &str =
     "server-everything has no tool of that name, and a name that is nobody's is refused at an endpoint";
 
-/// What may be otherwise at an endpoint of several servers than at the server's own path: scenario, reason.
+/// A check that may differ at an endpoint of several servers from the server's own path: scenario, reason.
 pub(crate) type EndpointException = (&'static str, &'static str);
 
 pub(crate) const AT_ENDPOINTS: &[EndpointException] = &[("server-sse-multiple-streams", LISTS)];

@@ -1,5 +1,5 @@
-//! Runs the scenarios of sessions twice, at a server itself and through the gateway, and compares what they left:
-//! for session clients the gateway is not there.
+//! Runs the scenarios of sessions twice, at a server itself and through the gateway, and compares the results: session
+//! clients must not notice the gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -29,8 +29,7 @@ const UPSTREAMS: [Program; 2] = [Program::Fixture, Program::Everything];
 /// How often each status of a check came.
 type Counts = BTreeMap<Status, usize>;
 
-/// What the suite left without something and with it: without the gateway and through it, at a server's own path and at an
-/// endpoint.
+/// The suite's results of a pair: without the gateway and through it, or at a server's own path and at an endpoint.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     pub(crate) title: String,
@@ -40,7 +39,7 @@ pub(crate) struct Comparison {
     pub(crate) excepted: &'static [EndpointException],
 }
 
-/// What the suite left with each upstream: without the gateway and through it, and there at an endpoint.
+/// The suite's results with each upstream: without the gateway and through it, and there at an endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct SessionRuns {
     pub(crate) through: Vec<Comparison>,
@@ -50,10 +49,10 @@ pub(crate) struct SessionRuns {
 /// Runs the scenarios with each upstream.
 ///
 /// # Errors
-/// If a program cannot be started, or what the suite wrote cannot be read.
+/// If a program cannot be started, or the suite's output cannot be read.
 pub(crate) async fn run(peers: &Peers) -> Result<SessionRuns, String> {
     let mut runs = SessionRuns::default();
-    // In turn: scenarios have limits of time, and some change what all sessions of a server see.
+    // In turn: scenarios have time limits, and some change all sessions of a server.
     for upstream in UPSTREAMS {
         let server = PeerServer::start(upstream, peers, "conformance-sessions").await?;
         let name = upstream.name();
@@ -79,7 +78,7 @@ async fn left(peers: &Peers, name: &str, url: &str) -> Result<Arc<Results>, Stri
 }
 
 impl Comparison {
-    /// What is changed for the worse, one line each; an exception that is not needed any more is one, too.
+    /// The changes for the worse, one line each; an unneeded exception is one, too.
     pub(crate) fn differences(&self) -> Vec<String> {
         let (direct, through) = (by_check(&self.direct), by_check(&self.through));
         let checks: BTreeSet<_> = direct.keys().chain(through.keys()).copied().collect();

@@ -1,4 +1,4 @@
-//! Runs the official conformance suite against a gateway in front of a fixture, and reads what it left.
+//! Runs the official conformance suite against a gateway in front of a fixture, and reads its results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
@@ -84,7 +84,7 @@ pub(crate) enum Status {
     Info,
 }
 
-/// One check; ordered, so that a run is the same list whatever order the suite ran in.
+/// One check; ordered, so that a run is the same list in any order of the suite.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Check {
     pub(crate) scenario: String,
@@ -100,14 +100,14 @@ impl Check {
     }
 }
 
-/// A line of the expected checks: what a check is, without the words of its error.
+/// A line of the expected checks: a check without the text of its error.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {:?}", self.scenario, self.id, self.status)
     }
 }
 
-/// What the suite left.
+/// The suite's results.
 #[derive(Debug)]
 pub(crate) struct Results {
     /// Sorted.
@@ -116,7 +116,7 @@ pub(crate) struct Results {
     pub(crate) scenarios: Vec<String>,
 }
 
-/// What the suite left at the path of a server, and at an endpoint of that and another server.
+/// The suite's results at the path of a server, and at an endpoint of that and another server.
 pub(crate) struct BothPaths {
     pub(crate) own: Arc<Results>,
     pub(crate) at_endpoint: Results,
@@ -125,7 +125,7 @@ pub(crate) struct BothPaths {
 /// Runs the core scenarios, then each tasks scenario; at the fixture's own path, and then at the endpoint's.
 ///
 /// # Errors
-/// If a program cannot be started, or what the suite wrote cannot be read.
+/// If a program cannot be started, or the suite's output cannot be read.
 pub(crate) async fn run(peers: &Peers) -> Result<BothPaths, String> {
     let fixture = PeerServer::start(Program::Fixture, peers, "conformance").await?;
     let endpoint = endpoint_with("fixture", peers);
@@ -136,7 +136,7 @@ pub(crate) async fn run(peers: &Peers) -> Result<BothPaths, String> {
     Ok(BothPaths { own, at_endpoint })
 }
 
-/// How many paths a gateway serves that has a server, what [`endpoint_with`] adds, and the endpoint.
+/// The number of paths of a gateway with a server, the section of [`endpoint_with`], and the endpoint.
 pub(crate) const SERVED: usize = 3;
 
 /// An endpoint at `/all/mcp` of the upstream `name` and of another server that has nothing of the same name: the suite
@@ -154,7 +154,7 @@ async fn run_at(peers: &Peers, name: &str, url: &str) -> Result<Results, String>
     let suite = Suite::new(peers, name, url)?;
     let mut scenarios = suite.run_all(REVISION).await?;
     for scenario in TASKS.into_iter().chain(MORE_TASKS) {
-        // With --spec-version the suite would skip what belongs to an extension.
+        // With --spec-version the suite would skip the scenarios of extensions.
         suite.run(scenario, &["--scenario", scenario]).await?;
         scenarios.push(scenario.to_owned());
     }
@@ -219,7 +219,7 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
-    /// What the suite prints. Its exit code says only that some check failed, so it is not looked at.
+    /// The suite's output. Its exit code says only that some check failed, so it is ignored.
     async fn run(&self, name: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command =
             self.peers.command("node", ["node_modules/@modelcontextprotocol/conformance/dist/index.js", "server"]);
@@ -232,7 +232,7 @@ impl<'a> Suite<'a> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// What all runs left.
+    /// The results of all runs.
     ///
     /// # Errors
     /// If it cannot be read.

@@ -10,10 +10,10 @@ use super::run::{Bench, cell, section};
 use super::tap::Tap;
 use super::upstream::{PeerServer, Program};
 
-/// What it has tools for is all that the matrix asks of a server with sessions.
+/// It has tools for every case that the matrix has for a server with sessions.
 const UPSTREAM: Program = Program::Everything;
 
-/// What went wrong in all cases of a client.
+/// The errors in all cases of a client.
 async fn failures(client: Client, peers: &Peers, mode: BalancerMode) -> Result<Vec<String>, String> {
     let server = PeerServer::start(UPSTREAM, peers, "matrix-balanced").await?;
     let (tap, upstream) = (Tap::start(server.address).await?, UPSTREAM.name());

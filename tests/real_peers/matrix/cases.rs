@@ -1,8 +1,8 @@
-//! What each client asks of each upstream, and what must come of it: data only.
+//! The calls of each client at each upstream, and their expected outcomes: data only.
 
 use std::fmt::Write as _;
 
-/// What is tried out with a client and an upstream.
+/// A case of a client and an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     Fast,
@@ -68,20 +68,20 @@ pub(crate) enum Way {
     Task,
 }
 
-/// One call and what must come of it.
+/// One call and its expected outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) tool: &'static str,
     pub(crate) arguments: &'static str,
     pub(crate) expected: Expected,
     pub(crate) way: Way,
-    /// What the user says to questions.
+    /// Whether the user declines questions.
     pub(crate) declines: bool,
     /// Whether the upstream is to make a task of its own of it.
     pub(crate) native: bool,
 }
 
-/// What an upstream says of its own tasks, of all its tools but those of [`Case::OnlyAsTask`].
+/// An upstream's declaration about its own tasks, for all its tools but those of [`Case::OnlyAsTask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Native {
     Never,
@@ -167,7 +167,7 @@ const ROWS: [(&str, Case, &str, &str, Expected); 43] = [
     ("fastmcp_tasks", ToolError, "fail", "{}", Expected::ToolError("it broke")),
     ("fastmcp_tasks", ProtocolError, NO_TOOL, "{}", Expected::ProtocolError(-32602, "Unknown tool")),
     ("fastmcp_tasks", OnlyAsTask, "only_as_task", r#"{"seconds":2}"#, Expected::Result("worked 2 s as a task")),
-    // Of both eras: asked for what works in sessions alone.
+    // Of both eras: these cases work in sessions alone.
     ("fastmcp4", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
     ("fastmcp4", Elicitation, "ask", r#"{"question":"Who?"}"#, Expected::Result("accept: Ada")),
     ("fastmcp4", Declined, "ask", r#"{"question":"Who?"}"#, Expected::Result("decline: None")),

@@ -19,7 +19,7 @@ pub(crate) enum Client {
     AiSdk,
 }
 
-/// What a driver says of a call.
+/// A driver's report of a call.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) version: String,
@@ -75,7 +75,7 @@ impl Client {
         }
     }
 
-    /// What this client asks in `case`.
+    /// This client's call in `case`.
     pub(crate) fn call(self, upstream: &str, case: Case) -> Option<Call> {
         match self {
             Self::FastMcp4 | Self::TypeScript | Self::Rust => call(upstream, case),
@@ -85,10 +85,10 @@ impl Client {
         }
     }
 
-    /// Makes `call` at `url` and compares what came of it.
+    /// Makes `call` at `url` and checks its outcome.
     ///
     /// # Errors
-    /// Says what is not as it should be.
+    /// The unexpected parts of the outcome.
     pub(crate) async fn make(self, peers: &Peers, url: &str, call: Call) -> Result<(), String> {
         let (program, script) = match self {
             Self::Rust => {

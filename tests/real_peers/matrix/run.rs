@@ -19,14 +19,14 @@ use super::upstream::{PeerServer, Program};
 const CANCEL_MAX: Duration = WAIT_MAX;
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
-/// What no upstream that is spoken to in sessions may be sent, since it is of 2026-07-28: all clients here can be asked, so
-/// those of both eras are, too. The one question for the era may hold them, so often.
+/// Members of 2026-07-28 that no upstream in sessions may get: all clients here can be asked, so those of both eras
+/// are, too. The one request that discovers the era may contain them, so often.
 const FOREIGN: [(&str, usize); 2] = [("io.modelcontextprotocol/", 4), ("mcp-method", 1)];
-/// That question.
+/// That request.
 const PROBE: &str = "\"server/discover\"";
 
-/// What a call says that asks for a task of the upstream's own. The first is the member's name alone, so that it
-/// is not sent in another shape either.
+/// The text of a call that asks for a task of the upstream's own. The first is the member's name alone, so that no
+/// other form of it is sent either.
 const ASKS_FOR_TASK: [&str; 2] = ["\"task\"", "\"task\":{\"ttl\":"];
 
 /// The upstreams, in the order of the report.
@@ -40,10 +40,10 @@ const UPSTREAMS: [Program; 7] = [
     Program::TypeScript2,
 ];
 
-/// What came of one case; the way it went, if it is as it should be. `None` if the upstream has no such tool.
+/// The result of one case; its path, if it is as expected. `None` if the upstream has no such tool.
 pub(super) type Cell = Result<Option<Way>, String>;
 
-/// Those of one client's cases with one upstream that ran.
+/// The cells of one client with one upstream that ran.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) client: Client,
@@ -130,7 +130,7 @@ pub(super) fn section(name: &str, tap: &Tap) -> String {
     section
 }
 
-/// What a case is tried on.
+/// The environment of a case.
 pub(super) struct Bench<'a> {
     pub(super) url: &'a str,
     /// How many there are.

@@ -17,10 +17,10 @@ use super::bridge::UnixSocketProxy;
 use super::cases::{Call, Expected};
 use super::client::Facts;
 
-/// What Cargo.toml pins; every call compares it with what rmcp says of itself.
+/// The version that Cargo.toml pins; every call compares it with rmcp's own.
 pub(crate) const VERSION: &str = "3.11.0";
 
-/// What a task gets if it suggests no pace of its own.
+/// The pace of a task that suggests none.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Makes `call` at `url` and reports as the other drivers do.
@@ -84,7 +84,7 @@ async fn outcome(peer: &Peer<RoleClient>, call: Call) -> Result<Facts, String> {
     }
 }
 
-/// What the user and the model of this client say.
+/// The answers of this client's user and model.
 fn answers(requests: &InputRequests, declines: bool) -> Result<InputResponses, String> {
     let answer = |request: &InputRequest| match request {
         InputRequest::Elicitation(_) if declines => Ok(json!({ "action": "decline" })),
@@ -102,7 +102,7 @@ fn answers(requests: &InputRequests, declines: bool) -> Result<InputResponses, S
     requests.iter().map(|(key, request)| Ok((key.clone(), answer(request)?))).collect()
 }
 
-/// A form with what it requires.
+/// A form with its required members.
 fn filled(schema: &Value) -> Value {
     let value = |name: &str| match schema["properties"][name]["type"].as_str() {
         Some("boolean") => json!(true),
@@ -124,7 +124,7 @@ fn settled(task: DetailedTask) -> Result<Facts, String> {
             Ok(facts("protocol_error", message, error.get("code").and_then(Value::as_i64), true))
         }
         TaskPayload::Cancelled => Ok(facts("cancelled", "", None, true)),
-        // The list of payloads is open: what rmcp adds to it is no outcome either.
+        // The list of payloads is open: a later variant of rmcp is no outcome either.
         TaskPayload::Working | TaskPayload::InputRequired { .. } | _ => Err(format!("the task ended as {status:?}")),
     }
 }

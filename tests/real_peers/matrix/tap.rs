@@ -1,6 +1,6 @@
-//! A wire between the gateway and an upstream that can be listened to.
+//! A proxy between the gateway and an upstream that records the bytes.
 //!
-//! What the gateway says upstream is the proof of what it does there; its own metrics are not.
+//! The recorded bytes prove the gateway's requests; its own metrics do not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// What is kept of one connection: these tests say less on one.
+/// The bytes that are kept of one connection: these tests send less.
 const HEARD_BYTES_MAX: usize = 1 << 20;
 
 type Heard = Arc<Mutex<Vec<u8>>>;
@@ -20,7 +20,7 @@ type Heard = Arc<Mutex<Vec<u8>>>;
 #[derive(Debug)]
 pub(crate) struct Tap {
     address: SocketAddr,
-    /// What the gateway said, by connection: messages on different ones do not mix.
+    /// The gateway's bytes, by connection: messages on different ones do not mix.
     heard: Arc<Mutex<Vec<Heard>>>,
     _running: JoinSet<()>,
 }

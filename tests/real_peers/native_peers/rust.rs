@@ -15,7 +15,7 @@ fn said(text: &str) -> Ending {
     Ending::Result(text.to_owned())
 }
 
-/// One call by a fresh client; what it saw, and how many tasks the server made, runs it saw, cancels it heard.
+/// One call by a fresh client; its report, and the server's numbers of tasks, runs and cancels.
 async fn call(kind: Kind, tool: &str, manner: UserBehaviour) -> (CallReport, [usize; 3]) {
     let server = RustServer::start().await;
     let gate = TestGateway::with(server.address, KEYS).await;
@@ -48,7 +48,7 @@ async fn every_client_has_the_results_of_rmcps_tools() {
             let (story, [tasks, runs, cancelled]) = call(kind, tool, UserBehaviour::Patient).await;
             assert_eq!((&story.ending, story.questions), (&ending, 0), "{kind:?} {tool}");
             assert_eq!((runs, cancelled), (1, 0), "{kind:?} {tool}");
-            // In a session, and in the pipe, nobody tells the server of the extension.
+            // In a session, and in the pipe, the server does not get the extension.
             assert_eq!(tasks > 0, kind == Kind::ExtensionTasks && tool != "result", "{kind:?} {tool}");
             assert!(story.is_task || kind != Kind::CoreTasks, "{tool}");
             assert!(!story.is_task || kind.has_tasks(), "{kind:?} {tool}");

@@ -1,5 +1,5 @@
-//! A server of rmcp's with tasks of the extension, in this process. Each tool becomes a task for whoever takes one, but
-//! for `result`.
+//! A server of rmcp's with tasks of the extension, in this process. Each tool but `result` becomes a task for a client
+//! with the extension.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 
 const TOOLS: [&str; 6] = ["result", "tool_error", "rpc_error", "slow", "ask", "wait"];
 
-/// What happened at the server.
+/// The server's counters.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) tasks: AtomicUsize,
@@ -85,7 +85,7 @@ fn text(text: &str) -> Vec<ContentBlock> {
 }
 
 impl Handler {
-    /// What a tool does. `context` is that of its task, if it is one; `gone` ends when nobody wants its answer.
+    /// Runs a tool. `context` is the one of its task, if it is one; `gone` ends when the client disconnects or cancels.
     async fn run(
         self,
         tool: String,

@@ -46,7 +46,7 @@ async fn follow(person: &SessionUser, reply: Reply, answer: &Value) -> (Vec<Stri
     }
 }
 
-/// One plain call of each version; what it asks, and that its result holds a text.
+/// One plain call of each version; checks its questions, and that its result holds a text.
 async fn check(
     program: Program,
     test: &'static str,

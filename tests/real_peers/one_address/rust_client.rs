@@ -13,10 +13,10 @@ use crate::session_matrix::rust_host::Host;
 /// How often tools are listed until all servers have some.
 const LISTS_MAX: usize = 20;
 
-/// Does what the plan says; the same facts as the other drivers.
+/// Carries the plan out; returns the same facts as the other drivers.
 ///
 /// # Errors
-/// If rmcp does not get as far.
+/// If rmcp fails before the end.
 pub(crate) async fn drive(url: &str, plan: &Value) -> Result<Value, String> {
     let bridge = UnixSocketProxy::to(url)?;
     let host = Host::new(&json!({ "name": "Ada" }));

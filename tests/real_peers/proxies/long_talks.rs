@@ -1,5 +1,5 @@
-//! What lasts for 90 s: calls, waits for outcomes, streams that listen. All at the same time, each of them silent but for the
-//! gateway's signs of life, six of which come in that time.
+//! Requests that last for 90 s: calls, waits for outcomes, streams of subscribers. All at the same time, each of them
+//! silent but for the gateway's comments and progress, six of which come in that time.
 
 use futures_util::future::{join, join_all, join3};
 use http::Version;
@@ -16,10 +16,10 @@ use super::{Front, PUBLIC, post, stateless};
 
 /// One every 15 s: 90 s.
 const SIGNS: usize = 6;
-/// Far more than a sign of life takes, also on a busy machine.
+/// Far more than the interval of comments, also on a busy machine.
 const SIGN_MAX: Duration = Duration::from_secs(50);
 
-/// What a client does for so long.
+/// A long request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LongTalk {
     /// A call of a session client without tasks.
@@ -93,7 +93,7 @@ impl LongTalk {
         }
     }
 
-    /// What its stream ends with, or goes on with.
+    /// The text that ends its stream, or follows.
     const fn awaited(self) -> &'static str {
         match self {
             Self::Listener | Self::Subscription => "notifications/tools/list_changed",
@@ -135,7 +135,7 @@ async fn over_events(client: &Client, call: &Value) -> Result<Reply, hyper::Erro
 struct Ongoing {
     talk: LongTalk,
     reply: Reply,
-    /// What came and is not looked at yet.
+    /// The bytes that came and were not examined yet.
     read: String,
 }
 
@@ -147,7 +147,7 @@ impl Ongoing {
         self.read += &piece.unwrap_or_else(|| panic!("{:?}: ended behind {:?}", self.talk, self.read));
     }
 
-    /// Reads so many signs of life, and nothing else that means something.
+    /// Reads so many comments or progress events, and no other messages.
     async fn outlast(&mut self, signs: usize) {
         while self.read.split("\n\n").filter(|event| is_sign(event)).count() < signs {
             self.read().await;
@@ -184,7 +184,7 @@ async fn outlasted(front: &Front, setup: ProxySetup) -> Vec<Ongoing> {
     join_all(talks).await
 }
 
-/// Lets everything at the server go on: calls are answered, streams are told something. The calls that nobody waits for any more.
+/// Releases everything at the server: calls are answered, streams get a notification. Returns the calls that were abandoned.
 async fn let_go(behind: &ManualSetup) -> Vec<String> {
     let mut left = Vec::new();
     for _ in 0..behind.server.world.count("tools/call") {
@@ -201,7 +201,7 @@ async fn let_go(behind: &ManualSetup) -> Vec<String> {
     left
 }
 
-/// An answer that is no stream shows no sign of life: nginx gives it up after 60 s, HAProxy after 50 s, and the server is left.
+/// An answer that is no stream has no comments: nginx ends it after 60 s, HAProxy after 50 s, and the server's request is abandoned.
 async fn wait_in_silence(talk: LongTalk, front: &Front, proxy: ReverseProxy) {
     let reply = talk.begin(front.proxy.client(&front.behind, Version::HTTP_11)).await;
     let reply = reply.unwrap_or_else(|error| panic!("{talk:?}: {error:?}"));

@@ -13,7 +13,7 @@ use super::{Front, PUBLIC, post, stateless};
 
 const FOREIGN: &str = "evil.example";
 
-/// The status of a request with these headers in place of its own, and what came with it.
+/// The status of a request with these headers in place of its own, and the body.
 async fn asked(client: &Client, headers: &[(&'static str, &str)]) -> (u16, String) {
     let mut request =
         client.request("POST").header("mcp-protocol-version", "2026-07-28").header("mcp-method", "tools/list");
@@ -28,7 +28,7 @@ async fn asked(client: &Client, headers: &[(&'static str, &str)]) -> (u16, Strin
     (reply.status.as_u16(), reply.text().await)
 }
 
-/// The public URL is all that the gateway needs to know of names and pages, whatever the proxy makes of `Host`.
+/// The public URL alone tells the gateway its name and pages, with any `Host` that the proxy sends.
 #[tokio::test]
 async fn the_public_name_is_served_behind_every_proxy_and_no_other() {
     if !Peers::are_asked_for("names and origins behind nginx, Caddy and HAProxy") {
@@ -56,7 +56,7 @@ async fn the_public_name_is_served_behind_every_proxy_and_no_other() {
     }
 }
 
-/// A gateway that was told nothing: what proxies pass on by themselves decides. Nobody comes as the one person of the machine.
+/// Without settings about the proxy, its own headers decide. No client is taken for the machine's one user.
 #[tokio::test]
 async fn without_a_public_url_a_proxy_decides_by_the_host_that_it_passes_on() {
     if !Peers::are_asked_for("nginx, Caddy and HAProxy in front of a gateway that knows nothing of them") {
@@ -96,7 +96,7 @@ async fn served(front: &Front, from: [u8; 4], count: u8) -> usize {
     join_all(answers).await.into_iter().filter(|status| *status == 200).count()
 }
 
-/// A proxy that is trusted says where clients are, and each address has its own share of requests, whatever clients say.
+/// A trusted proxy tells the clients' addresses, and each address has its own share of requests, in spite of the clients' own headers.
 #[tokio::test]
 async fn a_client_that_asks_too_often_is_told_from_others_behind_every_proxy() {
     if !Peers::are_asked_for("addresses of clients behind nginx, Caddy and HAProxy") {
@@ -118,7 +118,7 @@ async fn a_client_that_asks_too_often_is_told_from_others_behind_every_proxy() {
     }
 }
 
-/// What is as large as the gateway takes gets through; nginx by itself takes 1 MiB.
+/// A body of the gateway's maximum gets through; nginx by itself takes 1 MiB.
 #[tokio::test]
 async fn large_arguments_get_through_every_proxy() {
     if !Peers::are_asked_for("large requests behind nginx, Caddy and HAProxy") {

@@ -20,10 +20,10 @@ use tokio::process::Command;
 
 /// The page whose blocks are the configurations that are recommended.
 const PAGE: &str = include_str!("../../../docs/behind-a-proxy.md");
-/// What its blocks name, and what clients dial.
+/// The name in its blocks, which clients connect to.
 pub(super) const HOST: &str = "mcp.example";
 const GATEWAY: &str = "127.0.0.1:8080";
-/// What comes with the distribution's package.
+/// The file of the distribution's package.
 const HAPROXY_FILE: &str = "/etc/haproxy/haproxy.cfg";
 
 const READY_CHECKS: usize = 1_500;
@@ -133,7 +133,7 @@ fn block_of(language: &str) -> &'static str {
     rest.split_once("```").expect("the block ends").0
 }
 
-/// The distribution's file, but for what belongs to the machine: users, logs, folders, other sites.
+/// The distribution's file, without the parts about the machine: users, logs, folders, other sites.
 fn nginx_file(server: &str) -> String {
     let folders: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|name| format!(" {name}_temp_path {name};\n"))

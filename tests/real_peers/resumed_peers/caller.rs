@@ -124,7 +124,7 @@ impl Caller {
         }
     }
 
-    /// Asks again for a question that was `seen` in an earlier life, and answers it by the key that it had then.
+    /// Reads again a question that was `seen` in an earlier process, and answers it by its earlier key.
     pub(crate) async fn answer_as_seen(&self, id: &Value, seen: &Question, content: &Value) {
         let now = self.question(id).await;
         assert_eq!(now.message, seen.message, "{}", self.name());

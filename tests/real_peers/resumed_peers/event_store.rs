@@ -15,7 +15,7 @@ use super::wire_client::{Flavour, WireClient};
 const WHEN: [&str; 2] = ["away", "back"];
 const HELD: [&str; 3] = ["work", "quiet", "part"];
 
-/// A task, and what its server ends it with.
+/// A task, and its server's result.
 struct Made {
     caller: usize,
     id: Value,
@@ -49,7 +49,7 @@ impl Control {
         self.call("release", json!({"nonces": nonces})).await;
     }
 
-    /// What happened to each call: how often it was made, cancelled and brought to its end.
+    /// The counts of each call: made, cancelled and ended.
     async fn ledger(&self) -> BTreeMap<String, [u64; 3]> {
         let text = self.call("ledger", json!({})).await;
         let pages: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
@@ -58,7 +58,7 @@ impl Control {
     }
 }
 
-/// Makes all calls, of both callers, and waits for what they ask before the end.
+/// Makes all calls, of both callers, and waits for their questions.
 async fn make(callers: &[Caller]) -> Vec<Made> {
     let mut made = Vec::new();
     for (caller, who) in callers.iter().enumerate() {

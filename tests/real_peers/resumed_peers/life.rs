@@ -1,4 +1,4 @@
-//! The program on one folder, life after life.
+//! The program in one folder, process after process.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-/// How long a gateway may take to end, whatever calls are under way.
+/// How long a gateway may take to end, with any calls in progress.
 const END_MAX: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// How a life ends.
+/// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Killed,
@@ -27,7 +27,7 @@ pub(crate) enum End {
     InOrder,
 }
 
-/// A gateway, its folder, and where it serves in this life.
+/// A gateway, its folder, and its current address.
 pub(crate) struct Gateway {
     folder: TempDir,
     log: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts it in front of the server at `url`; `keys` stand in the upstream's section. `name` is that of its log.
+    /// Starts it in front of the server at `url`; `keys` stand in the upstream's section. `name` is the one of its log.
     pub(crate) async fn start(name: &str, url: &str, keys: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
@@ -52,7 +52,7 @@ impl Gateway {
         Self { folder, log, child, address }
     }
 
-    /// Ends this life and waits until it is over.
+    /// Ends this process and waits for its end.
     pub(crate) async fn end(&mut self, how: End) {
         let signal = match how {
             End::Killed => Signal::KILL,
@@ -67,7 +67,7 @@ impl Gateway {
         }
     }
 
-    /// Begins the next life.
+    /// Starts the next process.
     pub(crate) async fn start_again(&mut self) {
         (self.child, self.address) = live(&self.folder, &self.log).await;
     }

@@ -7,10 +7,10 @@ use super::install::Peers;
 use super::run::{Crash, Row, drive_through};
 use super::upstream::{PeerServer, Program};
 
-/// The one that has most of what sessions have.
+/// The server with the most features of sessions.
 const UPSTREAM: Program = Program::Everything;
 
-/// What went wrong in all cases of a client, but for the crash of its only gateway.
+/// The errors in all cases of a client, but for the crash of its only gateway.
 async fn failures(client: &'static str, peers: &Peers, mode: BalancerMode) -> Result<Vec<String>, String> {
     let mut server = PeerServer::start(UPSTREAM, peers, "session-balanced").await?;
     let upstream = UPSTREAM.name();

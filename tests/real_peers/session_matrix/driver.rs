@@ -11,10 +11,10 @@ use super::process::Child;
 use super::rust_client;
 use super::table::{Facts, table};
 
-/// What a driver prints between two calls.
+/// A driver's line between two calls.
 const READY: &str = "READY";
 
-/// What came of one case.
+/// The result of one case.
 pub(crate) type Driven = Result<Facts, String>;
 
 /// A case's name, and the case as the driver is given it.
@@ -46,7 +46,7 @@ impl Meeting {
 
     /// Waits until every driver has come, or has ended.
     pub(crate) async fn is_complete(&mut self) {
-        // Nobody says anything: coming is to let go of the channel.
+        // No messages are sent: a driver arrives when it drops its end of the channel.
         while self.arrivals.recv().await.is_some() {}
     }
 
@@ -105,7 +105,7 @@ impl Pair<'_> {
     }
 }
 
-/// The facts of the next case. They stand in a line of their own, among whatever the client's libraries print.
+/// The facts of the next case. They stand in a line of their own, among the output of the client's libraries.
 async fn facts(script: &mut Child, mut seat: Option<&mut Seat>) -> Driven {
     loop {
         let line = script.next_line(WAIT_MAX).await?.ok_or("the driver ended without facts")?;

@@ -1,5 +1,5 @@
-//! Runs the whole matrix once, through one gateway: first what needs nothing but it, then what happens to
-//! sessions whose gateway or upstream crashes between two calls.
+//! Runs the whole matrix once, through one gateway: first the cases without crashes, then the sessions whose gateway or
+//! upstream crashes between two calls.
 
 use std::fmt::Write as _;
 
@@ -18,10 +18,10 @@ use super::upstream::{PeerServer, Program};
 /// The upstreams, in the order of the report.
 const UPSTREAMS: [Program; 3] = [Program::Everything, Program::FastMcp, Program::TypeScript];
 
-/// How many clients are driven at the same time; most of what they do is to wait.
+/// How many clients are driven at the same time; most of their time they wait.
 const CLIENTS_AT_ONCE: usize = 4;
 
-/// What crashes between two calls, if anything does.
+/// The process that crashes between two calls, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Crash {
     None,
@@ -29,7 +29,7 @@ pub(crate) enum Crash {
     Upstream,
 }
 
-/// The columns of the report: the case, its title, and what crashes.
+/// The columns of the report: the case, its title, and the crash.
 pub(crate) const COLUMNS: [(&str, &str, Crash); 18] = [
     ("fast", "fast", Crash::None),
     ("progress", "progress", Crash::None),
@@ -88,7 +88,7 @@ impl Row {
         self
     }
 
-    /// The cells to be run with that crash: their places, and what their driver is given.
+    /// The cells to be run with that crash: their indices, and their drivers' arguments.
     fn cases(&self, crash: Crash) -> (Vec<usize>, Vec<Given<'static>>) {
         let is_run = |at: usize| !matches!(self.cells[at], Cell::LeftOut);
         let places = COLUMNS.iter().enumerate().filter(|(at, column)| column.2 == crash && is_run(*at));
@@ -110,7 +110,7 @@ impl Row {
         }
     }
 
-    /// What went wrong, one line each; what was to crash in cells that were not run.
+    /// The errors, one line each; `left_out` is the crash of cells that were not run.
     pub(super) fn failures_but_for(&self, left_out: Option<Crash>) -> Vec<String> {
         let place = format!("{} × {}", table().client(self.client).what, self.upstream.title());
         let columns = self.cells.iter().zip(COLUMNS).filter(|(_, (_, _, crash))| Some(*crash) != left_out);

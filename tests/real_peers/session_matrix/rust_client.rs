@@ -1,4 +1,4 @@
-//! Drives a session with rmcp as it comes, in its default lifecycle, in this process. The cases are those of
+//! Drives a session with unmodified rmcp, in its default lifecycle, in this process. The cases are those of
 //! `session_driver.mjs`.
 
 use std::time::Duration;
@@ -31,10 +31,10 @@ struct Case<'a> {
     peer: &'a Peer<RoleClient>,
 }
 
-/// Does what `kind` says with what `given` gives, in a session of its own.
+/// Carries out the case `kind` with the arguments `given`, in a session of its own.
 ///
 /// # Errors
-/// If rmcp does not get as far as an outcome.
+/// If rmcp fails before an outcome.
 pub(crate) async fn drive(url: &str, kind: &str, given: &Value, seat: Option<&mut Seat>) -> Driven {
     let driven = timeout(WAIT_MAX, in_session(url, kind, given, seat)).await;
     let mut facts = driven.map_err(|_| "no end in time".to_owned())??;
@@ -72,7 +72,7 @@ impl Case<'_> {
             }
             "progress" => {
                 let facts = self.call(self.given).await?;
-                // rmcp hands over what it receives side by side, so neither the answer nor any step need come last.
+                // rmcp delivers concurrently, so neither the answer nor any step need come last.
                 let end = self.given["expect"]["last"].as_f64();
                 let largest = |steps: &[Value]| steps.iter().filter_map(Value::as_f64).max_by(f64::total_cmp);
                 let is_over = |steps: &[Value]| largest(steps) >= end;
@@ -141,7 +141,7 @@ impl Case<'_> {
     }
 }
 
-/// Ends the session, and adds what became of it.
+/// Ends the session, and adds the result.
 async fn deleted(
     facts: Facts,
     client: RunningService<RoleClient, Host>,

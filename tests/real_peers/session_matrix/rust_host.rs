@@ -1,4 +1,4 @@
-//! What rmcp needs of the program around it: answers to the server's questions, and ears for what it says.
+//! The host that rmcp needs: answers to the server's questions, and a record of its notifications.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 /// How long something that the server says may take.
 pub(crate) const NOTICE_MAX: Duration = Duration::from_secs(20);
 
-/// What the server said: the method, and what of its params the case wants to know.
+/// A notification: the method, and the part of its params that the case needs.
 type Notice = (&'static str, Value);
 
 const ELICITATION: &str = "elicitation/create";
@@ -53,7 +53,7 @@ impl Host {
         timeout(NOTICE_MAX, asked.wait_for(|methods| !methods.is_empty())).await.is_ok()
     }
 
-    /// What the server said with `method`, as soon as that is enough, or after `limit`.
+    /// The notifications of `method`, as soon as they are enough, or after `limit`.
     pub(crate) async fn heard(
         &self,
         method: &str,

@@ -1,4 +1,4 @@
-//! What each client asks of each upstream, and what must come of it: `session-cases.json`, read and judged.
+//! The calls of each client at each upstream, and their expected outcomes: `session-cases.json`, read and judged.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ const TEXT: &str = include_str!("../../peers/session-cases.json");
 pub(crate) const CLIENTS: [&str; 9] =
     ["ts1", "ts2", "py1", "py2", "fastmcp2", "fastmcp3", "fastmcp4", "rmcp", "inspector"];
 
-/// What drivers say of a case.
+/// The drivers' report of a case.
 pub(crate) type Facts = Map<String, Value>;
 
 /// Facts that are equal or wrong. Of the others texts may say more, and numbers may be larger.
@@ -26,7 +26,7 @@ pub(crate) struct Table {
     not_applicable: Vec<Impossible>,
 }
 
-/// A client, and what it cannot do or does not show.
+/// A client, and the cases that it cannot do or does not show.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Client {
     /// The program and its script; empty for the one that runs in this process.
@@ -45,7 +45,7 @@ struct Upstream {
     not_applicable: BTreeMap<String, String>,
 }
 
-/// What only a pair cannot do.
+/// A case that only a pair cannot do.
 #[derive(Debug, Deserialize)]
 struct Impossible {
     client: String,
@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// # Errors
-    /// Says what of `facts` is not as it should be.
+    /// The parts of `facts` that are not as expected.
     pub(crate) fn judge(&self, client: &str, case: &str, given: &Value, facts: &Facts) -> Result<(), String> {
         let entry = self.client(client);
         let version = facts.get("version").and_then(Value::as_str).unwrap_or_default();

@@ -17,7 +17,7 @@ use super::upstream::{PeerServer, Program};
 
 const CLIENTS: [&str; 6] = ["ts1", "ts2", "py1", "py2", "fastmcp3", "fastmcp4"];
 
-/// How many clients are driven at the same time; most of what they do is to wait.
+/// How many clients are driven at the same time; most of their time they wait.
 const CLIENTS_AT_ONCE: usize = 8;
 
 /// A call that is silent for longer than the gateway.
@@ -41,7 +41,7 @@ const CASES: [&str; 15] = [
     HELD,
 ];
 
-/// Those for servers that are started anew for each session.
+/// The cases for servers that are started for each session.
 const CASES_OF_PROGRAMS: [&str; 6] = ["fast", "progress", "elicit", "sample", "cancel", "task"];
 
 /// A server, by its name at the gateway.
@@ -86,15 +86,15 @@ impl cells::Row for Row {
     }
 }
 
-/// What a driver is given for a call that says something once, and nothing for 20 s.
+/// A driver's arguments for a call with one message, and nothing for 20 s.
 fn held() -> Value {
     let arguments = json!({ "seconds": 20, "steps": 1 });
     let expect = json!({ "outcome": "ok", "text": "worked 20 s in 1 steps", "notified": 2 });
     json!({ "tool": "slow", "arguments": arguments, "timeout_ms": PATIENCE_MS, "expect": expect })
 }
 
-/// The case less what a client does not show over this transport, without a gateway in between either: the TypeScript
-/// clients lose progress that comes along with its call's answer.
+/// The case without the events that a client loses over this transport, without a gateway in between either: the
+/// TypeScript clients lose progress that comes along with its call's answer.
 fn shown(client: &str, case: &str, given: &Value) -> Value {
     let mut given = given.clone();
     if case == "progress" && client.starts_with("ts") {

@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 pub(crate) struct Peers(install::Peers);
 
 impl Peers {
-    /// `None`, with a word about it, where nobody installed them.
+    /// `None`, with a message, where they are not installed.
     pub(crate) fn find() -> Option<Self> {
         install::Peers::find("real servers and clients over HTTP+SSE").map(Self)
     }
@@ -94,7 +94,7 @@ async fn launch(peers: &Peers, words: &[&str], address: SocketAddr) -> Child {
     child
 }
 
-/// Probes an address with the program, and looks whether it says what is so.
+/// Probes an address with the program, and checks the report.
 pub(crate) async fn probe(url: &str, call: &(&str, Value, &str), transport: &str, name: &str) -> Value {
     let report = run_probe(&[url.to_owned()], call).await;
     judge(&report, call, transport, name);

@@ -1,7 +1,7 @@
-//! The gateway, its upstreams and its clients on one thread, and what is counted of it.
+//! The gateway, its upstreams and its clients on one thread, and the measurement of an act.
 //!
-//! Everything that runs there while an act is awaited counts, so what the scripted upstream does must be in proportion
-//! too. What prepares an act does not count.
+//! Everything that runs there while an act is awaited counts, so the scripted upstream's work must be in proportion
+//! too. The preparation of an act does not count.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use tokio::runtime::{Builder, Runtime};
 use crate::families::Family;
 use crate::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
-/// Valgrind makes everything some fifty times slower; what takes this long hangs.
+/// Valgrind makes everything some fifty times slower; only a hang takes this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How long a call is waited for before it becomes a task: none does here.
 const GRACE: &str = "30s";
 
-/// Upstreams whose lists nobody has asked for, each for one measurement.
+/// Upstreams with lists that are not cached yet, each for one measurement.
 const FRESH: usize = 16;
 
 pub(crate) const MODERN: &str = "2026-07-28";
@@ -34,7 +34,7 @@ pub(crate) const MODERN: &str = "2026-07-28";
 /// The list of tools, where no script has another one.
 const TOOLS: &str = r#"{"resultType":"complete","ttlMs":0,"cacheScope":"public","tools":[{"name":"t","inputSchema":{"type":"object"}}]}"#;
 
-/// What is counted.
+/// A measured future.
 pub(crate) type Act = BoxFuture<'static, ()>;
 
 type Script = dyn Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync;
@@ -65,7 +65,7 @@ impl Bench {
     }
 }
 
-/// Valgrind counts what happens in here, on this thread. Its name is known to `count`.
+/// Valgrind counts the instructions in here, on this thread. `count` knows its name.
 #[inline(never)]
 fn counted_region(runtime: &Runtime, act: Act) {
     runtime.block_on(act);
@@ -137,7 +137,7 @@ impl Stage {
         self.answers(|seen| seen.is_call().then(|| result(seen, r#"{"resultType":"complete","content":[]}"#)));
     }
 
-    /// The path of an upstream that nobody asked before.
+    /// The path of an upstream that has had no request.
     pub(crate) fn fresh(&self) -> String {
         format!("/fresh{}/mcp", self.fresh.lock().pop().expect("there are upstreams enough"))
     }
@@ -166,7 +166,7 @@ impl Stage {
         tokio::time::timeout(PATIENCE, talking).await.expect("an answer")
     }
 
-    /// Opens a stream and reads until a text has come; it stays open as long as what is given back lives.
+    /// Opens a stream and reads until a text has come; dropping the socket ends it.
     pub(crate) async fn open(&self, request: &[u8], until: &str) -> TcpStream {
         let opening = async {
             let mut stream = TcpStream::connect(self.clients).await.unwrap();

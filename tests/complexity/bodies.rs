@@ -12,7 +12,7 @@ pub(crate) fn escaped_keys(count: usize) -> String {
     object((0..count).map(|n| format!(r#""\u006b{n}":0"#)))
 }
 
-/// Answers to questions that nobody asked, under keys as the gateway makes them, escaped.
+/// Answers to unknown questions, under keys as the gateway makes them, escaped.
 pub(crate) fn answers(count: usize) -> String {
     object((0..count).map(|n| format!(r#""\u0072{n}":{{"action":"accept"}}"#)))
 }

@@ -1,4 +1,4 @@
-//! What valgrind counts: the instructions of each call of one function, on its thread.
+//! Valgrind's counts: the instructions of each call of one function, on its thread.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! The table: what is counted, at which sizes, and how its cost may grow.
+//! The table: the measured functions, their sizes, and how their cost may grow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,11 +16,11 @@ use crate::{parts, rest};
 pub(crate) enum Growth {
     /// In proportion: one more item costs as much in a large input as in a small one.
     Linear,
-    /// Not at all: what grows is something else, such as the number of tasks beside the one that is asked for.
+    /// Not at all: something else grows, such as the number of other tasks.
     None,
 }
 
-/// Makes what is to be counted at one size. What it does itself is not counted.
+/// Makes the measured future at one size. Its own work is not counted.
 type Prepare = fn(Stage, usize) -> BoxFuture<'static, Act>;
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ const BYTES: [usize; 3] = [1_000, 10_000, 100_000];
 const HELD: &str = r#""resultType":"complete""#;
 const OK: &str = r#""result""#;
 
-/// Every public entry with each of what can grow there.
+/// Every public entry with each of its sizes that can grow.
 pub(crate) const FAMILIES: &[Family] = &[
     // Requests without a session, of calls that the engine holds.
     row("held call: keys", KEYS, |stage, n| held(stage, keys(n))),
@@ -175,7 +175,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     alone(row("array of messages", SMALL, |_, n| parts::batch(n))),
     alone(row("input schema: annotations", [60, 600, 6_000], |_, n| parts::schema(&annotated(n)))),
     alone(flat("access decision: rules", KEYS, |_, n| parts::decision(n))),
-    // What there is beside.
+    // Work beside a request.
     alone(flat("a request beside tasks", [10, 100, 1_000], |_, n| rest::get(n))),
     alone(flat("a page of tasks", [100, 300, 1_000], |_, n| rest::page(n))),
     alone(row("operators' list: tasks", [60, 300, 900], |_, n| rest::operators(n))),

@@ -1,7 +1,7 @@
-//! No cost grows faster than its input: what each public entry takes is counted in instructions, never timed.
+//! No cost grows faster than its input: each public entry is measured in instructions, never timed.
 //!
-//! Read `families` first, the table of what is counted: a new public entry is one more row there. This program runs
-//! itself under valgrind, which counts; `bench` has what is measured, `count` what valgrind wrote. Without valgrind
+//! Read `families` first, the table of measurements: a new public entry is one more row there. This program runs itself
+//! under valgrind, which counts; `bench` has the measured code, `count` reads valgrind's output. Without valgrind
 //! nothing is counted, and the run says so, unless `TASKGATE_PEERS` is set: then it is an error.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
@@ -26,21 +26,21 @@ const WANTED: &str = "TASKGATE_FAMILIES";
 /// Processes that count at the same time.
 const AT_ONCE: usize = 2;
 
-/// How often a family is counted before its cost is held to grow too fast; the least that each size took is what counts.
-/// What else the gateway does on the measured thread (a timer that is due, a list that is fetched again) only ever adds.
+/// How often a family is counted before its cost is said to grow too fast; the least count of each size is used. Other
+/// work of the gateway on the measured thread (a timer that is due, a list that is fetched again) only ever adds.
 const TRIES: usize = 3;
 
 /// Unit costs may differ by so much between small and large inputs.
 const RATIO_MAX: u64 = 3;
 
-/// What became of a family: the instructions at each of its sizes.
+/// The result of a family: the instructions at each of its sizes.
 type Counts = [u64; 3];
 
 #[test]
 fn no_cost_grows_faster_than_its_input() {
     if !count::is_there() {
         assert!(std::env::var_os("TASKGATE_PEERS").is_none(), "valgrind is missing: `make setup` installs it");
-        // Written past the harness, which shows what a test prints only if it fails.
+        // Written past the harness, which prints a test's output only if it fails.
         let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("SKIPPED: valgrind is missing\n"));
         return;
     }
@@ -69,7 +69,7 @@ fn no_cost_grows_faster_than_its_input() {
     assert!(wrong.is_empty(), "the cost of these grows faster than their input:\n{}", wrong.concat());
 }
 
-/// What families take, counted by several processes.
+/// The counts of families, measured by several processes.
 fn measured(families: &[&Family]) -> BTreeMap<&'static str, Counts> {
     let shares: Vec<Vec<&Family>> =
         (0..AT_ONCE).map(|share| families.iter().skip(share).step_by(AT_ONCE).copied().collect()).collect();
@@ -107,9 +107,9 @@ fn the_families_at_work() {
     }
 }
 
-/// The cost of one more item between the two larger sizes may be [`RATIO_MAX`] times that between the two smaller, which
-/// may be too small by the noise. As much as the smallest input takes as a whole is allowed on top: what is spent once,
-/// such as a table that grows.
+/// The cost of one more item between the two larger sizes may be [`RATIO_MAX`] times the cost between the two smaller,
+/// which may be too small by the noise. As much as the smallest input takes as a whole is allowed on top: one-time
+/// costs, such as a table that grows.
 fn is_proportionate(family: &Family, [small, middle, large]: Counts) -> bool {
     let [n, m, l] = family.sizes.map(|size| size as u64);
     match family.growth {

@@ -1,4 +1,4 @@
-//! What there is beside a request: tasks in a store, sessions, listeners; and a host at its standard input.
+//! State beside a request: tasks in a store, sessions, listeners; and a host at its standard input.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
         store.insert(&made(number)).await.unwrap();
     }
     let engine = Engine::new(store, clock.clone(), Box::new(|| 7), PLENTY, SharedLimits::default());
-    // Giving up what it holds is no part of what is counted.
+    // Dropping it must not be counted.
     KEPT.lock().push(Arc::clone(&engine));
     (engine, made(tasks / 2).key)
 }

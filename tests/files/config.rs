@@ -1,5 +1,5 @@
-//! Configuration files as operators write them: what is refused and how it is said, what is accepted, and that
-//! the files in `config/` stay true.
+//! Configuration files as operators write them: which are refused, with which messages, which are accepted, and that
+//! the files in `config/` stay valid.
 
 mod reference;
 
@@ -61,7 +61,7 @@ fn warnings(loaded: &LoadedConfig) -> String {
     loaded.warnings.iter().map(|warning| format!("{warning}\n")).collect()
 }
 
-/// B166, B167, SEC-24: each mistake with file, line, key, and what would be right; all of them at once.
+/// B166, B167, SEC-24: each mistake with file, line, key, and its correction; all of them at once.
 #[test]
 fn every_mistake_of_a_bad_file_is_reported_at_once() {
     let files = toml_files("tests/config/bad");
@@ -158,7 +158,7 @@ fn the_example_shows_every_key_and_no_other() {
 #[test]
 fn everything_that_the_example_shows_can_be_written_together() {
     let text = example().lines().map(uncomment).collect::<Vec<_>>().join("\n");
-    // Keys are a mistake where nobody asks for them, and so is what only a database needs; its address stands in one place.
+    // Keys are a mistake in a mode without keys, and so is a key that only a database needs; its address stands in one place.
     let all = "mode = [\"tokens\", \"api_keys\", \"certificates\"]";
     let text = text.replace("mode = \"none\"", all).replace("kind = \"disk\"", "kind = \"postgres\"");
     let text = text.replace("url_file = ", "# url_file = ");
@@ -216,7 +216,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!((policy.result_bytes_max, demo.service.result_bytes_max), (32 << 20, 32 << 20));
 }
 
-/// What is promised depends on the medium, so a file has to say that it may be none (B171).
+/// The promises depend on the medium, so a file has to name a store without any (B171).
 #[test]
 fn b171_tasks_rest_on_disk_unless_the_file_says_otherwise() {
     let base = StoreLimits { tasks_max: 100_000, stored_bytes_max: 8 << 30 };
@@ -340,7 +340,7 @@ fn variables_and_names_come_out_as_they_are_compared() {
     assert_eq!(served, [("zeta", "/"), ("alpha", "/alpha/mcp")], "in the order of the file");
 }
 
-/// B166: what cannot be read as text is one mistake of the whole file.
+/// B166: a file that cannot be read as text is one mistake as a whole.
 #[test]
 fn files_that_are_missing_too_large_or_not_text_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -372,7 +372,7 @@ fn the_readmes_blocks_are_one_configuration() {
     assert!(parsed.is_ok(), "{:?}", parsed.err());
 }
 
-/// The address of a server is mostly longer than that of its machine.
+/// A server's address mostly has a path behind the host.
 #[test]
 fn an_address_without_a_path_is_served_with_a_warning() {
     let servers = vec![CommandLineServer::demo("http://127.0.0.1:4321".parse().unwrap())];

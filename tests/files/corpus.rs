@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets in `fuzz/`. A file's name begins with what must come of it.
+//! Replays the corpus of the fuzz targets in `fuzz/`. A file's name begins with its expected result.
 
 use support::{checks, login_checks};
 
@@ -36,7 +36,7 @@ support::rows! {
 
 /// How many changed texts are made of each kept one. Without a fuzzer's feedback they are few; `CORPUS_CHANGES` makes more.
 const CHANGES: usize = 40;
-/// What parsers of such texts look for.
+/// Words that parsers of such texts search for.
 const WORDS: [&str; 24] = [
     "\"alg\":\"none\"",
     "\"crit\":[]",

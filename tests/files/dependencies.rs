@@ -12,7 +12,7 @@ const TARGETS: [&str; 3] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-g
 const LICENCES: [&str; 9] =
     ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MIT-0", "Unicode-3.0", "Zlib"];
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
-/// Crates that must not come in, and what the program uses instead.
+/// Crates that must not come in, and those that the program uses instead.
 const BANNED: [(&str, &str); 3] = [("native-tls", "rustls"), ("openssl-sys", "rustls"), ("reqwest", "hyper")];
 
 /// Features that the program does not need.
@@ -117,7 +117,7 @@ fn every_dependency_names_its_version() {
     assert_eq!(unnamed, Vec::<String>::new());
 }
 
-/// The features of each crate that the program names itself, by what cargo builds with these kinds of dependencies.
+/// The features of each crate that the program names itself, as cargo builds it with these kinds of dependencies.
 fn features(kinds: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut tree = Command::new(env!("CARGO"));
     tree.args(["tree", "--locked", "--package", "taskgate", "--depth", "1", "--prefix", "none", "--format", "{p};{f}"]);

@@ -1,4 +1,4 @@
-//! Further files of API keys: what is wrong in one is told with its own name, its lines and its keys.
+//! Further files of API keys: an error in one names the file, its lines and its keys.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,7 +21,7 @@ fn block(id: &str, key: &str) -> String {
     format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"${{{key}}}\"\n")
 }
 
-/// A configuration beside a file of keys; both files' names are what reports name.
+/// A configuration beside a file of keys; reports name both files.
 fn load(
     folder: &Path,
     files: &str,
@@ -72,8 +72,7 @@ macro_rules! good {
 /// Stands for a file that is too large.
 const LARGE: &[u8] = b"large";
 
-/// Which files are named, what the configuration has of its own, what the file of keys holds and may be used by, and what is
-/// said.
+/// The named files, the configuration's own keys, the content and mode of the file of keys, and the message.
 const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
     (
         r#"["keys/none.toml"]"#,

@@ -1,17 +1,17 @@
-//! Finds cycles between sibling modules: modules with one parent, each with all that is below it.
+//! Finds cycles between sibling modules: modules with one parent, each with all modules below it.
 //!
-//! A module may use what its own ancestors define, and an ancestor what is below it. Any other use leads from one sibling
-//! to another, at the level where the two ways part. A re-exported item counts where it is defined.
+//! A module may use items of its own ancestors, and an ancestor items of modules below it. Any other use leads from one
+//! sibling to another, at the level where the two paths part. A re-exported item counts where it is defined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names from the crate's root on.
 type ModulePath = Vec<String>;
 
-/// What one source file binds and names.
+/// The names that one source file binds and uses.
 #[derive(Default)]
 pub(crate) struct Module {
-    /// What a name that is brought in by `use` stands for.
+    /// The path of each name that a `use` imports.
     bound: BTreeMap<String, ModulePath>,
     /// Every path that is written, the bound ones included.
     named: Vec<ModulePath>,
@@ -99,7 +99,7 @@ fn reaches(uses: &Uses, parent: &str, from: &str, to: &str) -> bool {
     false
 }
 
-/// What is wrong, one line each, with where it is.
+/// The mistakes, one line each, with their places.
 pub(crate) fn mistakes(uses: &Uses) -> Vec<String> {
     let mistake = |edge: &SiblingUse| {
         let places: Vec<_> = uses[edge].iter().take(3).map(String::as_str).collect();
@@ -108,7 +108,7 @@ pub(crate) fn mistakes(uses: &Uses) -> Vec<String> {
     in_cycles(uses).into_iter().map(mistake).collect()
 }
 
-/// The module that defines what a path names; `None` for what is not of this crate.
+/// The module that defines a path's item; `None` for a path of another crate.
 fn defining(path: &[String], modules: &BTreeMap<ModulePath, Module>) -> Option<ModulePath> {
     let mut path = path.to_vec();
     // More steps than any chain of re-exports has.
@@ -150,7 +150,7 @@ fn read(at: &[String], code: &str, modules: &BTreeSet<ModulePath>) -> Module {
     module
 }
 
-/// The first `use` of a text: what is before it, its tree, and what follows.
+/// The first `use` of a text: the text before it, its tree, and the rest.
 fn next_use(code: &str) -> Option<(&str, &str, &str)> {
     let start = code.match_indices("use ").map(|(at, _)| at).find(|at| {
         let line = code[..*at].rsplit('\n').next().unwrap_or_default();
@@ -205,7 +205,7 @@ fn written(code: &str) -> Vec<ModulePath> {
     words.map(|word| word.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect()).collect()
 }
 
-/// A path from the crate's root on, of what a module writes; `None` for what is not of this crate.
+/// A path in a module, from the crate's root on; `None` for one of another crate.
 fn absolute(
     at: &[String],
     path: &[String],

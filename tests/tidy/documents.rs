@@ -1,4 +1,4 @@
-//! Keeps of the documents what a text search can keep: the size of the README, links and paths that lead somewhere, one
+//! Checks of the documents that a text search can do: the size of the README, links and paths that lead somewhere, one
 //! line for each module on the map, and a word for each metric.
 
 use std::collections::BTreeSet;
@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use super::plain_words::WordCount;
 use super::{RIDDLES_PER_THOUSAND, files_under, read, root};
 
-/// What somebody reads who does not know yet whether to use it.
+/// More than this is not read before the decision to use the program.
 const README_BYTES_MAX: usize = 12 * 1024;
 
 /// Folders that a path in a document may begin with.
 const FOLDERS: [&str; 8] = ["src/", "tests/", "benches/", "config/", "deploy/", "docs/", "fuzz/", ".ci/"];
 
-/// The pages that describe the program as it is now; the changelog describes what it was, too.
+/// The pages that describe the present program; the changelog also describes earlier ones.
 fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned(), "ARCHITECTURE.md".to_owned(), "tests/README.md".to_owned()];
     pages.extend(files_under("docs").into_iter().filter(|path| path.ends_with(".md")));
@@ -47,12 +47,12 @@ fn pages_name_their_nouns() {
     assert!(all.per_thousand() < RIDDLES_PER_THOUSAND, "in pages: {all:?}");
 }
 
-/// What stands between backquotes.
+/// The texts between backquotes.
 fn spans(prose: &str) -> impl Iterator<Item = &str> {
     prose.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// What a link names a heading by.
+/// A heading's name in links.
 fn slug(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
@@ -161,7 +161,7 @@ fn every_name_of_the_code_that_a_page_names_is_defined() {
     assert!(names >= 20, "only {names} names were seen");
 }
 
-/// Whoever looks for a suite, or for the place of a new test, finds it there.
+/// A reader who looks for a suite, or for the place of a new test, finds it there.
 #[test]
 fn every_suite_has_a_line_in_the_index_of_tests() {
     let index = read("tests/README.md");

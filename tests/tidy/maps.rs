@@ -1,5 +1,5 @@
-//! Finds the maps of the program whose keys name a session, and compares them with the table of `docs/decisions/sessions.md` that says whose
-//! identity each key means and what one principal may take of it.
+//! Finds the maps of the program with keys that name a session, and compares them with the table of
+//! `docs/decisions/sessions.md`, which has each key's identity and the share of one principal.
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// What runs of tests and benches write; they name it to say where it went.
+/// Files that runs of tests and benches write; pages name them to say where the output went.
 const REPORTS: [&str; 7] = [
     "bench.md",
     "conformance.md",

@@ -1,9 +1,9 @@
-//! Compares `docs/rules.md` with the code and with what ran: every rule that a file names is explained there, every rule
-//! there has a sentence, a source and a test that names it and passed, or the reason why none can.
+//! Compares `docs/rules.md` with the code and with the tests that ran: every rule that a file names is explained there,
+//! every rule there has a sentence, a source and a test that names it and passed, or the reason why none can.
 //!
-//! A test names a rule by beginning with it (`l25_37_…`), in its comment or in its body. `TASKGATE_TEST_LOG` is what the
-//! run of all tests printed; without it only the sources are looked at, and the output says so. `UPDATE_RULES=1` writes
-//! the column of tests anew: a test that still names its rule stays.
+//! A test names a rule by beginning with it (`l25_37_…`), in its comment or in its body. `TASKGATE_TEST_LOG` is the
+//! output of the run of all tests; without it only the sources are compared, and the output says so. `UPDATE_RULES=1`
+//! rewrites the column of tests: a test that still names its rule stays.
 
 #[path = "rules/page.rs"]
 mod page;
@@ -26,7 +26,7 @@ fn passed(log: &str) -> BTreeSet<&str> {
     names.map(|name| name.rsplit("::").next().unwrap_or(name)).collect()
 }
 
-/// What is wrong with the page, one line each.
+/// The mistakes of the page, one line each.
 fn mistakes(tables: &[Vec<Rule>], sources: &Sources, ran: Option<&BTreeSet<&str>>) -> Vec<String> {
     let mut mistakes = Vec::new();
     let mut seen = BTreeSet::new();
@@ -83,8 +83,8 @@ fn order(id: &str) -> (String, u32) {
     (id[..digits].to_owned(), id[digits..].parse().unwrap_or(0))
 }
 
-/// What stands in the last column: the test that stands there as long as it names the rule; else one that begins with the
-/// rule; else the one that names the fewest other rules.
+/// The test in the last column: the present one as long as it names the rule; else one that begins with the rule; else
+/// the one that names the fewest other rules.
 fn held_by(rule: &Rule, tests: &Named, rules_of: &BTreeMap<&str, usize>) -> String {
     let Some(naming) = tests.get(&rule.id) else {
         return if rule.test().is_some() { String::new() } else { rule.held_by.clone() };
@@ -128,7 +128,7 @@ fn rule(id: &str, held_by: &str) -> Rule {
     Rule { id: id.to_owned(), sentence, source, held_by: held_by.to_owned() }
 }
 
-/// The page and the code each without what the other has.
+/// The page and the code each lack an entry of the other.
 #[test]
 fn a_page_that_says_too_little_or_too_much_is_a_mistake() {
     let sources = || {

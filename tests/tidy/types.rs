@@ -36,7 +36,7 @@ pub(crate) fn exceptions(text: &str) -> Shared {
         .collect()
 }
 
-/// What is wrong, one line each: the list is exact, so it is shortened with the code and never grows unseen.
+/// The mistakes, one line each: the list is exact, so it is shortened with the code and never grows unseen.
 pub(crate) fn mistakes(shared: &Shared, exceptions: &Shared) -> Vec<String> {
     let names: std::collections::BTreeSet<&String> = shared.keys().chain(exceptions.keys()).collect();
     let mut mistakes = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn mistakes(shared: &Shared, exceptions: &Shared) -> Vec<String> {
     mistakes
 }
 
-/// The list with what is gone taken out, and nothing else.
+/// The list without the entries that are gone.
 pub(crate) fn shortened(text: &str, shared: &Shared) -> String {
     let head = text.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n"));
     let rest = exceptions(text).into_iter().filter_map(|(name, listed)| {

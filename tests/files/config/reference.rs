@@ -1,5 +1,5 @@
-//! `docs/configuration.md` against the reader of configurations: keys, what they take, defaults, bounds, and what a
-//! running gateway takes up.
+//! `docs/configuration.md` against the reader of configurations: keys, their values, defaults, bounds, and the keys
+//! that a reload applies.
 //!
 //! A table of keys stands between `<!-- keys TABLE -->` and `<!-- /keys -->`; `.` names the keys outside of tables. It is written
 //! from the declarations of the keys (`UPDATE_REFERENCE=1`). Its defaults and bounds are tried with the reader.
@@ -14,7 +14,7 @@ use super::{env, example, folder, parse, uncomment};
 const PAGE: &str = "docs/configuration.md";
 const HEAD: &str = "| key | takes | bounds | default | changes at | meaning |\n|---|---|---|---|---|---|\n";
 
-/// What a row says beside its key, and what the key takes.
+/// The columns of a row beside its key, and the values of the key.
 #[derive(Clone, Default)]
 struct Row {
     bounds: String,
@@ -46,7 +46,7 @@ fn tables(page: &str) -> Tables {
     tables
 }
 
-/// The keys of one table that take a value, with what each takes.
+/// The keys of one table that take a value, with the description of each value.
 fn keys_of(table: &str) -> BTreeMap<String, String> {
     let in_table = |path: &str| {
         let (parent, key) = path.rsplit_once('.').unwrap_or((".", path));
@@ -59,7 +59,7 @@ fn keys_of(table: &str) -> BTreeMap<String, String> {
     values.collect()
 }
 
-/// What a key takes, in as few words as a column wants.
+/// The values of a key, in as few words as a column needs.
 fn short(wanted: &str) -> String {
     let kinds = [("a duration ", "duration"), ("a size ", "size"), ("a whole number ", "whole number")];
     let found = kinds.iter().find(|(start, _)| wanted.starts_with(start));
@@ -186,12 +186,12 @@ fn all(tables: &Tables) -> impl Iterator<Item = (&str, &str, &Row)> {
     tables.iter().flat_map(|(table, rows)| rows.iter().map(move |(key, row)| (table.as_str(), key.as_str(), row)))
 }
 
-/// What stands between backquotes in a cell.
+/// The texts between backquotes in a cell.
 fn literals(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// What a line about credentials of clients needs beside it.
+/// Adds the keys that a line about credentials of clients needs.
 fn add_credentials<'t>(parts: &mut BTreeMap<&'t str, String>, table: &'t str, key: &str) {
     if table == "auth.issuers" {
         parts.insert("listen", "public_url = \"https://mcp.example\"".to_owned());
@@ -237,7 +237,7 @@ fn add_credentials<'t>(parts: &mut BTreeMap<&'t str, String>, table: &'t str, ke
     }
 }
 
-/// A file with this line in this table, and without it. Both have whatever else the line needs.
+/// A file with this line in this table, and without it. Both have all other keys that the line needs.
 fn files(table: &str, key: &str, line: &str) -> (String, String) {
     let of_programs =
         ["command", "args", "cwd", "processes_max", "descriptors_max", "memory_max", "stderr", "process_per_call"];
@@ -306,7 +306,7 @@ fn the_defaults_of_the_reference_are_those_of_the_reader_and_of_the_example() {
         assert_eq!(format!("{with:?}"), format!("{without:?}"), "{table}.{key} = {default} is not the default");
     }
     assert!(count >= 35, "only {count} defaults were tried");
-    // What the example shows as a default has one here, too.
+    // A default in the example has a default here, too.
     let mut table = ".".to_owned();
     for line in example().lines() {
         if let Some(header) = uncomment(line).strip_prefix('[') {
@@ -325,7 +325,7 @@ fn the_defaults_of_the_reference_are_those_of_the_reader_and_of_the_example() {
     }
 }
 
-/// Whether the reader takes this value, whatever it says of other keys.
+/// Whether the reader accepts this value, with any error about other keys.
 fn is_taken(table: &str, key: &str, value: &str) -> bool {
     let (with, _) = files(table, key, &format!("{key} = {value}"));
     let path = format!("{table}.{key}")
@@ -337,7 +337,7 @@ fn is_taken(table: &str, key: &str, value: &str) -> bool {
     error.is_none_or(|error| !error.mistakes.iter().any(|mistake| mistake.key.as_deref() == Some(&path)))
 }
 
-/// The least and the most that a key takes, each with what is just beyond it; `None` where that is no fixed number.
+/// The least and the most that a key takes, each with the next value beyond it; `None` where it is no fixed number.
 fn bounds(wanted: &str, row: &Row) -> [Option<(String, String)>; 2] {
     if let Some((low, high)) = wanted.strip_prefix("a whole number from ").and_then(|range| range.split_once(" to ")) {
         let [low, high] = [low, high].map(|number| number.parse::<i64>().expect("a number"));
@@ -387,11 +387,11 @@ macro_rules! issuer {
     };
 }
 
-/// What certificates need elsewhere.
+/// The keys that certificates need elsewhere.
 const CLIENT_CA: &str =
     "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nclient_ca = \"a.pem\"\nclient_certificates = \"required\"";
 
-/// Another value for each key outside of the upstreams, and whatever else a file with it needs.
+/// Another value for each key outside of the upstreams, with the other keys that a file with it needs.
 const OTHERS: &[(&str, &str)] = &[
     ("endpoints.path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
     ("endpoints.upstreams", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
@@ -639,7 +639,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("auth.api_keys.key_file", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"k\""),
 ];
 
-/// Upstreams are opened anew by a reload, whatever differs in them.
+/// A reload replaces a changed upstream, with any difference.
 #[test]
 fn a_reload_applies_the_keys_that_the_reference_names() {
     let upstream = "\n[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"";

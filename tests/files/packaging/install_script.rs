@@ -1,4 +1,4 @@
-//! `packaging/install.sh` before a server on loopback: refused input changes nothing, and good input says what was replaced.
+//! `packaging/install.sh` in front of a server on loopback: refused input changes nothing, and good input prints the replaced version.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -92,7 +92,7 @@ impl Machine {
         Self::new("Linux", "x86_64")
     }
 
-    /// Runs the script from a pipe; its exit code and what it says.
+    /// Runs the script from a pipe; returns its exit code and output.
     fn run(&self, words: &[&str]) -> (Option<i32>, String) {
         let path =
             format!("{}:{}", self.home.path().join("programs").display(), std::env::var("PATH").unwrap_or_default());

@@ -7,7 +7,7 @@ use std::path::Path;
 /// The tests that name a rule, by its ID.
 pub(crate) type Named = BTreeMap<String, BTreeSet<String>>;
 
-/// What the files of the repository say of rules.
+/// The rules that the files of the repository name.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     /// A rule's tests: the name, the comment or the body of each names it.
@@ -20,7 +20,7 @@ pub(crate) struct Sources {
 const FOLDERS: [&str; 7] = ["src", "tests", "benches", "fuzz", "docs", "config", "deploy"];
 const FILES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "Makefile"];
 
-/// What is built or fetched, what is data, and what is about rules itself: no file there explains itself by a rule.
+/// Files that are built or fetched, data, and files about rules themselves: none of them cites a rule as its reason.
 const LEFT_OUT: [&str; 9] = [
     "target",
     "node_modules",

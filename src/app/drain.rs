@@ -106,15 +106,15 @@ impl Gateway {
         // The operators' listeners end last: until here they report the drain.
         let operators = self.metrics.into_iter().chain([self.admin]);
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
-        let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
+        let connections_cut = drained.aborted;
         if kind == GatewayEnd::IncarnationOver {
             tracing::debug!(connections_cut, "waiting clients were notified");
         } else if ended.is_empty() {
-            tracing::info!(connections_cut, calls_lost, "drained");
+            tracing::info!(connections_cut, "drained");
         } else {
             tracing::warn!(
                 connections_cut,
-                calls_lost,
+                calls_lost = ended.lost(),
                 calls = %ended,
                 "drained; calls that ran longer than drain_max were ended"
             );

@@ -16,7 +16,7 @@ const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 /// Why a file cannot be used. Never shows its content; the caller knows its name.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
-    #[error("cannot be read: {0}")]
+    #[error("cannot be read: {0}{}", remedy(.0))]
     Unreadable(#[from] io::Error),
     #[error("is not a file")]
     NoFile,
@@ -27,6 +27,11 @@ pub enum SecretFileError {
     Exposed { mode: u32, what: &'static str },
     #[error("is larger than {bytes_max} bytes")]
     TooLarge { bytes_max: usize },
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    let is_of_another = error.kind() == io::ErrorKind::PermissionDenied;
+    if is_of_another { "; its owner must be the user that runs taskgate (chown)" } else { "" }
 }
 
 /// Reads a file that only its owner may access; errors name its content as `what`. The group may also read a service
@@ -105,7 +110,9 @@ mod tests {
             assert_eq!(found, expected, "{content:?} {mode:o}");
         }
         assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is not a file");
-        assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().starts_with("cannot be read: "));
+        assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().ends_with("(os error 2)"));
+        let refused = SecretFileError::Unreadable(io::ErrorKind::PermissionDenied.into()).to_string();
+        assert!(refused.starts_with("cannot be read: ") && refused.ends_with("runs taskgate (chown)"), "{refused}");
     }
 
     /// A Kubernetes volume of secrets: root's, and with `fsGroup` of mode 0440.

@@ -85,7 +85,7 @@ impl StoreHealthMonitor {
                 StoreHealth::Good => tracing::info!("the task store takes new tasks again"),
                 StoreHealth::Full => {
                     let [free, wanted] = known.short.map_or([0; 2], |space| [space.free, space.wanted()]).map(ByteSize);
-                    tracing::warn!(%free, %wanted, "the disk is nearly full: no new tasks until there is room")
+                    tracing::warn!(%free, %wanted, "the task store's disk is nearly full: no new tasks until there is room")
                 }
                 StoreHealth::Failing => {
                     tracing::error!("the task store cannot write: no new tasks until it can")

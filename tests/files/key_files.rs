@@ -256,3 +256,11 @@ fn mistakes_of_all_files_are_told_together_and_in_order() {
     ];
     assert_eq!(places, expected, "{report}");
 }
+
+/// The keys in such a file are unknown, so their absence is no second mistake.
+#[test]
+fn a_file_of_keys_that_cannot_be_read_is_one_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = load(folder.path(), r#"["none.toml"]"#, "", (b"", 0o600)).unwrap_err().to_string();
+    assert!(error.contains("main.toml:3: key `auth.api_key_files[0]`: ") && error.lines().count() == 1, "{error}");
+}

@@ -57,8 +57,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
             };
             report.mistake(&key.location, format!("no client is asked for a key; write `mode = {wanted}` in [auth]"));
         }
-    } else if let Some(location) =
-        mode.location().filter(|_| raw.api_keys.is_empty() && !report.has_mistake("auth.api_keys"))
+    } else if let Some(location) = mode.location()
+        && raw.api_keys.is_empty()
+        && !["auth.api_keys", "auth.api_key_files"].iter().any(|list| report.has_mistake_in(list))
     {
         report.mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
     }

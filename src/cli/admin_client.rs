@@ -29,7 +29,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdminRequestError {
-    #[error("the admin address must be like http://127.0.0.1:9090")]
+    #[error("the admin address must be like http://127.0.0.1:9090; a token is read from {TOKEN_VARIABLE}")]
     Address,
     #[error("the gateway cannot be reached at {0}")]
     Unreachable(Url, #[source] std::io::Error),
@@ -145,7 +145,8 @@ impl AdminClient {
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
-        let host = url.host_str().filter(|_| url.scheme() == "http").ok_or(AdminRequestError::Address)?;
+        let is_plain = url.scheme() == "http" && url.username().is_empty() && url.password().is_none();
+        let host = url.host_str().filter(|_| is_plain).ok_or(AdminRequestError::Address)?;
         let port = url.port_or_known_default().ok_or(AdminRequestError::Address)?;
         let target = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
         let mut request = Request::builder()

@@ -195,6 +195,9 @@ async fn health_says_by_its_exit_code_whether_the_gateway_is_ready() {
     for command in [&["health"][..], &["status", "--admin"]] {
         let (code, out, why) = run(&[command, &[&*format!("http://{}", other.address)]].concat(), None).await;
         assert!(code != Some(0) && out.is_empty() && why.contains("correct the address"), "{command:?}: {out}{why}");
+        // The gateway would not get the password, so the command does not go on without it.
+        let (code, _, why) = run(&[command, &[&*format!("http://ops:s3cret@{}", program.admin)]].concat(), None).await;
+        assert!(code == Some(64) && why.contains("must be like") && !why.contains("s3cret"), "{command:?}: {why}");
     }
     for (page, status) in [("/healthz", 200), ("/readyz", 200), ("/readyz?verbose", 401), ("/metrics", 401), ("/", 401)]
     {

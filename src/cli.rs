@@ -111,9 +111,9 @@ enum CliCommand {
     Check(CheckArguments),
     /// Converts a desktop host's JSON with its servers into a configuration.
     ///
-    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), also with comments. The values of `env` and
-    /// headers go into a file of variables beside the configuration; only their owner can read the two files (mode 0600). Settings that
-    /// are not carried over are listed on standard error.
+    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini), `servers` (VS Code) and `context_servers` (Zed), also with comments. The
+    /// values of `env` and headers go into a file of variables beside the configuration; only their owner can read the two files (mode
+    /// 0600). Settings that are not carried over are listed on standard error.
     ///
     /// Exit codes: 0, 64 for a mistake in the command line or in the file.
     Import(import::ImportArguments),
@@ -195,7 +195,7 @@ enum CliCommand {
     ///
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///
-    /// Exit codes: 0, 64 for a mistake in the command line, 69 if the gateway cannot be reached.
+    /// Exit codes: 0, 64 for a mistake in the command line, 69 if the gateway cannot be reached or refuses the token.
     Status {
         /// Print JSON.
         #[arg(long)]
@@ -210,8 +210,8 @@ enum CliCommand {
     /// shown. If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it. `taskgate task` is for clients: it
     /// follows a task by its id at the server's address, and gets its result.
     ///
-    /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
-    /// gateway cannot be reached.
+    /// Exit codes: 0, or 1 if there is no such task, it has ended, or the token may only read; 64 for a mistake in the command
+    /// line, 69 if the gateway cannot be reached or refuses the token.
     Tasks {
         #[command(subcommand)]
         order: TasksCommand,
@@ -224,7 +224,7 @@ enum CliCommand {
     /// If the admin listener requires a token, TASKGATE_ADMIN_TOKEN holds it.
     ///
     /// Exit codes: 0, or 1 if no such replica is there, it is not dead, it still has tasks, or the store is not shared; 64 for a mistake
-    /// in the command line, 69 if the gateway cannot be reached.
+    /// in the command line, 69 if the gateway cannot be reached or refuses the token.
     Replicas {
         #[command(subcommand)]
         order: ReplicasCommand,

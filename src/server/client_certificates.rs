@@ -177,12 +177,8 @@ impl CertificateRing {
         if self.blocks == before.blocks {
             *self = before.clone();
         } else {
-            before.withdraw();
+            before.grant.withdraw();
         }
-    }
-
-    pub(super) fn withdraw(&self) {
-        self.grant.withdraw();
     }
 
     /// The principal of a certificate: exactly one of its names has a matching block.

@@ -439,7 +439,7 @@ impl PrincipalGuard {
         if let Authenticator::CertificateHolders(CertificateHolders { certificates: before, .. }) = &self.callers {
             match callers.certificates_mut() {
                 Some(now) => now.succeed(before),
-                None => before.withdraw(),
+                None => before.grant.withdraw(),
             }
         }
         if let Some(before) = self.callers.keys() {

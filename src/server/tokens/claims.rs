@@ -10,7 +10,7 @@ use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 
 use super::jws::{self, SignedText, SignedTextError};
-use super::keys::{KeyMiss, KeySet};
+use super::keys::KeySet;
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
 use crate::task::digest::Digest;
 use crate::task::{Claims, Principal, Timestamp};
@@ -168,10 +168,6 @@ impl<'t> UnverifiedToken<'t> {
         Ok(Self { text: signed, algorithm, key, kind, issuer })
     }
 
-    const fn claims(&self) -> &Map<String, Value> {
-        &self.text.claims
-    }
-
     /// Checks signature, header and claims against the issuer in `iss`. `asked` is as [`normal_address`] writes it.
     pub(super) fn verify(
         &self,
@@ -189,14 +185,12 @@ impl<'t> UnverifiedToken<'t> {
         if !issuer.token_types.contains(&self.kind.as_deref().map_or_else(|| NO_TYPE.to_owned(), normal_type)) {
             return Err(TokenError::Type);
         }
-        let key = keys.find(self.key.as_deref(), self.algorithm).map_err(|miss| match miss {
-            KeyMiss::Unknown => TokenError::UnknownKey,
-            KeyMiss::Unfit => TokenError::UnfitKey,
-        })?;
+        let key = keys.find(self.key.as_deref(), self.algorithm).ok_or(TokenError::UnknownKey)?;
+        let key = key.for_algorithm(self.algorithm).ok_or(TokenError::UnfitKey)?;
         if !self.text.is_signed_by(key, self.algorithm) {
             return Err(TokenError::Signature);
         }
-        TokenClaims(self.claims()).verify(issuer, asked, now)
+        TokenClaims(&self.text.claims).verify(issuer, asked, now)
     }
 }
 

@@ -37,13 +37,6 @@ const SHOWN: &str = "a key is private or symmetric: every reader of the set coul
 const AMBIGUOUS: &str = "two keys have one `kid`";
 const OTHER: &str = "a key is of another type, use or form";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyMiss {
-    Unknown,
-    /// The key is for another algorithm.
-    Unfit,
-}
-
 pub(super) struct KeySet {
     keys: Vec<VerificationKey>,
     /// Why keys were left out, for operators.
@@ -115,18 +108,13 @@ impl KeySet {
         self.keys.len()
     }
 
-    /// The key that a token names and that fits its algorithm. A token without a `kid` needs a set with one such key.
-    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<&DecodingKey, KeyMiss> {
-        let fits = |key: &&VerificationKey| key.for_algorithm(algorithm).is_some();
+    /// The key that a token names. A token without a `kid` needs a set with one key that fits its algorithm.
+    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&VerificationKey> {
         let Some(id) = id else {
-            let mut fitting = self.keys.iter().filter(fits);
-            return match (fitting.next(), fitting.next()) {
-                (Some(key), None) => Ok(&key.key),
-                (_, _) => Err(KeyMiss::Unknown),
-            };
+            let mut fitting = self.keys.iter().filter(|key| key.for_algorithm(algorithm).is_some());
+            return fitting.next().filter(|_| fitting.next().is_none());
         };
-        let named = self.keys.iter().find(|key| key.id.as_deref() == Some(id)).ok_or(KeyMiss::Unknown)?;
-        if fits(&named) { Ok(&named.key) } else { Err(KeyMiss::Unfit) }
+        self.keys.iter().find(|key| key.id.as_deref() == Some(id))
     }
 }
 

@@ -393,7 +393,7 @@ fn weak_private_and_ambiguous_keys_are_not_used() {
         assert_eq!(found, expected, "{name}");
     }
     let both = KeySet::parse(&Bytes::from(key_set([&key, &other]))).unwrap();
-    assert_eq!(both.find(None, Algorithm::ES256).map(drop), Err(KeyMiss::Unknown), "which of the two?");
+    assert!(both.find(None, Algorithm::ES256).is_none(), "which of the two?");
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl IssuerKeys {
         let issuer = &self.settings.issuer;
         match fetched {
             Ok(set) => {
-                for why in &set.unused {
+                for why in set.newly_unused(known.set.as_ref().map(|(before, _)| &**before)) {
                     tracing::warn!(%issuer, "a key of the issuer is not used: {why}");
                 }
                 known.set = Some((Arc::new(set), now));

@@ -40,7 +40,7 @@ const OTHER: &str = "a key is of another type, use or form";
 pub(super) struct KeySet {
     keys: Vec<VerificationKey>,
     /// Why keys were left out, for operators.
-    pub(super) unused: Vec<&'static str>,
+    unused: Vec<&'static str>,
     pub(super) digest: Digest,
 }
 
@@ -106,6 +106,11 @@ impl KeySet {
 
     pub(super) const fn len(&self) -> usize {
         self.keys.len()
+    }
+
+    /// Why keys were left out, unless `before` is the same set: issuers publish keys for other uses for years.
+    pub(super) fn newly_unused(&self, before: Option<&Self>) -> &[&'static str] {
+        if before.is_some_and(|before| before.digest == self.digest) { &[] } else { &self.unused }
     }
 
     /// The key that a token names. A token without a `kid` needs a set with one key that fits its algorithm.

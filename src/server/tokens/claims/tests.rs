@@ -396,6 +396,20 @@ fn weak_private_and_ambiguous_keys_are_not_used() {
     assert!(both.find(None, Algorithm::ES256).is_none(), "which of the two?");
 }
 
+/// As at Keycloak, whose sets have a key for encryption: its issuer's keys are fetched every 10 minutes.
+#[test]
+fn a_key_that_is_left_out_is_told_once_for_each_set() {
+    let (first, second) = (IssuerKey::es256("k1"), IssuerKey::es256("k2"));
+    let set = |key: &IssuerKey| {
+        let encrypts = with(&second.jwk(), &json!({ "kid": "k3", "use": "enc" }));
+        KeySet::parse(&Bytes::from(json!({ "keys": [key.jwk(), encrypts] }).to_string())).unwrap()
+    };
+    let before = set(&first);
+    assert_eq!(before.newly_unused(None).len(), 1);
+    assert!(set(&first).newly_unused(Some(&before)).is_empty());
+    assert_eq!(set(&second).newly_unused(Some(&before)).len(), 1, "after a rotation");
+}
+
 #[test]
 fn metadata_is_its_issuers_alone_and_its_fault_is_named() {
     let keys = "https://login.example/keys";

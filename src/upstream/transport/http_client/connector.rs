@@ -397,16 +397,16 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(ip) => {
             let [first, second, ..] = ip.octets();
-            let is_shared = first == 100 && (64..128).contains(&second);
+            // Shared by a provider's customers, and for tests of networks.
+            let is_inside = (first == 100 && (64..128).contains(&second)) || (first == 198 && second & 0xfe == 18);
             let is_kept = first == 0 || first >= 224 || (first == 192 && second == 0 && ip.octets()[2] == 0);
-            !(ip.is_loopback() || ip.is_private() || ip.is_link_local() || is_shared || is_kept)
+            !(ip.is_loopback() || ip.is_private() || ip.is_link_local() || is_inside || is_kept)
         }
         IpAddr::V6(ip) => {
-            let first = ip.segments()[0];
-            // Unique local, link local, multicast; the last translates to addresses of version 4.
-            let is_local = first & 0xfe00 == 0xfc00 || first & 0xff80 == 0xfe80 || first & 0xff00 == 0xff00;
-            let is_translated = first == 0x64 || first == 0x2002;
-            !(ip.is_loopback() || ip.is_unspecified() || is_local || is_translated)
+            let [first, second, ..] = ip.segments();
+            // Of the global addresses, these stand for addresses of version 4: Teredo, and 6to4.
+            let is_translated = (first == 0x2001 && second < 0x200) || first == 0x2002;
+            first & 0xe000 == 0x2000 && !is_translated
         }
     }
 }
@@ -517,6 +517,7 @@ mod tests {
             ("224.0.0.1", false),
             ("255.255.255.255", false),
             ("192.0.0.8", false),
+            ("198.19.0.1", false),
             ("::1", false),
             ("::", false),
             ("::ffff:10.0.0.1", false),
@@ -525,9 +526,17 @@ mod tests {
             ("ff02::1", false),
             ("64:ff9b::a00:1", false),
             ("2002:a00:1::", false),
+            ("2001:0:a00:1::1", false),
+            ("::10.0.0.1", false),
+            ("::ffff:0:10.0.0.1", false),
+            ("fec0::1", false),
+            ("100::1", false),
             ("8.8.8.8", true),
             ("172.32.0.1", true),
             ("100.128.0.1", true),
+            ("198.20.0.1", true),
+            ("2a00:1450:4001::1", true),
+            ("2001:4860:4860::8888", true),
             ("2606:4700::1111", true),
             ("::ffff:8.8.8.8", true),
         ] {

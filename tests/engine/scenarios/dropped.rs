@@ -208,8 +208,8 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
 ];
 
 /// Those that are not in the table: calls and their streams have tests of their own below, a drain is awaited by the
-/// process alone, `wait` is a pause, and `share_outcome` is `share` with another error.
-const ELSEWHERE: [&str; 6] = ["call", "next", "retry", "drain", "wait", "share_outcome"];
+/// process alone, `wait` is a pause, `ended` only waits, and `share_outcome` is `share` with another error.
+const ELSEWHERE: [&str; 7] = ["call", "next", "retry", "drain", "wait", "share_outcome", "ended"];
 
 /// A new method must be dropped, too.
 #[test]

@@ -349,6 +349,30 @@ async fn t_20_a_question_on_the_sessions_stream_reaches_the_only_call_of_a_clien
     relay.until_closed().await;
 }
 
+/// U98: the server may have sent messages about the call meanwhile.
+#[tokio::test]
+async fn u98_a_stream_that_is_read_for_calls_is_resumed_after_its_last_event() {
+    let relay = Relay::new().await;
+    let person = meet(&relay.gate, "2025-11-25").await;
+    let calling = begin(&person, 4, &call("must"));
+    relay.made(0).await;
+    let ping = json!({"jsonrpc": "2.0", "id": 3, "method": "ping"});
+    for (n, drops_events) in [false, true].into_iter().enumerate() {
+        relay.until_opened(n + 1).await;
+        if drops_events {
+            relay.drop_events();
+        }
+        let event = format!("e-{n}");
+        relay.say_last(&event, &ping);
+        let resumed = relay.server.world.first(|seen| seen.header("last-event-id") == Some(event.as_str())).await;
+        assert_eq!(resumed.header("mcp-session-id"), Some("s-1"));
+    }
+    relay.until_opened(3).await;
+    relay.end(0, "completed", &done());
+    let rest = SessionMessages::of(in_time(calling).await.unwrap()).rest().await;
+    assert_eq!(rest.last().unwrap()["id"], 4, "{rest:?}");
+}
+
 /// T-20: a server may take a moment to notice that a stream was let go, its client's or the gateway's own.
 #[tokio::test]
 async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_that_it_is_free() {

@@ -34,6 +34,8 @@ struct Kept {
     question: Option<Value>,
     /// Sessions are not ended.
     keeps_sessions: bool,
+    /// Streams are not resumed after any event.
+    drops_events: bool,
     /// The tool list is empty.
     hides_tools: bool,
     /// Who asked for them meanwhile.
@@ -132,11 +134,26 @@ impl Relay {
     }
 }
 
+impl Relay {
+    /// As [`Self::say`], with an id, as the last message of the stream.
+    pub(crate) fn say_last(&self, id: &str, message: &Value) {
+        self.kept.lock().get.take().expect("a stream is open").numbered(id, message);
+    }
+
+    /// The server refuses to resume a stream.
+    pub(crate) fn drop_events(&self) {
+        self.kept.lock().drops_events = true;
+    }
+}
+
 fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
     match (seen.method.as_str(), seen.rpc()) {
         ("GET", _) => {
             // One stream for each session, as the SDKs have it.
             let is_first = seen.header("mcp-session-id") == Some("s-1");
+            if kept.drops_events && seen.header("last-event-id").is_some() {
+                return Some(super::upstream::status(400));
+            }
             if is_first && kept.refusals > 0 {
                 kept.refusals -= 1;
                 return Some(super::upstream::status(409));

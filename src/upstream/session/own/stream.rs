@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -19,7 +18,7 @@ use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
-use crate::upstream::reply::JudgedResponse;
+use crate::upstream::reply::{self, EventStream, JudgedResponse, ReadLimits, SseResumePoint};
 use crate::upstream::session::route::{CallMatch, unassigned_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, MessageText, ScanLimits};
@@ -253,16 +252,30 @@ impl OwnSessions {
 
     /// Returns if the server has no such stream, or no more of them.
     async fn read(self: &Arc<Self>, session: &OwnSession, settled: &CancellationToken) {
-        while let Ok((response, _)) = self.stream_in_turn(session, None).await {
+        let mut point = SseResumePoint::default();
+        loop {
+            let (response, kind) = match self.stream_in_turn(session, point.last_event.clone()).await {
+                Ok(found) if found.0.content == BodyKind::Events => found,
+                // The server may have dropped the event (U98).
+                Err(StreamRefusal::Refused(_)) if point.last_event.is_some() => {
+                    point.last_event = None;
+                    continue;
+                }
+                Ok(_) | Err(_) => return,
+            };
             settled.cancel();
-            if response.content != BodyKind::Events {
-                return;
+            point.last_event.take_if(|_| kind == ResumedStreamKind::Another);
+            let limits = ReadLimits::within(self.event_bytes_max, self.limits.answers_to(&session.opened.owner));
+            let mut events = EventStream::new(response.body, limits);
+            while let Ok(Some(event)) = events.next().await {
+                point.note(&event);
+                if let Some(text) = reply::message_in(&event) {
+                    self.is_for_client(session, text, &StreamConsumer::Gateway);
+                }
             }
-            let mut body = self.filtered(session, response.body, StreamConsumer::Gateway);
-            while let Some(Ok(_)) = body.frame().await {}
-            drop(body);
+            drop(events);
             self.readers.release(session);
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(point.pause().max(AGAIN)).await;
         }
     }
 

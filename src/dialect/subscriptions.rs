@@ -228,10 +228,7 @@ pub async fn known_part<E, F: Future<Output = Result<bool, E>>>(
     let mut unclear = if filter.lists.is_empty() { resources.halves() } else { vec![resources] };
     for _ in 0..SEARCHES_MAX {
         let Some(part) = unclear.pop().filter(|part| part.concern_the_upstream() && !is_over()) else { break };
-        match is_accepted(part.clone()).await? {
-            true => known.extend(&part),
-            false => unclear.extend(part.halves()),
-        }
+        if is_accepted(part.clone()).await? { known.extend(&part) } else { unclear.extend(part.halves()) }
     }
     Ok(Some(known).filter(|known| known.concern_the_upstream() && !known.cover(filter)))
 }

@@ -119,10 +119,8 @@ impl<V: RecentValue> RecentMap<V> {
     }
 
     pub(crate) fn values(&self) -> Vec<V> {
-        let values = |shard: &Mutex<RecentShard<V>>| -> Vec<V> {
-            shard.lock().entries.values().map(|entry| entry.value.clone()).collect()
-        };
-        self.shards.iter().flat_map(values).collect()
+        let shards = self.shards.iter().map(|shard| shard.lock());
+        shards.flat_map(|shard| shard.entries.values().map(|entry| entry.value.clone()).collect::<Vec<_>>()).collect()
     }
 
     pub(crate) fn contains(&self, key: u128) -> bool {

@@ -368,15 +368,10 @@ impl CallMessages for MergedStream {
             if let Some(part) = self.due.pop_front() {
                 return Some(CallMessage::Event(part));
             }
-            let must_end = async {
-                tokio::select! {
-                    () = self.client.upstreams.streams_end.cancelled() => (),
-                    () = self.session.ended.cancelled() => (),
-                }
-            };
             tokio::select! {
                 biased;
-                () = must_end => return None,
+                () = self.client.upstreams.streams_end.cancelled() => return None,
+                () = self.session.ended.cancelled() => return None,
                 Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.receive(news),
                 opened = self.openings.changed() => match opened {
                     Ok(()) => self.read_all_open(),

@@ -21,7 +21,6 @@ use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 /// A program downloaded before it starts (`npx`, `uvx`) takes longest; no tool runs in it, and clients wait 60 s.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
-/// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]

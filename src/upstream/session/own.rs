@@ -30,9 +30,7 @@ use crate::upstream::answer_body::BodyKind;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
-use crate::upstream::session::initialize::{
-    AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, discard, in_time, malformed,
-};
+use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
 use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::upstream_health::HealthMark;
@@ -47,7 +45,6 @@ pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
 /// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
-/// How long one of them may take.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 const END_MAX: Duration = Duration::from_secs(5);
 /// Concurrent subscriptions of one session that is opened anew.
@@ -226,13 +223,14 @@ impl OwnSessions {
     /// Ends a session with the last call in it; false if no call runs in it.
     pub(crate) fn end_after_calls(self: &Arc<Self>, session: &OwnSession) -> bool {
         let (nonce, credential) = (session.opened.nonce, session.forwarded.credential());
-        let is_postponed = self.leases.postpone_end(nonce, &self.binding(session));
+        let binding = self.binding(session);
+        let is_postponed = self.leases.with(nonce, |leased| leased.ended = Some(binding)).is_some();
         if let Some(renewal) = self.renewal(session).filter(|_| is_postponed) {
             let sessions = Arc::clone(self);
             // The calls may end before the server has opened the session that their client would have had (B267).
             self.scope.tracker.spawn(async move {
                 if let Ok(renewed) = renewal.await
-                    && !sessions.leases.postpone_end(nonce, &renewed)
+                    && sessions.leases.with(nonce, |leased| leased.ended = Some(renewed.clone())).is_none()
                 {
                     sessions.end_unused(renewed, &credential);
                 }
@@ -244,7 +242,11 @@ impl OwnSessions {
     /// Ends a session at the server, within five seconds; a session without an id needs no end.
     pub(crate) async fn end(&self, session: &OwnSession) -> Option<StatusCode> {
         let ending = async {
-            let binding = self.settled_binding(session).await;
+            // A renewal in progress would leave a session without a client (B267).
+            if let Some(renewal) = self.renewal(session) {
+                let _ = renewal.await;
+            }
+            let binding = self.binding(session);
             binding.session.as_ref()?;
             let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: session.forwarded.clone() };
             self.channel.send(request).await.ok().map(|response| response.status)
@@ -282,7 +284,7 @@ impl OwnSessions {
         let asked = self.channel.version_for(version);
         let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;
         if agreed.version.is_stateless() {
-            Box::pin(discard(&*self.channel, forwarded, agreed.session)).await;
+            self.end_unused(agreed.binding(), &forwarded.credential());
             return Err(malformed());
         }
         Ok(agreed)
@@ -429,15 +431,6 @@ struct LeasedSession {
 }
 
 impl SessionLeases {
-    /// Postpones the end of a session until its calls have ended; false if there are none.
-    fn postpone_end(&self, nonce: u128, binding: &SessionBinding) -> bool {
-        self.with(nonce, |leased| leased.ended = Some(binding.clone())).is_some()
-    }
-
-    fn enter(&self, nonce: u128) {
-        self.0.lock().entry(nonce).or_default().calls += 1;
-    }
-
     /// Drops one lease; returns the upstream session to end now, if any.
     fn leave(&self, nonce: u128) -> Option<SessionBinding> {
         let mut all = self.0.lock();
@@ -480,7 +473,7 @@ pub struct SessionLease {
 
 impl SessionLease {
     fn new(sessions: &Arc<OwnSessions>, session: &OwnSession) -> Self {
-        sessions.leases.enter(session.opened.nonce);
+        sessions.leases.0.lock().entry(session.opened.nonce).or_default().calls += 1;
         Self { sessions: Arc::clone(sessions), session: session.clone(), memory: sessions.memory_or_new(session) }
     }
 

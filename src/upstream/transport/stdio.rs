@@ -313,7 +313,6 @@ fn line_of(message: &Bytes) -> Vec<u8> {
     line
 }
 
-/// Reaps a process that ends for any cause.
 async fn reap(mut child: Child, process: Arc<ServerProcess>, output_log: Arc<ProgramOutputLog>) {
     // A program ends soon after a close, so both may be ready: the end is then the gateway's.
     let by_itself = unless_cancelled(&process.closing, child.wait()).await;

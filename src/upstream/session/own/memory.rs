@@ -183,14 +183,6 @@ impl OwnSessions {
         self.recall(session, |facts| facts.renewal.clone()).flatten()
     }
 
-    /// The binding after a renewal in progress, which would leave a session without a client (B267).
-    pub(super) async fn settled_binding(&self, session: &OwnSession) -> SessionBinding {
-        if let Some(renewal) = self.renewal(session) {
-            let _ = renewal.await;
-        }
-        self.binding(session)
-    }
-
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
         self.memories.0.get(session.opened.nonce)
     }

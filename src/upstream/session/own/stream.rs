@@ -43,7 +43,6 @@ const RELEASED_MAX: usize = 1_024;
 #[derive(Debug)]
 pub(super) struct SessionStreamReaders {
     states: Mutex<HashMap<u128, StreamReaderState>>,
-    /// When the stream of a session was released last.
     released: RecentMap<Instant>,
 }
 
@@ -72,7 +71,6 @@ impl SessionStreamReaders {
         self.released.insert(session.opened.nonce, &session.opened.counted_as, Instant::now());
     }
 
-    /// Whether the server may still count a released stream.
     fn was_released_lately(&self, nonce: u128) -> bool {
         self.released.get(nonce).is_some_and(|when| when.elapsed() < RELEASED_FOR)
     }
@@ -86,7 +84,6 @@ impl SessionStreamReaders {
         }
     }
 
-    /// Takes the gateway's turn, if it is free.
     fn take_turn(&self, nonce: u128) -> Option<(CancellationToken, CancellationToken)> {
         let mut all = self.states.lock();
         let readers = all.entry(nonce).or_default();

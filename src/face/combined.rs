@@ -196,7 +196,7 @@ impl CombinedEndpoint {
 
     /// Ends the sessions of its clients at the upstreams: the next process does not know their ids (B257).
     pub async fn end_sessions(&self) {
-        let sessions = stream::iter(self.0.sessions.known.all());
+        let sessions = stream::iter(self.0.sessions.known.by_nonce.values());
         sessions.for_each_concurrent(ENDS_AT_ONCE, |known| self.0.end_members(known)).await;
     }
 }

@@ -334,7 +334,7 @@ fn identifying(headers: &HeaderMap, forwards: impl Fn(&HeaderName) -> bool) -> H
 /// session loses its upstream sessions. The principal with most sessions makes room; used ones stay ([`RecentMap`]).
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
-    by_nonce: RecentMap<KnownSession<S>>,
+    pub(super) by_nonce: RecentMap<KnownSession<S>>,
 }
 
 #[derive(Debug)]
@@ -378,10 +378,6 @@ impl<S: Default> KnownSessions<S> {
             OwnedValue { owner: counted_as, value: KnownSession { session: Arc::default(), caller } }
         });
         (entered.value.session, entered.evicted)
-    }
-
-    pub(super) fn all(&self) -> Vec<KnownSession<S>> {
-        self.by_nonce.values()
     }
 
     pub(super) fn remove(&self, nonce: u128) {

@@ -18,6 +18,7 @@ use crate::dialect::relay_core_2025_11_25::{self as peer, TaskCallResult, Upstre
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamTaskEvent};
 use crate::waits::or_pending;
+use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{Object, Payload, RpcError, method};
 
 /// Consecutive invalid responses before the task is lost.
@@ -211,13 +212,12 @@ impl TaskFollower<'_> {
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.record(&task).await),
-            Ok(Err(error)) if peer::is_about_the_task(&error) => {
-                self.failed(TaskRequestError::Refused(error)).await;
-                Err(lost(self.executed))
-            }
             Ok(Err(error)) => {
+                // A server that no longer has the method may be replaced by one that has it (U99).
+                self.odd_polls += u16::from(error.code == METHOD_NOT_FOUND);
+                let is_lost = peer::is_about_the_task(&error) || self.odd_polls >= MALFORMED_MAX;
                 self.failed(TaskRequestError::Refused(error)).await;
-                Ok(None)
+                if is_lost { Err(lost(self.executed)) } else { Ok(None) }
             }
             Err(fault) => {
                 self.odd_polls += u16::from(fault.reason == Reason::UpstreamMalformed);

@@ -172,17 +172,12 @@ impl SessionPool {
     /// Starts a handshake in its own task, so that a waiter who leaves does not stop it.
     fn open(&self, key: SessionKey, forwarded: ForwardedHeaders) -> SessionOpening {
         let link = Arc::clone(&self.link);
-        let draining = GatewayFault::new(Reason::Draining, Executed::No);
+        let failed = |reason| Err(BeginError::Gateway(GatewayFault::new(reason, Executed::No)));
         let opening = self.link.tracker.spawn(async move {
             let opening = Box::pin(initialize::open(&link, &key, &forwarded));
-            let opened = link.stop.run_until_cancelled(opening).await;
-            opened.unwrap_or(Err(BeginError::Gateway(draining)))
+            link.stop.run_until_cancelled(opening).await.unwrap_or_else(|| failed(Reason::Draining))
         });
-        let outcome = opening.map(|outcome| {
-            let broken = GatewayFault::new(Reason::Internal, Executed::No);
-            outcome.unwrap_or(Err(BeginError::Gateway(broken)))
-        });
-        outcome.boxed().shared()
+        opening.map(move |opened| opened.unwrap_or_else(|_| failed(Reason::Internal))).boxed().shared()
     }
 
     /// Makes room for one more session of `owner`. With several principals, each has at most its share; a full pool

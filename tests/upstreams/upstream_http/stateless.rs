@@ -219,17 +219,20 @@ async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() 
     assert_eq!(exchange.resume_token(), None);
 }
 
-/// UPC-09, EXT-24, EXT-30: how a task of the upstream's may end, and that trouble passes.
+/// UPC-09, EXT-24, EXT-30, U99: how a task of the upstream's may end, and that trouble passes.
 #[tokio::test]
 async fn a_task_of_the_upstreams_ends_as_it_says() {
     let get = |answer: Value| ("tasks/get", answer);
     let unknown = json!({"error": {"code": -32602, "message": "no such task"}});
     let trouble = json!({"error": {"code": -32603, "message": "later"}});
+    let unserved = || get(json!({"error": {"code": -32601, "message": "no such method"}}));
     let error = json!({"error": {"code": -7, "message": "broke", "data": 1}});
     for (polls, last) in [
         (vec![get(task("failed", &error))], "faulted -7 broke"),
         (vec![get(task("cancelled", &json!({})))], "cancelled"),
         (vec![get(unknown)], "lost UpstreamSessionLost Unknown"),
+        (vec![unserved()], "lost UpstreamSessionLost Unknown"),
+        (vec![unserved(), unserved(), get(task("failed", &error))], "faulted -7 broke"),
         (vec![get(task("completed", &json!({})))], "lost UpstreamMalformed Yes"),
         (vec![get(task("odd", &json!({}))), get(trouble), get(task("failed", &error))], "faulted -7 broke"),
     ] {

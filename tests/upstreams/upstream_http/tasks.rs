@@ -88,6 +88,7 @@ async fn upc_01_a_task_is_asked_for_until_it_ends() {
     check("outcomes that do not come", new().on("tasks/result", broken), (4, 4), &[DONE]).await;
 }
 
+/// U99.
 #[tokio::test]
 async fn a_task_that_ends_without_an_outcome_ends_its_call() {
     check("cancelled", new().on("tasks/get", [is("cancelled")]), (1, 0), &["cancelled"]).await;
@@ -97,6 +98,7 @@ async fn a_task_that_ends_without_an_outcome_ends_its_call() {
     check("locked out", new().on("tasks/get", [Status(401)]), (1, 0), &["lost UpstreamAuth Unknown"]).await;
     let malformed = "lost UpstreamMalformed Unknown";
     check("never a task", new().on("tasks/get", [Result(json!({"taskId": "u-2"}))]), (5, 0), &[malformed]).await;
+    check("U99: not served", new().on("tasks/get", [Error(-32_601, "no such method")]), (5, 0), &[LOST]).await;
     let no_id = new().on("tools/call", made(&json!({"status": "working"})));
     check("a handle of no use", no_id, (0, 0), &[malformed]).await;
     let surrogate = Step::Text(r#"{"jsonrpc":"2.0","id":ID,"result":{"a":"\ud800"}}"#);

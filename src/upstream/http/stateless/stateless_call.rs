@@ -22,11 +22,13 @@ use crate::upstream::{
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
+use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{Object, Payload, method};
 
 /// Most rounds in a row that no client sees, and the pause after the first, which doubles.
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
+const UNSERVED_MAX: u16 = 5;
 /// The poll interval if the upstream names none, and its bounds.
 const POLL_DEFAULT: Duration = Duration::from_secs(1);
 const POLL_MIN: Duration = Duration::from_millis(50);
@@ -231,6 +233,8 @@ struct TaskPoller {
     /// Consecutive failures of polls, and of updates.
     failures: u32,
     update_failures: u32,
+    /// Polls for which the server had no method, since the last successful one (U99).
+    unserved: u16,
     /// When a failed update may be repeated.
     update_due: Option<Instant>,
     message: Option<String>,
@@ -330,7 +334,7 @@ impl TaskPoller {
     fn new(id: &Arc<str>, ends: TaskEnds) -> Self {
         let (failures, update_failures, update_due) = (0, 0, None);
         let (id, interval) = (Arc::clone(id), POLL_DEFAULT);
-        Self { id, interval, ends, failures, update_failures, update_due, message: None, shown: None }
+        Self { id, interval, ends, failures, update_failures, unserved: 0, update_due, message: None, shown: None }
     }
 
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
@@ -374,6 +378,7 @@ impl TaskPoller {
             self.update_failures = next(self.update_failures);
         } else {
             self.failures = next(self.failures);
+            self.unserved *= u16::from(has_failed);
         }
     }
 
@@ -395,7 +400,10 @@ impl TaskPoller {
             TaskRequestError::Lost(ExchangeError(fault)) if course.sender.outlives_credential(fault) => Some(*fault),
             TaskRequestError::Lost(_) | TaskRequestError::Refused(_) => None,
         };
-        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
+        let error = if let TaskRequestError::Refused(error) = &why { Some(error) } else { None };
+        let is_unserved = name == method::TASKS_GET && error.is_some_and(|error| error.code == METHOD_NOT_FOUND);
+        self.unserved += u16::from(is_unserved);
+        let is_unknown = error.is_some_and(peer::is_of_an_unknown_task) || self.unserved >= UNSERVED_MAX;
         tracing::debug!(%why, method = name, "a request about an upstream task failed");
         self.count(name, true);
         if course.sender.is_watched {
@@ -407,7 +415,6 @@ impl TaskPoller {
     }
 }
 
-/// The upstream's interval within the bounds.
 fn kept_interval(named: Duration) -> Duration {
     named.clamp(POLL_MIN, POLL_MAX)
 }

@@ -29,7 +29,6 @@ const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long a call waits for the gateway's own stream: some servers send no head before the first event.
 const OPEN_MAX: Duration = Duration::from_secs(1);
-/// How long the gateway's own stream may take to end.
 const STOP_MAX: Duration = Duration::from_secs(1);
 /// How long a server may take to notice that its stream was released, the pause between two attempts, and their least
 /// number: a gateway that was suspended may have seen only one response.

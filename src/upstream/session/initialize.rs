@@ -215,7 +215,7 @@ async fn agreement_in(response: RawResponse, id: &RequestId) -> Result<(Protocol
 }
 
 /// Ends a session that no client gets (B268).
-pub(super) async fn discard(channel: &dyn RawChannel, forwarded: &ForwardedHeaders, session: Option<HeaderValue>) {
+async fn discard(channel: &dyn RawChannel, forwarded: &ForwardedHeaders, session: Option<HeaderValue>) {
     if session.as_ref().is_some_and(is_session_id) {
         let binding = SessionBinding { session, ..SessionBinding::default() };
         let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: forwarded.clone() };

@@ -90,7 +90,9 @@ impl Gateway {
             let retired = self.retired.all();
             let served = self.upstreams.iter().map(|one| one.served.upstream.close());
             let closing = served.chain(retired.iter().map(|one| one.close()));
-            let sessions = join_all(self.endpoints.iter().map(|one| one.endpoint.end_sessions()));
+            // The client of a call that is left may resume it from its server.
+            let endpoints = self.endpoints.iter().filter(|_| ended.is_empty());
+            let sessions = join_all(endpoints.map(|one| one.endpoint.end_sessions()));
             // Slow upstreams are abandoned: their results are stored.
             let _ = tokio::time::timeout(CLOSE_MAX, join(sessions, join_all(closing))).await;
         }

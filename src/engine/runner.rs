@@ -311,6 +311,10 @@ impl Runner {
     }
 
     async fn deadline_over(&mut self) -> RunnerFlow {
+        // It came in time, and waits for subtasks, which end with it.
+        if let Some(end) = self.call.take_end() {
+            return self.exchange_event(end).await;
+        }
         self.cancel_exchanges("the call ran longer than its deadline").await;
         self.end(Outcome::lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
     }

@@ -231,7 +231,7 @@ impl UpstreamCall {
         None
     }
 
-    /// The last event of the exchange, once its subtasks have settled.
+    /// The last event of the exchange, once its subtasks have settled, or at the deadline.
     pub(super) fn take_end(&mut self) -> Option<ExchangeEvent> {
         let CallState::Settling { sent: Some(sent), end } = &mut self.state else { return None };
         let (sent, end) = (*sent, end.take()?);

@@ -134,6 +134,20 @@ async fn sub_19_a_long_list_of_subtasks_delays_neither_the_deadline_nor_a_cancel
     }
 }
 
+/// L2: the deadline of a call takes nothing from a result that came in time, though a subtask outlives it.
+#[tokio::test(start_paused = true)]
+async fn a_result_that_waits_for_a_subtask_is_the_outcome_at_the_deadline() {
+    let world = World::with(Rules { deadline: seconds(60), ..rules() }, names(Resumes::Loses(seconds(600))));
+    let id = task(&world, Ask::call()).await;
+    tokio::time::sleep(seconds(30)).await;
+    assert_eq!(world.get(&id).await["status"], "working", "SUB-13");
+    check_done(&ends(&world, &id).await["result"]);
+    let sub = row(&world, &subtask_of(&id)).await.unwrap();
+    assert!(matches!(sub.phase, Phase::Settled(Outcome::Cancelled)), "{sub:?}");
+    world.is_idle().await;
+    assert_eq!(world.upstream.cancels(), 1, "of the subtask");
+}
+
 /// SUB-13, F71: a subtask that the server names while the store is unavailable gets its row once it is back, once.
 #[tokio::test(start_paused = true)]
 async fn f71_subtasks_that_are_named_while_the_store_is_away_become_tasks() {

@@ -85,18 +85,21 @@ async fn any_other_answer_to_discover_leads_to_a_session() {
     }
 }
 
+/// B268: a session that the server has opened is ended.
 #[tokio::test]
 async fn a_handshake_that_fails_is_a_lost_call() {
-    for (answer, handshakes) in [
+    let opened = &[INITIALIZE, DELETE][..];
+    for (answer, handshakes, methods) in [
         // Each version of sessions in turn (UPC-22).
-        (Step::Error(200, error(-32602)), 4),
-        (Step::Page(502), 1),
-        (Step::Result(json!({ "protocolVersion": "2026-07-28", "capabilities": {} })), 1),
-        (Step::Result(json!({ "protocolVersion": "1.0", "capabilities": {} })), 1),
-        (Step::Drop, 1),
+        (Step::Error(200, error(-32602)), 4, opened),
+        (Step::Page(502), 1, &[INITIALIZE]),
+        (Step::Result(json!({ "protocolVersion": "2026-07-28", "capabilities": {} })), 1, opened),
+        (Step::Result(json!({ "protocolVersion": "1.0", "capabilities": {} })), 1, opened),
+        (Step::Drop, 1, &[INITIALIZE]),
     ] {
         let script = iter::once(unknown()).chain(iter::repeat_n(answer, handshakes));
-        let seen: Vec<_> = iter::once(DISCOVER).chain(iter::repeat_n(INITIALIZE, handshakes)).collect();
+        let all = iter::repeat_n(methods, handshakes).flatten().copied();
+        let seen: Vec<_> = iter::once(DISCOVER).chain(all).collect();
         check(Scenario::of(Some(Flavour::None), script), CallExit::Lost, &[], &seen).await;
     }
 }

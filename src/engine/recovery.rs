@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt as _, StreamExt as _};
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -267,8 +268,24 @@ fn decide(
     if lets_clients_in(target, task) { without_credential(verdict, task) } else { verdict }
 }
 
-/// Handles a row. If its upstream must be notified, the row goes to the channel `notices`, unless that is absent or full.
+/// Handles a row. After a panic, the row is found again later, as one without a runner (F64).
 async fn handle(
+    engine: &Arc<Engine>,
+    targets: &CallTargets,
+    found: RecoveryCandidate,
+    notices: Option<&Notices>,
+) -> RecoveryProgress {
+    let key = found.key.clone();
+    let handled = AssertUnwindSafe(judge_and_carry_out(engine, targets, found, notices)).catch_unwind().await;
+    handled.unwrap_or_else(|_| {
+        tracing::error!(task = %LoggedTask(&key), "the recovery of a task panicked");
+        engine.live.remove(&key);
+        RecoveryProgress::NotOurs
+    })
+}
+
+/// If a row's upstream must be notified, the row goes to the channel `notices`, unless that is absent or full.
+async fn judge_and_carry_out(
     engine: &Arc<Engine>,
     targets: &CallTargets,
     found: RecoveryCandidate,
@@ -277,10 +294,12 @@ async fn handle(
     let Some(mut row) = ClaimedRow::of(engine, found) else { return RecoveryProgress::NotOurs };
     loop {
         let done = match row.judge(targets).await {
-            Ok(work) => match work.notified().and_then(|_| notices?.try_reserve().ok()) {
-                Some(permit) => return row.wait_in(permit),
-                None => row.carry_out(work).await,
-            },
+            Ok(work) => {
+                match notifiable(work.notifies.as_ref(), &work.task).and_then(|_| notices?.try_reserve().ok()) {
+                    Some(permit) => return row.wait_in(permit),
+                    None => row.carry_out(work).await,
+                }
+            }
             Err(end) => Err(end),
         };
         if let Err(end) = done {
@@ -326,12 +345,6 @@ enum RowEnd {
 impl RowEnd {
     fn failed(error: impl Error + Send + Sync + 'static, what: &'static str) -> Self {
         Self::Failed(Box::new(error), what)
-    }
-}
-
-impl RowWork {
-    fn notified(&self) -> Option<(&CallTarget, &Payload)> {
-        notifiable(self.notifies.as_ref(), &self.task)
     }
 }
 

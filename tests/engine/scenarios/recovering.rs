@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::fenced::resumes;
 use super::rules::Rules;
-use super::script::{Happens, Resumes, Saw, Script, result};
+use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, World, seconds};
 
@@ -391,6 +391,23 @@ async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
     let retry = asks.member("requestState", json!(state)).member("inputResponses", responses);
     assert_eq!(world.send(&retry).await.json().await["error"]["code"], -32602);
     assert_eq!(world.upstream.begins(), 1);
+    world.is_idle().await;
+}
+
+/// F64: a bug at one server keeps no other task from going on.
+#[tokio::test(start_paused = true)]
+async fn f64_a_panic_while_a_server_is_told_of_a_cancel_harms_no_other_task() {
+    let bad = Script { cancel_takes: seconds(60), ..Script::silent() }.resumed(Resumes::Panics);
+    let works = Script::returns(seconds(60), "done").resumed(Resumes::Follows);
+    let choose = move |call: &Call| if call.params.contains("bad") { bad.clone() } else { works.clone() };
+    let world = World::choosing(DURABLE, choose);
+    let cancelled = world.handle(&Ask::call().arguments(json!({ "kind": "bad" }))).await;
+    let id = world.handle(&Ask::call()).await;
+    assert!(world.send(&Ask::task("tasks/cancel", &cancelled)).await.json().await["result"].is_object());
+    let world = world.next_life();
+    world.recover().await;
+    tokio::time::sleep(seconds(100)).await;
+    assert_eq!((world.get(&id).await["status"].as_str(), resumes(&world)), (Some("completed"), 2));
     world.is_idle().await;
 }
 

@@ -86,6 +86,8 @@ pub(crate) enum Resumes {
     Refuses,
     /// It gives no stream, and after this long it is given up.
     Loses(Duration),
+    /// A bug in the transport.
+    Panics,
 }
 
 impl Script {
@@ -297,6 +299,7 @@ impl Upstream for Scripted {
                 begun = Instant::now();
                 script.events = [(within, Happens::Loses(Reason::UpstreamClosed, Executed::Unknown))].into();
             }
+            Some(Resumes::Panics) => panic!("a transport with a bug"),
             Some(Resumes::Refuses) | None => {
                 let fault = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
                 return Err(BeginError::Gateway(fault));

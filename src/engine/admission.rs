@@ -51,16 +51,7 @@ impl TaskAdmission {
         Self { taken: Mutex::new(taken), principals }
     }
 
-    /// Fails with `TooManyTasks` or `Draining`.
-    pub fn take(self: &Arc<Self>, owner: &Principal) -> Result<TaskPermit, Reason> {
-        self.take_many(owner, NonZeroUsize::MIN)
-    }
-
-    pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
-        self.take_beside(owner, number, UnsettledRows::default())
-    }
-
-    /// Like [`TaskAdmission::take_many`]; the known rows of other replicas count, too.
+    /// The known rows of other replicas count, too. Fails with `TooManyTasks` or `Draining`.
     pub(super) fn take_beside(
         self: &Arc<Self>,
         owner: &Principal,
@@ -182,6 +173,16 @@ impl Drop for TaskPermit {
 mod tests {
     use super::*;
     use crate::task::{PrincipalLimitTable, PrincipalLimits};
+
+    impl TaskAdmission {
+        fn take(self: &Arc<Self>, owner: &Principal) -> Result<TaskPermit, Reason> {
+            self.take_many(owner, NonZeroUsize::MIN)
+        }
+
+        fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
+            self.take_beside(owner, number, UnsettledRows::default())
+        }
+    }
 
     fn of_each(tasks_max: usize) -> Arc<PrincipalLimitTable> {
         let others = PrincipalLimits { tasks_max, stored_bytes_max: 100, ..PrincipalLimits::default() };

@@ -35,11 +35,8 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
             (Err(error), false) => {
                 tracing::warn!(error = %CauseChain(error), "overdue tasks cannot be settled or removed")
             }
-            (Err(error), true) => {
-                tracing::debug!(error = %CauseChain(error), "overdue tasks cannot be settled or removed")
-            }
             (Ok(()), true) => tracing::info!("overdue tasks are settled and removed again"),
-            (Ok(()), false) => {}
+            (Err(_), true) | (Ok(()), false) => (),
         }
         is_failing = swept.is_err();
     }

@@ -310,10 +310,6 @@ impl UpstreamCall {
         self.in_progress = entry;
     }
 
-    pub(super) fn unlist(&mut self) {
-        self.in_progress = None;
-    }
-
     pub(super) fn set_prospect(&mut self, prospect: CallProspect) {
         if let Some(in_progress) = &mut self.in_progress {
             in_progress.now(prospect);

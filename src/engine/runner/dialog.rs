@@ -29,7 +29,7 @@ impl Dialog {
     }
 
     pub(super) fn of_row(questions: CallQuestions) -> Self {
-        Self { clients: AttachedClients::none(), questions, grace_end: None, grace_status: None }
+        Self { clients: AttachedClients::default(), questions, grace_end: None, grace_status: None }
     }
 
     pub(super) const fn clients(&self) -> &AttachedClients {
@@ -41,7 +41,7 @@ impl Dialog {
     }
 
     pub(super) fn detach(&mut self) {
-        self.clients = AttachedClients::none();
+        self.clients = AttachedClients::default();
     }
 
     pub(super) const fn questions(&self) -> &CallQuestions {
@@ -89,6 +89,7 @@ impl Dialog {
 }
 
 /// The clients that wait for the call: more than one only if a client repeats a request that is still in progress.
+#[derive(Default)]
 pub(super) struct AttachedClients {
     senders: SmallVec<[CallStreamSender; 1]>,
 }
@@ -96,10 +97,6 @@ pub(super) struct AttachedClients {
 impl AttachedClients {
     pub(super) fn new(sender: CallStreamSender) -> Self {
         Self { senders: smallvec![sender] }
-    }
-
-    pub(super) fn none() -> Self {
-        Self { senders: SmallVec::new() }
     }
 
     /// Adds a returning client, if there is room.

@@ -158,7 +158,7 @@ impl Runner {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
         self.recorder.set_permit(None);
-        self.call.unlist();
+        self.call.list(None);
         if let Some(audited) = &self.audited {
             audited.note("repeated");
         }

@@ -75,9 +75,7 @@ impl StoreHealthMonitor {
             StoreHealthFacts { is_damaged: true, .. } => StoreHealth::Damaged,
             StoreHealthFacts { is_failing: true, .. } => StoreHealth::Failing,
             StoreHealthFacts { short: Some(_), .. } => StoreHealth::Full,
-            StoreHealthFacts { has_ended: false, is_damaged: false, is_failing: false, short: None } => {
-                StoreHealth::Good
-            }
+            StoreHealthFacts { .. } => StoreHealth::Good,
         };
         let changed = self.health.send_if_modified(|health| std::mem::replace(health, now) != now);
         if changed {

@@ -89,12 +89,12 @@ pub(super) async fn begin(
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // Reads of a fresh connection may be rolled back by a failover.
     let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(unavailable)?;
-    transact(session, &[(&proof, vec![])]).await.map_err(unmade)?;
+    transact(session, &[(&proof, vec![])]).await.map_err(CommitFailure::open_error)?;
     let former = former_row(session, settings).await?;
     let generation = check_identity(session, settings, former.as_ref()).await?;
     if let (Some(former), Some(prior)) = (former, settings.prior)
         && prior.generation == generation
-        && declare_dead(session, former.incarnation, None).await.map_err(unmade)?
+        && declare_dead(session, former.incarnation, None).await.map_err(CommitFailure::open_error)?
     {
         tracing::info!(incarnation = %prior.holder, "the incarnation before this one did not end in order; its tasks are taken over");
     }
@@ -189,8 +189,8 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
             let incarnation = one.row.incarnation;
             let since = seen.get(&incarnation).map_or(Duration::ZERO, |seen| now - seen.at);
             if since >= settings.terms.lease() {
-                let declared = declare_dead(session, incarnation, Some(one.row.heartbeat)).await.map_err(unmade)?;
-                if declared {
+                let declared = declare_dead(session, incarnation, Some(one.row.heartbeat)).await;
+                if declared.map_err(CommitFailure::open_error)? {
                     log_declared_dead(&one.row);
                 }
             }
@@ -226,7 +226,7 @@ async fn reset_clock(
         return Ok(());
     }
     let reset = session.client.prepare(RESET_TIMES).await.map_err(unavailable)?;
-    transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
+    transact(session, &[(&reset, vec![])]).await.map_err(CommitFailure::open_error)?;
     tracing::warn!("the time of the task store's last use is discarded, as `{RESET}` requests");
     // In this order a second run repeats both steps harmlessly.
     if let Err(error) = std::fs::remove_file(&wish) {
@@ -261,13 +261,9 @@ async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> R
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
     let (reads, prints) = (i32::from(record::VERSION), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
-    let made = transact(session, &[(&register, values)]).await.map_err(unmade)?;
+    let made = transact(session, &[(&register, values)]).await.map_err(CommitFailure::open_error)?;
     let row = made.row().ok_or_else(|| PostgresOpenError::unavailable("no row was written"))?;
     Ok(holder(row.try_get(0).map_err(unavailable)?))
-}
-
-fn unmade(failure: CommitFailure) -> PostgresOpenError {
-    failure.open_error()
 }
 
 /// A pooler is missed if other clients take and return sessions in an order that hides it.

@@ -64,7 +64,7 @@ impl CommitFailure {
         }
     }
 
-    pub(super) fn open_error(&self) -> PostgresOpenError {
+    pub(super) fn open_error(self) -> PostgresOpenError {
         match self {
             // It was committed, but with settings that do not wait for a standby.
             Self::Unknown { cause: UnknownCommitCause::Unreplicated, .. } => PostgresOpenError::NoStandby,

@@ -76,6 +76,7 @@ impl Runner {
                     }
                 };
                 self.dialog.clients_mut().end(end).await;
+                self.recorder.take_repetitions(self.spec.is_held_by_key());
                 return RunnerFlow::Continue(());
             }
         };

@@ -271,6 +271,22 @@ async fn a_repetition_that_comes_while_a_question_is_open_is_asked_too() {
     world.is_idle().await;
 }
 
+/// GW-46: the question is still open, and the client that answered it may not come back.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_is_asked_after_answers_that_were_not_stored() {
+    let world = World::with(Rules::default(), Script::of([elicits("a", 1), heard(1), returns(2)]));
+    let ask = plain().saying(KEY, "k");
+    let first = round(&result_of(&world, &ask).await);
+    // Each try of one change.
+    world.store.faults.strike(Method::Replace, StoreFault::Fails, 4);
+    let refused = world.send(&again(&ask, &first, &[&first.keys[0]])).await.json().await;
+    assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+    let second = round(&result_of(&world, &ask).await);
+    check_done(&result_of(&world, &again(&ask, &second, &[&second.keys[0]])).await);
+    assert_eq!(world.upstream.calls().len(), 1);
+    world.is_idle().await;
+}
+
 /// GW-46: there is no client to ask, so the server gets a refusal at once, and goes on.
 #[tokio::test(start_paused = true)]
 async fn a_question_under_a_key_is_refused_where_its_client_has_left() {

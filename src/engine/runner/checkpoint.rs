@@ -60,12 +60,14 @@ impl Runner {
         Ok(())
     }
 
-    /// Removes the position before a new exchange: no process may resume the old one. If it fails, send nothing.
-    pub(super) async fn clear_position(&mut self) -> Result<(), TaskError> {
-        let Some(key) = self.recorder.key() else { return Ok(()) };
-        self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }]).await?;
+    /// Removes the position before a new exchange: no process may resume the old one. If it fails, or returns false
+    /// because the task has settled, send nothing.
+    pub(super) async fn clear_position(&mut self) -> Result<bool, TaskError> {
+        let Some(key) = self.recorder.key() else { return Ok(true) };
+        let cleared = vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }];
+        let applied = self.write(&key, cleared).await?;
         self.recorder.position_written(None);
-        Ok(())
+        Ok(!applied.task.is_settled())
     }
 
     /// Stores a changed position. If that fails, the next check has the usual interval: an old one only replays more.

@@ -344,7 +344,9 @@ impl Runner {
     pub(super) async fn repeat_call(&mut self) -> RunnerFlow {
         // A process that resumed the old exchange would ask again, and repeat the call once more.
         match self.clear_position().await {
-            Ok(()) => {
+            // The command that says so is about to come.
+            Ok(false) => RunnerFlow::Continue(()),
+            Ok(true) => {
                 self.call.repeat(&self.spec);
                 RunnerFlow::Continue(())
             }

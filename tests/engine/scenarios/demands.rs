@@ -5,8 +5,11 @@ use taskgate::task::{Executed, GatewayFault, Reason, TaskMode};
 use taskgate::upstream::BeginError;
 
 use super::rounds::{EXTENSION, accept, again, answers, check_done, plain, result_of, returns, round};
-use super::script::{Happens, Script};
-use super::world::{Ask, Rules, World, seconds};
+use super::script::{Happens, Resumes, Script};
+use super::store_faults::{Method, StoreFault};
+use super::unmarked::key;
+use super::waiting::{answer, asking, task};
+use super::world::{Ask, Rules, World, millis, seconds};
 
 const DEMAND: &str =
     r#"{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"go"}]}"#;
@@ -60,6 +63,32 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     let error = answer.json().await["error"].take();
     assert_eq!(error["data"], json!({ "requiredCapabilities": { "elicitation": { "url": {} } } }));
     world.is_idle().await;
+}
+
+/// L6: its user has followed the address, and then cancelled the task at another gateway.
+#[tokio::test(start_paused = true)]
+async fn a_call_is_not_repeated_after_a_cancel_at_another_gateway() {
+    let demanded = std::sync::atomic::AtomicBool::new(false);
+    let rules = Rules { durable: true, ..Rules::mode(TaskMode::Always) };
+    let one = World::choosing(rules, move |_| match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        false => Script::of([(seconds(3), Happens::FaultsWith(-32042, DEMAND))]).resumed(Resumes::Follows),
+        true => Script::silent(),
+    });
+    one.store.is_deaf.store(true, std::sync::atomic::Ordering::Relaxed);
+    let other = one.beside();
+    let id = task(&one, Ask::call()).await;
+    // Between two looks at what others write.
+    tokio::time::sleep_until(one.started + millis(4_500)).await;
+    let keys = asking(&one, &id).await;
+    one.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(1)), 3);
+    let cancelled = async {
+        tokio::time::sleep_until(one.started + millis(7_400)).await;
+        other.engine.cancel(&key(&id)).await.unwrap();
+    };
+    tokio::join!(answer(&one, &id, &keys[0]), cancelled);
+    tokio::time::sleep(seconds(10)).await;
+    assert_eq!((one.upstream.begins(), one.get(&id).await["status"].as_str()), (1, Some("cancelled")));
+    one.is_idle().await;
 }
 
 /// The server had the call before it asked for a capability, so no error may say that it did not run.

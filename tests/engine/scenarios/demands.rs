@@ -71,7 +71,12 @@ async fn a_call_is_not_repeated_after_a_cancel_at_another_gateway() {
     let demanded = std::sync::atomic::AtomicBool::new(false);
     let rules = Rules { durable: true, ..Rules::mode(TaskMode::Always) };
     let one = World::choosing(rules, move |_| match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
-        false => Script::of([(seconds(3), Happens::FaultsWith(-32042, DEMAND))]).resumed(Resumes::Follows),
+        // What comes before the error has its position stored.
+        false => Script::of([
+            (seconds(1), Happens::Progress(1.0, "at work")),
+            (seconds(3), Happens::FaultsWith(-32042, DEMAND)),
+        ])
+        .resumed(Resumes::Follows),
         true => Script::silent(),
     });
     one.store.is_deaf.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -36,6 +36,9 @@ pub(super) const MISS_AFTER: Duration = Duration::from_secs(1);
 
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
+/// Shorter than the wait that counts as a failure of the upstream (B254).
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// A longer list is truncated (U35). A page has the limit of any result.
 pub(super) const PAGES_MAX: usize = 200;
 pub(super) const TOOLS_MAX: usize = 10_000;
@@ -236,30 +239,35 @@ impl Catalog {
         if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
             return Ok(list);
         }
-        let key = list_key(context);
-        self.lists.invalidate(&key).await;
+        self.lists.invalidate(&list_key(context)).await;
         self.list(context).await
+    }
+
+    /// As [`Self::list_with`]; from a server that lists nothing now, as while another call runs, the last complete list (U105).
+    pub async fn list_to_call(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
+        let known = self.whole.get(&list_key(context)).await.filter(|known| known.tools.contains_key(tool));
+        let Some(published) = known else { return self.list_with(tool, context).await };
+        match tokio::time::timeout(LOOK_MAX, self.list_with(tool, context)).await {
+            Ok(listed @ (Ok(_) | Err(CatalogError::Gateway(_)))) => listed,
+            Ok(Err(CatalogError::Upstream(_))) | Err(_) => {
+                Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::default() }))
+            }
+        }
     }
 
     async fn fetch(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         // Subscribed before the first page, so that no change is missed in between.
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
         let key = list_key(context);
-        let pages = self.pages(context).await?;
-        self.circular.note(self.upstream.name(), PagedList::Tools, pages.end);
-        let published = match pages {
-            ToolListPages { first, tools, is_whole: true, .. } => {
-                self.mark(false, tools.len());
-                let published = Arc::new(publish(&first, &tools));
-                self.whole.insert(key, Arc::clone(&published)).await;
-                published
-            }
-            ToolListPages { first, tools, is_whole: false, .. } => {
-                self.mark(true, tools.len());
-                // The complete list has more tools than the truncated one.
-                self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
-            }
-        };
+        let ToolListPages { first, tools, is_whole, end } = self.pages(context).await?;
+        self.circular.note(self.upstream.name(), PagedList::Tools, end);
+        self.mark(!is_whole, tools.len());
+        // The complete list has more tools than the truncated one.
+        let known = if is_whole { None } else { self.whole.get(&key).await };
+        let published = known.unwrap_or_else(|| Arc::new(publish(&first, &tools)));
+        if is_whole {
+            self.whole.insert(key, Arc::clone(&published)).await;
+        }
         Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(Some(changes)) }))
     }
 
@@ -298,18 +306,14 @@ impl Catalog {
     }
 
     fn mark(&self, is_cut_off: bool, tools: usize) {
-        if !self.cut_off.set(u32::from(is_cut_off)) {
-            return;
-        }
-        let upstream = self.upstream.name();
-        if is_cut_off {
+        let (has_changed, upstream) = (self.cut_off.set(u32::from(is_cut_off)), self.upstream.name());
+        if has_changed && is_cut_off {
             tracing::warn!(%upstream, tools, "the tool list is too long: clients get its beginning, or the last complete list");
-        } else {
+        } else if has_changed {
             tracing::info!(%upstream, tools, "the tool list is complete again");
         }
     }
 
-    /// A server without tools has an empty list.
     async fn page(&self, params: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
         let context =

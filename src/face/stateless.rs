@@ -347,16 +347,14 @@ impl StatelessFace {
         let unknown = || refuse(&RequestError::unknown_tool(Some(request.params)));
         let asked = self.asked(request);
         if let Some(refusal) = asked.refusal_of(method::TOOLS_CALL, Some(request.params)) {
-            return Err(Box::new(
-                refusal.answer(&request.addressee, |complaint| request.addressee.complaint(complaint)),
-            ));
+            let complain = |complaint: &RequestError| request.addressee.complaint(complaint);
+            return Err(Box::new(refusal.answer(&request.addressee, complain)));
         }
         let policy = self.served.settings.rules.policy_of(&tool);
         let list = match self.last_list_with(&tool, request) {
             Some(list) => list,
             None => {
-                // Boxed: most calls find a list.
-                let listing = Box::pin(async { self.catalog.list_with(&tool, &self.context(request)).await });
+                let listing = Box::pin(async { self.catalog.list_to_call(&tool, &self.context(request)).await });
                 let list = tokio::time::timeout_at(request.arrived + policy.deadline, listing).await;
                 list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))).map_err(|error| match error {
                     CatalogError::Gateway(fault) if fault == HANDSHAKE_LATE => Box::new(request.handshake_late()),

@@ -13,9 +13,18 @@ const LIST_BYTES: usize = 1 << 20;
 struct LargeUpstream {
     name: Arc<str>,
     changes: broadcast::Sender<(Arc<str>, Option<Payload>)>,
+    /// From now on.
+    lists: Mutex<Listing>,
 }
 
-struct LargeList;
+#[derive(Clone, Copy, Debug)]
+enum Listing {
+    Whole,
+    Never,
+    Refused,
+}
+
+struct LargeList(Listing);
 
 #[async_trait]
 impl Upstream for LargeUpstream {
@@ -28,7 +37,7 @@ impl Upstream for LargeUpstream {
     }
 
     async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(LargeList))
+        Ok(Box::new(LargeList(*self.lists.lock())))
     }
 
     async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -43,6 +52,11 @@ impl Upstream for LargeUpstream {
 #[async_trait]
 impl Exchange for LargeList {
     async fn next(&mut self) -> ExchangeEvent {
+        match self.0 {
+            Listing::Whole => (),
+            Listing::Never => std::future::pending().await,
+            Listing::Refused => return ExchangeEvent::Faulted(RpcError::new(-32602, "no such cursor")),
+        }
         let tool = json!({ "name": "t", "description": "x".repeat(LIST_BYTES) });
         ExchangeEvent::Returned(Payload::of(&json!({ "tools": [tool] })))
     }
@@ -58,15 +72,38 @@ impl Exchange for LargeList {
     }
 }
 
+fn large_upstream() -> Arc<LargeUpstream> {
+    let (name, changes, lists) = (Arc::from("up"), broadcast::Sender::new(1), Mutex::new(Listing::Whole));
+    Arc::new(LargeUpstream { name, changes, lists })
+}
+
+/// Of a client with other capabilities for each number.
+fn context(n: u64) -> CallContext {
+    let capabilities = Payload::of(&json!({ "experimental": { "n": n } }));
+    CallContext::new(Principal::local(), capabilities, Timeouts::default(), 2 * LIST_BYTES)
+}
+
+/// A synchronous program lists nothing while it runs a call, and its tools stay the same.
+#[tokio::test(start_paused = true)]
+async fn u105_a_call_needs_no_new_list_if_the_last_one_has_its_tool() {
+    for listing in [Listing::Never, Listing::Refused] {
+        let upstream = large_upstream();
+        let catalog = Catalog::new(Arc::clone(&upstream) as Arc<dyn Upstream>);
+        assert!(catalog.list_to_call("t", &context(0)).await.unwrap().tool("t").is_some());
+        *upstream.lists.lock() = listing;
+        tokio::time::advance(FRESH_FOR).await;
+        let known = catalog.list_to_call("t", &context(0)).await.unwrap();
+        assert!(known.tool("t").is_some() && !known.is_fresh(), "{listing:?}");
+        for (tool, n) in [("other", 0), ("t", 1)] {
+            catalog.list_to_call(tool, &context(n)).await.expect_err("no list has this tool for this client");
+        }
+    }
+}
+
 /// U52: a client gets another list with each set of capabilities.
 #[tokio::test]
 async fn u52_cached_lists_are_bounded_in_bytes_and_a_new_one_is_kept() {
-    let upstream = LargeUpstream { name: Arc::from("up"), changes: broadcast::Sender::new(1) };
-    let catalog = Catalog::new(Arc::new(upstream));
-    let context = |n: u64| {
-        let capabilities = Payload::of(&json!({ "experimental": { "n": n } }));
-        CallContext::new(Principal::local(), capabilities, Timeouts::default(), 2 * LIST_BYTES)
-    };
+    let catalog = Catalog::new(large_upstream());
     let lists = ALL_BYTES_MAX * 5 / 4 / LIST_BYTES as u64;
     for n in 0..lists {
         catalog.list(&context(n)).await.unwrap();

@@ -275,7 +275,7 @@ impl CombinedUpstreams {
         Ok(addressee.result(accepted.payload().clone()))
     }
 
-    /// Sends the level to all open sessions; those opened later receive it then.
+    /// Sends the level to all open sessions; those opened later receive it then. Waits for no busy server (B269).
     async fn set_level(
         &self,
         client: &EndpointClient,
@@ -292,9 +292,9 @@ impl CombinedUpstreams {
         session.set_level(level);
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.caller()));
-        let sent = open.map(|at| client.request(at, method::SET_LEVEL, params.payload().clone()));
-        let sent = join_all(sent).await;
-        let refusal = sent.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
+        let asked = open.map(|at| (at, client.request(at, method::SET_LEVEL, params.payload().clone())));
+        let sent = join_all(asked.map(|(at, asked)| self.in_time(at, HANDSHAKE_MAX, asked))).await;
+        let refusal = sent.into_iter().flatten().filter_map(Result::err).find(MemberRefusal::is_about_params);
         refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
     }
 

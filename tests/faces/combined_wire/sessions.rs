@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::{combined, request, server, servers, text_of};
 use crate::combined_wire::client::{TestGateway, initialize};
-use crate::combined_wire::upstream::{ScriptedServer, SeenRequest, json_text, status};
+use crate::combined_wire::upstream::{BodySender, ScriptedServer, SeenRequest, json_text, status};
 
 fn is_handshake(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
@@ -187,6 +187,21 @@ async fn a_log_level_reaches_those_that_are_open_and_those_that_are_opened_later
     client.post(request(3, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
     let told = two.world.first(|seen| seen.rpc() == "logging/setLevel").await;
     assert_eq!(told.body["params"]["level"], "warning");
+}
+
+/// A program that does one thing at a time answers nothing while it runs a call, and clients set a level when they connect.
+#[tokio::test]
+async fn b269_a_log_level_does_not_wait_for_a_server_that_answers_nothing() {
+    let silent = server("one", |seen| (seen.rpc() == "logging/setLevel").then(BodySender::silent));
+    let (one, two) = tokio::join!(silent, server("two", |_| None));
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    for tool in ["one__shared", "two__shared"] {
+        client.post(request(1, "tools/call", &json!({"name": tool, "arguments": {}}))).await;
+    }
+    let level = client.post(request(2, "logging/setLevel", &json!({"level": "warning"}))).await.json().await;
+    assert_eq!(level["result"], json!({}));
+    assert_eq!((one.world.count("logging/setLevel"), two.world.count("logging/setLevel")), (1, 1));
 }
 
 /// The endpoint keeps the level of each session: the rest of the request, which has no bound of its own, is never sent.

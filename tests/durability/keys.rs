@@ -358,7 +358,7 @@ impl KeyCourse {
         self.exposure.lock().is_killing = false;
     }
 
-    /// Each key's call ran once, unless a kill met it, and all heard the same of it.
+    /// Each key's call ran once, unless a kill met it, and all its clients got the same outcome.
     pub(crate) fn check(&self) {
         let (runs, heard, mut unsure) = (self.runs.lock(), self.heard.lock(), 0);
         let keys = self.calls / CALLS_UNDER_A_KEY;

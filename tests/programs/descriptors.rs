@@ -172,7 +172,7 @@ fn f60_a_shortage_of_descriptors_harms_no_connection_and_passes() {
     assert!(share < 0.1, "it waits and does not spin: {share}");
     let told = program.log().matches("accepting pauses").count();
     assert!(told <= 2, "once for each shortage, not for each attempt: {told}");
-    // Those for which there is no room are told so, by an end.
+    // Connections without a descriptor are closed at once.
     let ended = streams.iter_mut().filter_map(|stream| {
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         stream.read(&mut [0; 1]).ok()

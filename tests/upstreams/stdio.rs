@@ -1,5 +1,5 @@
-//! Upstreams that are programs: the gateway in a process of its own, in front of the demo server over stdio, which can
-//! be told to be a bad one.
+//! Upstreams that are programs: the gateway in a process of its own, in front of the demo server over stdio, with or
+//! without faults.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

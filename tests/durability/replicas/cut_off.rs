@@ -184,14 +184,14 @@ async fn f85_gateways_cut_off_from_each_other_refuse_foreign_sessions_and_share_
     until("its home is away", async || reason(&listed().await) == "replica_unavailable").await;
     let refused = session.ask(there, "tools/call", unwanted("elsewhere-")).await;
     assert_eq!(reason(&refused), "replica_unavailable", "{refused:?}");
-    // Whether its home took that is not known either, and it changes nothing.
+    // The owner may have received this poll, which changes nothing.
     let shown = session.ask(there, "tasks/get", json!({"taskId": tasks[1]})).await;
     assert!(shown.result().is_some_and(|task| task.contains(r#""status":"working""#)), "{shown:?}");
     for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
         assert_eq!(other.shows(path, task).await["status"], "working");
     }
     assert_eq!(tables.count("tg_replica WHERE dead"), 0, "nobody is taken for dead");
-    // Without the database, too, the home is dead for the other one, which stands in for it.
+    // Without the database, too, the owner is dead for the other gateway, which takes over from it.
     site.records_outage(true);
     home.cut_off();
     until("another goes on with the session", async || listed().await.result().is_some()).await;

@@ -171,8 +171,8 @@ fn write_password(replica: &Replica, password: &str) -> PathBuf {
     path
 }
 
-/// F82, L1: connections that are there live on under a password that was changed. New ones are refused, which operators and clients
-/// are told, until it stands in the file, which is read without a restart.
+/// F82, L1: open connections outlive a change of the password. New ones are refused, as operators and clients see,
+/// until the new password is in the file, which is read without a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_running_call_is_lost() {
     let Some(server) = PostgresServer::start(&[]) else { return };

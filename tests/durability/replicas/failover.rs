@@ -89,7 +89,7 @@ fn goes_on(told: &Told, killed: Instant) -> Option<Instant> {
     after.skip_while(|(_, how)| *how != NewCall::Handed).map(|(at, _)| *at).next()
 }
 
-/// Asks a gateway for tasks that run until it is over; how often it was refused for now, which is all else that it may hear.
+/// Polls tasks at a gateway until `over`; returns the number of refusals for now, the only other answer.
 async fn polls(site: &Site<'_>, at: usize, tasks: &[String], over: &CancellationToken) -> usize {
     let mut refused = 0;
     for task in tasks.iter().cycle() {

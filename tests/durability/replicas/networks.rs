@@ -62,7 +62,7 @@ enum Cable {
 /// Pulls a cable of the first gateway, or plugs it in.
 fn set(namespace: &str, cable: Cable, state: &str) {
     let arguments: &[&str] = match cable {
-        // The other end: the gateway is told of nothing but that its device has no carrier.
+        // The other end: the gateway sees only that its device has no carrier.
         Cable::Database => &["link", "set", "a-database", state],
         Cable::Peers => &["-n", namespace, "link", "set", "peers", state],
     };

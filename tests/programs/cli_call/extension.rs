@@ -244,7 +244,7 @@ async fn polls_are_repeated_while_the_server_is_away() {
         let verdict = if matches!(lost, Step::Error(..)) { CallExit::Faulted } else { CallExit::Lost };
         check(of(script), verdict, &[], &[CALL, GET, GET, GET]).await;
     }
-    // A server that stays away is given up in time, and how long that is was said.
+    // A server that stays unavailable is reported as lost in time, with that time.
     let outage_max = Duration::from_millis(700);
     let script = std::iter::once(handle()).chain(std::iter::repeat_n(Step::Drop, 40));
     let retry = RetryPolicy { attempts_max: 1_000, outage_max, ..RetryPolicy::default() };

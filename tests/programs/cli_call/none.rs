@@ -167,7 +167,7 @@ async fn a_question_that_a_session_takes_back_is_not_waited_for() {
     run.assert_note("the question was withdrawn");
 }
 
-/// In a session a closed stream cancels nothing (LEG-11), so the server is told.
+/// In a session a closed stream cancels nothing (LEG-11), so the server gets a notification.
 #[tokio::test]
 async fn ctrl_c_is_told_to_a_session() {
     let run = in_session(Step::Interrupt, |scenario| scenario, CallExit::Cancelled, &[CANCELLED]).await;

@@ -10,7 +10,7 @@ use super::process::Child;
 use super::script::bounded;
 use super::typing;
 
-/// Starts a server that is told its port, and returns its address.
+/// Starts a server with its port as an argument, and returns its address.
 async fn start(name: &str, ready: &str, command: impl Fn(&str) -> Command) -> (Child, String) {
     let address = reserved_address();
     let mut child = Child::start(name, command(&address.port().to_string())).unwrap();

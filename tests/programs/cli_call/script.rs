@@ -85,9 +85,9 @@ struct Script {
     steps: Mutex<VecDeque<Step>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     interrupt: mpsc::Sender<()>,
-    /// Told of each client that left before its answer.
+    /// Notified of each client that disconnected before its answer.
     left: Arc<Notify>,
-    /// Told of each answer to a question.
+    /// Notified of each answer to a question.
     answered: Notify,
     /// The session's own stream, once it is open.
     listener: Mutex<Option<mpsc::Sender<Bytes>>>,

@@ -50,7 +50,7 @@ enum Asked {
     Result,
     /// `resources/read` that the gateway makes itself.
     Read,
-    /// `resources/read` in a session that is passed on.
+    /// `resources/read` in a session that is forwarded.
     PipedRead,
     /// `tools/call` in a session of a client without tasks.
     PipedCall,
@@ -362,8 +362,8 @@ impl Bench {
         clients
     }
 
-    /// The most that a client reads, once one has read an answer or all have ended, or once neither what clients have read nor what
-    /// answers hold changes any more: the gateway may still put the first list together. Streams of one connection share its window.
+    /// Returns the most that a client has read, once one has read an answer or all have ended, or once neither the read bytes nor the
+    /// memory of answers change any more: the gateway may still put the first list together. Streams of one connection share its window.
     async fn most_read(&self, clients: &mut JoinSet<usize>) -> usize {
         let (mut most, mut before) = (0, None);
         while most < READ_MIN {

@@ -78,7 +78,7 @@ async fn every_refusal_names_its_bound_and_the_log_names_the_principal() {
     .await;
     'bounds: for (id, limits, reason, named) in BOUNDS {
         let (mut refused, mut tried, begun) = (Vec::<Value>::new(), 0, Instant::now());
-        // The third of a kind shows that the log is told of one alone.
+        // The third refusal of a kind shows that the log has only the first.
         while refused.len() < 3 {
             let answer = match id {
                 "asks" => ask(&with_key(Call::new("tools/list", &json!({})), id)).await,

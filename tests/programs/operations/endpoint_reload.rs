@@ -37,7 +37,7 @@ fn called(client: &Client, tool: &str) -> tokio::task::JoinHandle<String> {
     TaskTracker::new().spawn(async move { client.post(call).await.text().await })
 }
 
-/// A 2026-07-28 client that wants to hear of changed tools, once it has been told that it will.
+/// A 2026-07-28 client that subscribes to changes of tools, once that is acknowledged.
 pub(super) async fn listening(client: &Client) -> Reply {
     listening_to(client, &json!({"toolsListChanged": true})).await
 }

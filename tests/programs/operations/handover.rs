@@ -14,8 +14,8 @@ use tokio_util::task::TaskTracker;
 use super::program::{Call, Folder, Program, Worker, block, send};
 use super::upstream::{ScriptedServer, answer, in_time};
 
-/// The program with a listening socket as its descriptor 3, as a service manager hands it over. A shell does what takes
-/// unsafe code otherwise: it moves the socket from stdin and knows its own process id.
+/// The program with a listening socket as its descriptor 3, as from a service manager. A shell does the parts that
+/// would need unsafe code: it moves the socket from stdin and knows its own process id.
 fn handed(folder: &Folder, socket: &TcpListener, environment: &str) -> Command {
     let script = format!("exec 3<&0 </dev/null; {environment} LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"");
     let plain = folder.command();

@@ -11,7 +11,7 @@ use super::program::{Call, Folder, Program, Worker, block};
 use super::upstream::{SeenRequest, in_time};
 
 const TIMES: usize = 40;
-/// How often a client that does not know whether it was heard says it again at most.
+/// How often a client repeats a request with an unknown result at most.
 const TRIES_MAX: usize = 200;
 
 async fn started() -> (Worker, Folder, Program) {

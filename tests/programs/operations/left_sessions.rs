@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use super::program::{Answer, Folder, Program, block, send};
 use super::upstream::{BodySender, ScriptedServer, ScriptedState, SeenRequest, in_time, status};
 
-/// A server whose calls have streams that can be taken up, and end once they may.
+/// A server with resumable streams of calls, which end once they may.
 async fn resumable(may_end: &Arc<Notify>) -> ScriptedServer {
     let may_end = Arc::clone(may_end);
     ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {

@@ -269,7 +269,7 @@ async fn sec_81_no_message_of_a_client_reaches_a_removed_server_once_it_is_close
     assert_eq!(seen.len(), 1, "{seen:?}");
 }
 
-/// The client was told that it is subscribed, and its session goes on.
+/// The subscription was acknowledged, and the session goes on.
 #[tokio::test]
 async fn f117_subscriptions_of_a_session_outlive_a_change_of_its_upstream() {
     let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());

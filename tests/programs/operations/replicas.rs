@@ -75,7 +75,7 @@ async fn gateways_on_one_database_are_listed_with_the_holder_of_each_task_and_a_
     assert_eq!((code, &listed[0]["state"], &listed[1]["state"]), (Some(0), &"living".into(), &"this one".into()));
     assert!(listed[0]["heartbeat_age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{listed}");
 
-    // Whose they are stands in the list of each, and each can cancel them all.
+    // Each gateway's list has the holder of each task, and each can cancel them all.
     let id = other.task("/up/mcp", "k").await;
     let kept = other.task("/up/mcp", "l").await;
     one.task("/up/mcp", "m").await;

@@ -114,7 +114,7 @@ async fn f67_a_drain_ends_in_time_with_calls_that_never_end() {
     program.says("\"calls_lost\":120", 1).await;
 }
 
-/// A program ends with the gateway, by the gateway's doing: its calls are told so, as those at other servers are.
+/// The gateway ends its programs: their calls get the same error as those at other servers.
 #[tokio::test]
 async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
     let folder = Folder::new();
@@ -147,7 +147,7 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
         })
         .await
     };
-    // Its program runs: it has told of a step.
+    // Its program runs: it has reported a step.
     until(&program, |seen| seen["statusMessage"].is_string()).await;
     program.signal("INT");
     program.says("\"calls_lost\":1", 1).await;

@@ -109,7 +109,7 @@ async fn settings_of_endpoints_and_tools_in_the_file_take_effect() {
     }
 }
 
-/// The host hears of them in the instructions, in the answer to a call, and in the log.
+/// The host learns it from the instructions, the answer to a call, and the log.
 #[tokio::test]
 async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
     let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";

@@ -116,7 +116,7 @@ async fn questions_reach_the_host_and_its_answers_the_server() {
 
 #[tokio::test]
 async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
-    // The server ends when it hears of a cancellation, which shows that it does.
+    // The server ends when it reads a cancel, which shows that it got it.
     for is_alone in [false, true] {
         let mut host = Host::with(GRACE, &faulty_demo("cancel"), &[]);
         if !is_alone {
@@ -132,7 +132,7 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
         host.find(|message| message["params"]["progressToken"] == "p").await;
         host.note("notifications/cancelled", json!({ "requestId": 2 })).await;
         host.until_nothing_is_left().await;
-        // Its end may not have come through when the next call is sent: that one is told of it, and the one after served.
+        // The program's end may not be noticed yet when the next call is sent: that one fails, and the one after it is served.
         host.ask(3, "tools/call", params(greet())).await;
         let mut next = host.answer(3).await;
         if next["error"]["data"]["reason"] == "upstream_closed" {

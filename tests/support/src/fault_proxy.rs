@@ -23,7 +23,7 @@ pub enum Verb {
     Drip(Duration),
     /// Both sides are closed in order.
     Cut,
-    /// The receiver is told that no more comes; the other direction goes on.
+    /// The receiver gets the end of one direction; the other goes on.
     HalfClose,
     /// Both sides see a reset.
     Reset,
@@ -368,7 +368,7 @@ impl Pump {
     }
 }
 
-/// Lets go of a connection so that its peers see a reset.
+/// Drops a connection so that its peers see a reset.
 fn reset(from: &OwnedReadHalf, to: OwnedWriteHalf) {
     let _ = from.as_ref().set_zero_linger();
     let _ = to.as_ref().set_zero_linger();

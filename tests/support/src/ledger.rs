@@ -28,7 +28,7 @@ pub struct Ledger {
 
 pub struct LedgerState {
     history: Arc<History>,
-    /// Whether streams have event ids, and can be taken up again.
+    /// Whether streams have event ids, and can be resumed.
     is_resumable: bool,
     calls: Mutex<Calls>,
     /// How often each milestone was reached.
@@ -85,8 +85,8 @@ impl Ledger {
 impl LedgerState {
     /// Waits until something has happened this often. The caller bounds it.
     ///
-    /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived. `resumed`: a
-    /// stream was taken up again.
+    /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived.
+    /// `resumed`: a stream was resumed.
     pub async fn reached(&self, milestone: &'static str, times: usize) {
         let mut milestones = self.milestones.subscribe();
         let is_there = |seen: &HashMap<&'static str, usize>| seen.get(milestone).is_some_and(|seen| *seen >= times);

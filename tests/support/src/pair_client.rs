@@ -34,7 +34,7 @@ pub enum UserBehaviour {
     CancellingWhenAsked,
     /// Cancels a call that waits for its turn.
     CancellingQueued,
-    /// Goes away once the call is under way.
+    /// Disconnects once the call is in progress.
     Leaving,
 }
 
@@ -57,7 +57,7 @@ pub struct CallReport {
     pub questions: usize,
 }
 
-/// How long a question may be open, as the gateway is told.
+/// How long a question may be open, in the gateway's configuration.
 pub const INPUT_DEADLINE: Duration = Duration::from_secs(4);
 /// How long the slow tool of the server takes; the gateway's grace is shorter.
 pub const SLOW: Duration = Duration::from_millis(3_500);

@@ -42,7 +42,7 @@ while [ -n "$server" ] && serves && [ "$tries" -gt 0 ]; do tries=$((tries - 1));
 rm -rf "$folder"
 "#;
 
-/// A program that runs, or not, as it is told.
+/// A program that is started and ended on orders.
 #[derive(Debug)]
 pub(crate) struct ProgramKeeper {
     shell: Mutex<KeeperShell>,

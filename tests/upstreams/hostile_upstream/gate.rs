@@ -147,7 +147,7 @@ impl Gate {
         seen.json()["result"].clone()
     }
 
-    /// How the task of such a client stands in the end.
+    /// The final state of such a client's task.
     pub(crate) async fn task(&self, row: usize) -> String {
         self.task_within(row, WAIT_MAX).await
     }

@@ -100,7 +100,7 @@ impl Server {
         server
     }
 
-    /// Lets go of its address and of all connections.
+    /// Closes its listener and all connections.
     pub(crate) async fn end(&self) {
         self.stop.cancel();
         self.tracker.close();

@@ -320,7 +320,7 @@ impl SeenStateless {
 
 impl Seen {
     async fn of(gate: &Gate, row: usize, act: &Act) -> Self {
-        // One after the other where the upstream could not tell whose stream is taken up.
+        // One after the other where the upstream cannot tell which stream is resumed.
         if matches!(act, Act::Resumed(..)) {
             return Self {
                 plain: gate.plain(row).await,
@@ -364,7 +364,7 @@ impl Seen {
     }
 
     /// A call that reached the server may have run: it is sent again only if the server does not know the session, and
-    /// no client is told that it did not run.
+    /// no error says that it did not run.
     fn check_sent(&self, name: &str, made: usize) {
         let summaries = self.summaries();
         let of_lost_session = summaries.iter().filter(|(_, seen)| seen.contains("upstream_session_lost")).count();

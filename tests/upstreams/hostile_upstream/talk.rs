@@ -69,7 +69,7 @@ async fn u31_u32_questions_that_may_not_be_asked_are_answered_and_never_shown() 
     }
 }
 
-/// U24: a stream that could be taken up, by an upstream that does not know it any more.
+/// U24: a stream with an event id, at an upstream that does not know it any more.
 #[tokio::test]
 async fn u24_a_stream_that_is_not_taken_up_within_thirty_seconds_is_lost() {
     let first = "id: e-1\nretry: 1000\ndata:\n\n";

@@ -97,7 +97,7 @@ fn verdict_of(message: &Value) -> &'static str {
     }
 }
 
-/// Who hears an answer.
+/// The client of an answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Listener {
     Session,

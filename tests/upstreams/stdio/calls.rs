@@ -119,7 +119,7 @@ async fn a_cancel_ends_the_call_at_the_program_and_nothing_else() {
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 60 } });
     let mut cancelled = client.ask(1, "tools/call", slow.clone()).await;
     let mut other = client.ask(2, "tools/call", slow).await;
-    // Told to be a server that ends when it hears of a cancel: so it shows that it does.
+    // This server ends when it reads a cancel: so the test sees that it got it.
     client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
     let (lost, _) = other.answer().await;
     assert_eq!(lost["error"]["data"]["exitStatus"], 4, "F45: {lost}");

@@ -1,4 +1,4 @@
-//! Calls whose clients lose their stream: it is the gateway's own, as a program knows none, and can be taken up.
+//! Calls whose clients lose their stream: it is the gateway's own, as a program knows none, and can be resumed.
 
 use serde_json::json;
 

@@ -183,7 +183,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for
             assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)));
         }
         if looks_once_more && let Some(early) = exchange.next().now_or_never() {
-            // It came in two parts, and the question is heard.
+            // It came in two parts, and the question is complete.
             assert!(matches!(early, ExchangeEvent::Asked { .. }), "{}", line(&early));
             continue;
         }
@@ -202,7 +202,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for
     }
 }
 
-/// The server takes a question back, and the process ends before its owner hears that.
+/// The server cancels a question, and the process ends before its owner reads that.
 #[tokio::test]
 async fn a_question_that_was_taken_back_unheard_is_withdrawn_in_the_next_life() {
     let server = ScriptedServer::slow(|seen, _| async move {

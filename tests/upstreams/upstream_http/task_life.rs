@@ -89,7 +89,7 @@ where
     (server, events)
 }
 
-/// A server that asks on `tasks/result` alone, as the TypeScript SDK does, and answers there when it was told.
+/// A server that asks on `tasks/result` alone, as the TypeScript SDK does, and answers there when it has the user's answer.
 async fn asking_on_result(script: Script) -> ScriptedServer {
     ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let script = script.clone();
@@ -141,7 +141,7 @@ async fn a_handle_that_says_at_once_that_input_is_required_opens_the_stream_at_o
 
 #[tokio::test]
 async fn an_outcome_on_the_open_stream_is_not_fetched_twice() {
-    // Some upstreams give it away once.
+    // Some upstreams return it only once.
     let script = Script::new().on("tasks/get", [is("input_required"), is("completed")]);
     let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let script = script.clone();

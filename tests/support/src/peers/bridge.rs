@@ -1,5 +1,5 @@
-//! A Unix socket in front of a URL, for rmcp: of its two HTTP clients the one for Unix sockets is built on hyper,
-//! so it is the one that is linked. Connections are passed on byte for byte, and can be read along.
+//! A Unix socket in front of a URL, for rmcp: of its two HTTP clients the one for Unix sockets is built on hyper, so it
+//! is the one that is linked. Connections are forwarded byte for byte, and recorded.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

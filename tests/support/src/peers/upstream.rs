@@ -32,7 +32,7 @@ pub enum Program {
     TypeScriptSubtasks,
     /// With an event store, so that streams can be resumed.
     TypeScript,
-    /// The same, whose calls last until they are let go, and are counted.
+    /// The same, with calls that last until they are released, and are counted.
     Resumable,
     /// The tools that the scenarios of the conformance suite call.
     Fixture,

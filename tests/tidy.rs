@@ -321,8 +321,8 @@ fn every_module_begins_with_its_purpose() {
     assert!(count >= 130, "only {count} modules were seen");
 }
 
-/// What changes a task is finished whoever leaves: whatever a request awaits hands its change over to a task of the
-/// engine's, and nobody outside of the engine can apply an event.
+/// A request's changes to a task are finished after any disconnect: every method that a request awaits gives its change
+/// to a tokio task of the engine, and no code outside of the engine can apply an event.
 #[test]
 fn nothing_that_a_request_awaits_applies_an_event_by_itself() {
     let (mut applies, mut methods) = (0, 0);
@@ -407,7 +407,7 @@ fn no_file_names_a_machine_or_a_package_registry() {
     }
 }
 
-/// A reason that nobody can look up is none.
+/// A reference to a page that is not here helps no reader.
 #[test]
 fn no_file_refers_to_a_page_that_is_not_here() {
     let files: BTreeSet<String> = files_under("").into_iter().collect();

@@ -1,8 +1,8 @@
 //! A model of several gateways on one store: random schedules of partial replication, crashes, failovers, old primaries that live
 //! on, cancelled and ended commits, pauses, and deaths declared at any moment, over the decisions of `taskgate::replica`.
 //!
-//! It checks that no call is sent twice, that no handle is lost, that no client sees a task go backwards, that a task has one outcome,
-//! that a call whose client was told that it is not done is not sent, and that every call ends once all is well. With each rule taken
+//! It checks that no call is sent twice, that no handle is lost, that no client sees a task go backwards, that a task
+//! has one outcome, that a refused call is not sent, and that every call ends once all is well. With each rule taken
 //! out, the same harness finds violations.
 //!
 //! `REPLICA_SCHEDULES` is how many schedules run (8,000), `REPLICA_SEED` the first one's seed; a single schedule is printed

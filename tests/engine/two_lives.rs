@@ -192,7 +192,7 @@ fn has_place(task: &Task, event: &str) -> bool {
     task.recovery.resume.as_ref().is_some_and(|place| place.as_str().contains(event))
 }
 
-/// F09, F10, U23, GW-41: the stream is taken up after the event that was stored, and only the call's own answer counts.
+/// F09, F10, U23, GW-41: the stream is resumed after the stored event, and only the call's own answer counts.
 #[tokio::test]
 async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
     let server = server(progress, |call, _, events| {
@@ -287,7 +287,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     assert_eq!(task.phase, Phase::Settled(Outcome::Cancelled));
 }
 
-/// The upstream hears nothing of it: no cancel, and no end of the session that the call runs in.
+/// The upstream gets nothing: no cancel, and no end of the call's session.
 #[tokio::test]
 async fn f67_a_drained_call_is_left_in_its_session_for_the_next_process() {
     let server = server(progress, |call, _, events| events.result(call, &json!({ "content": [] }))).await;

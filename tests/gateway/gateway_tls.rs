@@ -340,7 +340,7 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
             tokio::task::yield_now().await;
         }
     };
-    // Without being told, the listener looks only after five seconds.
+    // Without a signal, the listener checks the files only after five seconds.
     timeout(Duration::from_secs(4), shown).await.unwrap();
     assert_eq!(greet(&gateway, &other, &upstream.tracker).await.0, StatusCode::OK);
     timeout(WAIT_MAX, gateway.drain(Some(Duration::ZERO))).await.unwrap();

@@ -76,7 +76,7 @@ async fn the_typescript_sdk_makes_calls_under_chosen_ids_and_filters_lists() {
     assert_eq!(facts["filtered"], filtered, "{facts}");
 }
 
-/// The same ids with the other SDK, which passes on no notification that it does not know.
+/// The same ids with the other SDK, which drops notifications that it does not know.
 #[tokio::test]
 async fn the_python_sdk_makes_calls_under_chosen_ids() {
     let what = "draft-py1";

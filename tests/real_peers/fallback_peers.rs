@@ -73,7 +73,7 @@ async fn the_typescript_client_gives_up_where_progress_resets_nothing() {
     assert!(facts["progress"].as_u64().unwrap() >= 1, "though it heard of the call: {facts}");
 }
 
-/// T-81: the server behind it knows no streams, so the gateway's own can be taken up.
+/// T-81: the server behind it knows no streams, so the client can resume the gateway's own.
 #[tokio::test]
 async fn the_typescript_client_resumes_a_held_call_after_a_cut_connection() {
     let what = "fallback-cut";

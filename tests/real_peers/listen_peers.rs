@@ -21,7 +21,7 @@ use upstream::{PeerServer, Program};
 const RESOURCE: &str = "demo://resource/dynamic/text/1";
 const TOOL: &str = "toggle-subscriber-updates";
 
-/// MOD-24, MOD-25, T-52, GW-27: granted, told, and ended in order when the gateway shuts down.
+/// MOD-24, MOD-25, T-52, GW-27: granted, notified, and ended in order when the gateway shuts down.
 async fn check(what: &'static str, program: &str, script: &str) {
     let Some(peers) = Peers::find(what) else { return };
     let server = PeerServer::start(Program::Everything, &peers, what).await.unwrap();

@@ -26,7 +26,7 @@ use support::ports::reserved_address;
 use support::session_client::TestGateway;
 use support::wire_client::{Flavour, WireClient};
 
-/// Names how many seconds each server is called after it listens again; asked for where it stands in the environment.
+/// Names how many seconds each server is called after it listens again; a long run sets it.
 const LONG: &str = "TASKGATE_RESTARTED_SECONDS";
 /// How long it is by default.
 const SHORT: Duration = Duration::from_secs(8);
@@ -78,7 +78,7 @@ struct Told {
     failed: Vec<String>,
 }
 
-/// Calls one after the other until it is told to stop; a client whose session is unknown opens another one.
+/// Calls one after the other until it is stopped; a client whose session is unknown opens another one.
 async fn calls(
     (name, flavour, declares_tasks): (&'static str, Flavour, bool),
     address: SocketAddr,

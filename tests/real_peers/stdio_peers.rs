@@ -59,7 +59,7 @@ enum Reached {
 }
 
 impl Reached {
-    /// Whether broken streams can be taken up by their event ids.
+    /// Whether broken streams can be resumed by their event ids.
     const fn resumable(&self) -> bool {
         matches!(self, Self::Http(Program::Everything))
     }

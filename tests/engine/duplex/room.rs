@@ -227,7 +227,7 @@ async fn calls_in_an_array_are_taken_back_when_the_client_leaves() {
     let mut host = Host::initialized(vec![("GET", Act::Open(vec![])), ("[{", Act::Hang)]).await;
     host.write(&json!([request(5, "tools/call"), request(6, "tools/call"), request(7, "tools/call")])).await;
     host.seen(1).await;
-    // One is taken back by the client itself, and not again by the gateway.
+    // The client itself cancels one, and the gateway does not cancel it again.
     host.write(&super::cancel(6)).await;
     host.seen(1).await;
     host.leave().await;

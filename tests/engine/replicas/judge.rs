@@ -10,7 +10,7 @@ pub(super) enum Violation {
     HandleLost,
     WentBack,
     TwoOutcomes,
-    /// Its client was told that nothing was done nor would be.
+    /// The refusal said that the call was not sent, and would not be.
     SentThoughRefused,
 }
 

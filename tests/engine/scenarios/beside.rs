@@ -74,7 +74,7 @@ async fn f84_a_cancel_at_one_gateway_reaches_the_call_that_another_runs() {
     }
 }
 
-/// F84: a call that waits for its turn is not told of at the server, and keeps no place of its principal's.
+/// F84: a call that waits for its turn sends no cancel to the server, and releases its principal's permit.
 #[tokio::test(start_paused = true)]
 async fn f84_a_cancel_at_one_gateway_ends_the_wait_of_a_call_at_another() {
     for is_deaf in [false, true] {
@@ -160,7 +160,7 @@ async fn f84_a_client_that_waits_at_one_gateway_is_woken_by_the_end_at_another()
     }
 }
 
-/// F76, F79: one that was declared ended, and goes on, settles nothing; its call is let go of without a cancel.
+/// F76, F79: one that was declared ended, and goes on, settles nothing; its exchange is dropped without a cancel.
 #[tokio::test(start_paused = true)]
 async fn f79_a_gateway_that_was_replaced_settles_nothing() {
     let (one, other, id) = pair(Script::returns(seconds(5), "late"), false).await;

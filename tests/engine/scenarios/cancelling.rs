@@ -1,4 +1,4 @@
-//! `tasks/cancel` in every phase: the state is final, the upstream is told exactly once, places are free again.
+//! `tasks/cancel` in every phase: the state is final, the upstream gets exactly one cancel, permits are free again.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn check_cancelled(task: &Value) {
     assert!(task.get("result").is_none() && task.get("error").is_none(), "{task}");
 }
 
-/// One task that is cancelled after `wait`; `told` is how often the upstream is told.
+/// One task that is cancelled after `wait`; `told` is the number of cancels at the upstream.
 async fn check(rules: Rules, script: Script, wait: Duration, told: usize) {
     let world = World::with(rules, script);
     let id = world.handle(&Ask::call()).await;
@@ -119,7 +119,7 @@ async fn a_cancel_between_the_row_of_a_call_with_a_place_and_its_first_byte_send
     assert_eq!(world.upstream.saw(), []);
 }
 
-/// A call was written, and its runner has not come to hear that when the cancel comes.
+/// A call was written, and its runner has not learned that when the cancel comes.
 #[tokio::test(start_paused = true)]
 async fn an_upstream_that_may_have_seen_a_call_is_told_of_its_cancel() {
     for (is_seen_at_once, cancels) in [(true, 1), (false, 0)] {

@@ -253,7 +253,7 @@ async fn a_sweep_goes_on_past_a_row_that_is_stuck() {
     world.is_idle().await;
 }
 
-/// A listener hears the end of a task though it could not be read at that moment.
+/// A listener gets the end of a task that could not be read at that moment.
 #[tokio::test(start_paused = true)]
 async fn a_listener_looks_again_at_a_task_that_could_not_be_read() {
     let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
@@ -355,7 +355,7 @@ async fn a_change_in_doubt_that_another_one_finds_made_is_still_the_change_of_it
     world.is_idle().await;
 }
 
-/// A client that is told of a failure asks again, and then finds no task: its task is removed, and nothing tells who did it.
+/// A client retries after an error, and then finds no task: its task is removed, by this call or by another.
 #[tokio::test(start_paused = true)]
 async fn a_removal_in_doubt_that_was_made_is_one() {
     for (fault, is_made) in [(StoreFault::AppliesAndFails, true), (StoreFault::FailsUnsure, false)] {

@@ -67,14 +67,14 @@ enum Stage {
     Overdue,
     /// A call without a handle is held for its client's answers.
     Held,
-    /// The task was cancelled, and the upstream told.
+    /// The task was cancelled, at the upstream too.
     Ended,
 }
 
 /// The state after the method did its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// The task is over, and the upstream was told so, once.
+    /// The task is over, and the upstream got one cancel.
     GivenUp,
     /// The upstream has the answer, once, and the call returned.
     Answered,
@@ -458,7 +458,7 @@ async fn a_call_leaves_a_task_or_nothing_wherever_its_client_leaves_on_disk() {
     drop_calls_at_every_point(on_disk).await;
 }
 
-/// Listening to a call can be given up and begun again at any point: no event is lost by it.
+/// Waiting for an event of a call can be dropped and repeated at any point: no event is lost.
 #[tokio::test(start_paused = true)]
 async fn the_next_event_of_a_call_comes_however_often_it_is_waited_for() {
     let store = GatedStore::new(1 << 20);

@@ -132,7 +132,7 @@ async fn a_row_in_doubt_that_others_have_seen_is_run_or_ended() {
     }
 }
 
-/// T-27: the row of a call whose client left is dropped however long the store fails, and its upstream told at once.
+/// T-27: the row of a call whose client disconnected is removed after any outage of the store, and its upstream gets a cancel at once.
 #[tokio::test(start_paused = true)]
 async fn a_row_without_a_handle_is_removed_when_the_store_works_again() {
     let world = World::with(Rules::mode(TaskMode::Always), returns(9));
@@ -267,7 +267,7 @@ async fn a_call_whose_answer_waits_for_the_store_ends_at_its_deadline() {
     }
 }
 
-/// Longer than any of these tests has the store away, but for the one of the deadline itself.
+/// Longer than the store is unavailable in any of these tests, but for the one of the deadline itself.
 const DEADLINE: Duration = seconds(300);
 
 /// A task whose answer was accepted; the store's trouble begins before it is handed over.
@@ -287,7 +287,7 @@ async fn answered_before(trouble: Trouble) -> (World, String) {
     (world, id)
 }
 
-/// L6: a cancel that was acknowledged holds, and the upstream hears of it.
+/// L6: an acknowledged cancel holds, and reaches the upstream.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_holds_however_the_store_takes_it() {
     for fault in EACH {

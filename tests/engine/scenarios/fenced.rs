@@ -16,7 +16,7 @@ use super::unmarked::key;
 use super::waiting::{asking, asks, declared, rules, task};
 use super::world::{Ask, Rules, World, millis, seconds};
 
-/// Another gateway takes over everything of this one, which is not told.
+/// Another gateway takes over everything of this one, which does not know.
 async fn taken_over(world: &World) -> Arc<GatedStore> {
     let heir = world.store.beside();
     world.store.is_declared_ended();
@@ -36,7 +36,7 @@ pub(super) fn resumes(world: &World) -> usize {
     world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Resume { .. })).count()
 }
 
-/// Nothing was said to the server, and the exchange is let go of.
+/// The server gets nothing more, and the exchange is dropped.
 async fn is_silent(world: &World) {
     tokio::time::sleep(seconds(400)).await;
     assert_eq!((answers(world), world.upstream.cancels()), (Vec::new(), 0), "{:?}", world.upstream.saw());
@@ -61,7 +61,7 @@ async fn f76_a_replaced_gateway_leaves_an_answer_to_its_heir() {
     assert_eq!(row(&heir, &id).await.recovery.undelivered.len(), 1, "it is in the row still");
 }
 
-/// A question whose time is over is the heir's to give up, and one that is taken back, too.
+/// A question whose time is over is the new holder's to cancel, and so is one that the server withdraws.
 #[tokio::test(start_paused = true)]
 async fn f76_a_replaced_gateway_gives_up_no_question() {
     for takes_back in [false, true] {
@@ -76,7 +76,7 @@ async fn f76_a_replaced_gateway_gives_up_no_question() {
     }
 }
 
-/// GW-39: a call that another gateway takes up in between is not taken up, nor sent again.
+/// GW-39: a call that another gateway resumes in between is neither resumed nor sent again.
 #[tokio::test(start_paused = true)]
 async fn f76_a_replaced_gateway_takes_no_call_up() {
     for resumes_as in [Resumes::Follows, Resumes::Refuses] {
@@ -160,7 +160,7 @@ async fn f76_a_replaced_gateway_removes_no_subtask_of_its_heirs() {
     assert_eq!(heir.usage().tasks, 3);
 }
 
-/// MOD-28: a client that comes back for its call hears that the gateway was replaced.
+/// MOD-28: a client that returns for its call gets an error that says that the gateway was replaced.
 #[tokio::test(start_paused = true)]
 async fn f76_a_client_that_returns_to_a_replaced_gateway_is_told() {
     let world = World::with(Rules::mode(TaskMode::Never), asks());

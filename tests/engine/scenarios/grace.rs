@@ -48,7 +48,7 @@ async fn at_the_end_of_the_grace_the_client_gets_a_handle_that_can_be_read_at_on
     world.is_idle().await;
 }
 
-/// T-55, GW-34: the client that asked hears all of the grace period as it comes, and its answer or its handle last.
+/// T-55, GW-34: the client gets each event of the grace period as it comes, and its answer or its handle last.
 #[tokio::test(start_paused = true)]
 async fn progress_and_logs_of_the_grace_go_out_at_once_and_the_answer_or_the_handle_comes_last() {
     for (returns, is_task) in [(millis(1_500), false), (seconds(9), true)] {

@@ -209,7 +209,7 @@ async fn a_question_that_is_taken_back_leaves_the_task() {
     world.is_idle().await;
 }
 
-/// Both at one moment, in either order: the upstream hears at most one answer, and the task goes on.
+/// Both at one moment, in either order: the upstream gets at most one answer, and the task goes on.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_meets_the_deadline_is_told_once() {
     for late_by in [millis(0), millis(1)] {

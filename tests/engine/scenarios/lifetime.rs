@@ -82,7 +82,7 @@ async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
     world.is_idle().await;
 }
 
-/// F88: neither at a poll, nor as it is taken up, nor by its deadline. When the clock is trusted again its time counts.
+/// F88: neither at a poll, nor at its resumption, nor by its deadline. When the clock is trusted again its time counts.
 #[tokio::test(start_paused = true)]
 async fn f88_no_running_task_ends_by_a_clock_that_may_be_wrong() {
     const LEAP: std::time::Duration = seconds(24 * 3_600);
@@ -210,7 +210,7 @@ async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
     check_gone(&world, &id).await;
 }
 
-/// F50, L25-58: once a second, until it is told to stop.
+/// F50, L25-58: once a second, until it is stopped.
 #[tokio::test(start_paused = true)]
 async fn the_sweeper_runs_without_any_request() {
     let world = World::with(SHORT, Script::silent());

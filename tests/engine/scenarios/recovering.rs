@@ -47,7 +47,7 @@ fn answers(world: &World) -> Vec<(String, String)> {
     all.collect()
 }
 
-/// F06, F09: the call is taken up where it was, and the upstream sees it once. Until then it is as it was stored.
+/// F06, F09: the call is resumed at its offset, and the upstream sees it once. Until then it is as it was stored.
 #[tokio::test(start_paused = true)]
 async fn f06_f09_a_call_that_can_be_taken_up_goes_on_and_is_never_sent_twice() {
     let script = Script::returns(seconds(60), "done").resumed(Resumes::Follows);
@@ -113,7 +113,7 @@ async fn a_call_that_is_sent_again_may_run_as_long_as_the_first_time() {
     }
 }
 
-/// A call is sent three times at most, and one that was in flight at three crashes in a row is not taken up any more.
+/// A call is sent three times at most, and one that was in flight at three crashes in a row is not resumed any more.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_in_flight_at_three_crashes_in_a_row_is_poison() {
     for script in [Script::silent(), Script::silent().resumed(Resumes::Follows)] {
@@ -201,7 +201,7 @@ async fn a_queued_call_is_sent_after_the_crash_for_the_first_time() {
     world.is_idle().await;
 }
 
-/// F20, L6: the cancel was acknowledged, so nothing else becomes of the task, and the upstream is told once.
+/// F20, L6: the cancel was acknowledged, so the task has no other outcome, and the upstream gets one cancel.
 #[tokio::test(start_paused = true)]
 async fn f20_an_upstream_that_was_not_told_of_a_cancel_is_told_after_the_crash() {
     let script = Script { cancel_takes: seconds(30), ..Script::silent() }.resumed(Resumes::Follows);
@@ -262,7 +262,7 @@ async fn f11_f12_a_question_survives_the_crash_under_its_key() {
     let (world, id) = crashed(DURABLE, &elicits(), asking().resumed(Resumes::Follows)).await;
     let before = keys(&world, &id).await;
     assert_eq!(before.len(), 1);
-    // As if nothing had been heard of the question: it is replayed.
+    // As if the process had not received the question: it is replayed.
     world.upstream.forget_place(&world.store).await;
     world.recover().await;
     tokio::time::sleep(seconds(5)).await;
@@ -339,7 +339,7 @@ async fn f15_an_answer_that_may_have_arrived_is_not_sent_again() {
     }
 }
 
-/// An upstream that cancels its own task needs not be told of it.
+/// An upstream that cancels its own task needs no cancel.
 #[tokio::test(start_paused = true)]
 async fn an_upstream_is_not_told_of_its_own_cancel() {
     let world = World::with(DURABLE, Script::of([(seconds(5), Happens::Cancels)]).resumed(Resumes::Follows));
@@ -537,7 +537,7 @@ async fn l8_an_outcome_is_stored_once_the_store_works_again() {
     world.is_idle().await;
 }
 
-/// A store that ends with the process is no reason to let go of anything.
+/// A store that ends with the process leaves no call to a later process.
 #[tokio::test(start_paused = true)]
 async fn a_drain_waits_for_every_call_where_the_store_ends_with_the_process() {
     let script = Script::returns(seconds(20), "done").resumed(Resumes::Follows);

@@ -1,5 +1,5 @@
-//! Questions to clients without a handle: the call is held, and taken up when its request is made again
-//! (MOD-26, GW-20). Where a handle comes after that: `ask_first`.
+//! Questions to clients without a handle: the call is held, and continues when its request is made again (MOD-26,
+//! GW-20). Where a handle comes after that: `ask_first`.
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;

@@ -35,7 +35,7 @@ pub(crate) enum Happens {
     Elicits(&'static str),
     /// A question as it is written.
     AsksFor(&'static str, &'static str),
-    /// The question of this name is taken back.
+    /// Cancels the question of this name.
     Withdraws(&'static str),
     /// So many answers have come, refusals included.
     Heard(usize),
@@ -71,7 +71,7 @@ pub(crate) struct Script {
     pub(crate) deaf: bool,
     /// How long an answer is on its way.
     pub(crate) answer_takes: Duration,
-    /// How long the upstream takes to hear a cancel.
+    /// How long the upstream takes to read a cancel.
     pub(crate) cancel_takes: Duration,
     /// The upstream's answer to a resumption by another process; `None` if the call has no resume token.
     pub(crate) resumes: Option<Resumes>,
@@ -84,7 +84,7 @@ pub(crate) enum Resumes {
     Follows,
     /// It knows nothing of the call.
     Refuses,
-    /// It gives no stream, and after this long it is given up.
+    /// It gives no stream, and after this long the resumption fails.
     Loses(Duration),
     /// A bug in the transport.
     Panics,
@@ -100,7 +100,7 @@ impl Script {
         Self::of([(after, Happens::Returns(result(text)))])
     }
 
-    /// The same call, which another process can take up.
+    /// The same call, which another process can resume.
     pub(crate) fn resumed(self, resumes: Resumes) -> Self {
         Self { resumes: Some(resumes), ..self }
     }
@@ -130,12 +130,12 @@ pub(crate) enum Saw {
         answer: String,
     },
     Cancel(usize),
-    /// A call is taken up after so many of its events.
+    /// A call is resumed after so many of its events.
     Resume {
         call: usize,
         after: usize,
     },
-    /// The exchange was let go.
+    /// The exchange was dropped.
     Drop(usize),
 }
 
@@ -189,7 +189,7 @@ impl Scripted {
         self.calls.lock().clone()
     }
 
-    /// Has all that is stored say that nothing was heard of its call yet.
+    /// Removes the event offsets from all stored rows.
     pub(crate) async fn forget_place(&self, store: &Arc<GatedStore>) {
         for key in store.unsettled().await {
             let row = store.load(&key, Timestamp::from_millis(0)).await.unwrap().unwrap();
@@ -331,7 +331,7 @@ struct Played {
     script: Script,
     /// Answers that the call got, from any exchange.
     answers: Arc<AtomicUsize>,
-    /// Events that were heard.
+    /// Events that were received.
     heard: usize,
     /// `None` for requests that are not recorded.
     number: Option<usize>,

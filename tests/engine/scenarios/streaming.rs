@@ -88,7 +88,7 @@ async fn log_messages_come_from_the_wanted_level_on_and_only_where_one_is_named(
     assert_eq!(world.send(&Ask::call().log_level("loud")).await.json().await["error"]["code"], -32602);
 }
 
-/// MOD-20: once the status is out, an error stands in the stream.
+/// MOD-20: once the status is out, an error is an event of the stream.
 #[tokio::test(start_paused = true)]
 async fn a_question_after_the_first_event_is_refused_in_the_stream() {
     let chatty = [(seconds(1), Happens::Progress(1.0, "one")), (seconds(2), Happens::Asks("sampling/createMessage"))];

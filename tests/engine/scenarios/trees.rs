@@ -152,7 +152,7 @@ async fn run(elements: Vec<Element>, parallel: usize, sees: bool, acts: Vec<(u64
         tokio::time::sleep(millis(1_000)).await;
         seen.look(&world, parent, sees).await;
     }
-    // Unanswered questions are given up, and everything ends.
+    // Unanswered questions are cancelled, and everything ends.
     for _ in 0..200 {
         if row(&world, parent).await.is_some_and(|task| task.is_settled()) {
             break;

@@ -1,4 +1,4 @@
-//! Tasks that get their place at the server while the store is away: they wait for it, and each is sent once, or not at all.
+//! Tasks that get their permit at the server while the store is unavailable: they wait for it, and each is sent once, or not at all.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -142,7 +142,7 @@ async fn a_call_whose_question_waits_for_the_store_ends_at_its_deadline() {
     }
 }
 
-/// L6: a cancel is heard while it waits, and nothing is asked after it.
+/// L6: a cancel takes effect while the call waits, and no question follows it.
 #[tokio::test(start_paused = true)]
 async fn l6_a_cancel_ends_a_call_whose_question_waits_for_the_store() {
     for trouble in Trouble::EACH {
@@ -245,7 +245,7 @@ async fn u29_questions_that_are_taken_back_while_the_store_is_away_are_bounded()
     world.is_idle().await;
 }
 
-/// A question that is open when the store goes away, and is given up meanwhile: its server hears of that once the task does.
+/// An open question reaches its deadline during an outage of the store: its server gets the cancel once the task has it.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_given_up_once_the_store_is_back() {
     for trouble in Trouble::EACH {

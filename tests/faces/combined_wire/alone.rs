@@ -196,7 +196,7 @@ async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_ev
     let wanted = json!({"notifications": {"toolsListChanged": true}});
     let mut stream = ask(&gate, &[], "subscriptions/listen", wanted).await;
     assert!(stream.until("\n\n").await.contains("subscriptions/acknowledged"));
-    // By the third time, a client that is told of each stream would have been told of the second.
+    // At the third listen, a client that is notified of each stream would have been notified of the second.
     ending.world.nth(2, is_listen).await;
     let params = json!({"_meta": {"io.modelcontextprotocol/subscriptionId": "r"}, "from": "lasting"});
     said.message(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": params}));
@@ -241,8 +241,8 @@ async fn a_server_that_answers_a_listener_at_once_is_not_reported_as_late() {
     }
 }
 
-/// B249: the resource is withheld at one server alone, which is there. One that had been away would be said to have
-/// changed in everything.
+/// B249: the resource is withheld at one server alone, which is available. After an outage of a server, everything of
+/// it would count as changed.
 #[tokio::test]
 async fn b249_a_listener_hears_a_server_at_which_a_resource_is_withheld() {
     const ADA: &str = "tg_ada1_0123456789abcdef0123456789abcdef";

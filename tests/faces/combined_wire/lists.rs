@@ -199,7 +199,7 @@ async fn each_server_of_an_endpoint_is_asked_once_for_all_calls_of_an_array() {
     }
 }
 
-/// Its name is in no list now, and yet it is no unknown tool: its server is away.
+/// Its name is in no list now, and yet it is no unknown tool: its server is unavailable.
 #[tokio::test]
 async fn a_tool_of_an_upstream_that_went_away_is_still_known_by_its_own_name() {
     let is_unavailable = Arc::new(AtomicBool::new(false));

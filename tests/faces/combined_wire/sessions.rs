@@ -75,7 +75,7 @@ async fn opening_by(opened: &Arc<Semaphore>) -> ScriptedServer {
     .await
 }
 
-/// No server has the call yet, so none is told of the cancel.
+/// No server has the call yet, so none gets a cancel.
 #[tokio::test]
 async fn a_call_that_is_cancelled_while_a_session_is_opened_for_it_is_not_made() {
     let (one, _) = servers().await;

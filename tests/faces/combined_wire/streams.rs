@@ -101,7 +101,7 @@ async fn the_sessions_own_stream_has_the_unsolicited_messages_of_all_servers() {
     let mut own = client.get(None).await;
     assert_eq!((own.status, own.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
-    // Each is heard from once its session is opened.
+    // Each server's messages come once its session is opened.
     for (tool, events, id) in [("two__shared", &two_says, "e2"), ("one__shared", &one_says, "e1")] {
         client.post(request(1, "tools/call", &json!({"name": tool, "arguments": {}}))).await;
         events.numbered(id, &changed);

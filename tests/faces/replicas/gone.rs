@@ -1,4 +1,4 @@
-//! A session whose home cannot be reached, and one whose home is dead.
+//! A session with an unreachable owner, and one with a dead owner.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -80,7 +80,7 @@ async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
     assert_eq!(fault(&unknown), ("replica_unavailable", "no"), "{unknown}");
 }
 
-/// F85. Asking changes nothing, so it is done here where the home was asked in vain; a cancellation may have been told.
+/// F85. A poll changes nothing, so it is done here after it failed at the owner; a cancel may have been carried out there.
 #[tokio::test]
 async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked() {
     let server = ScriptedServer::polite().await;
@@ -99,7 +99,7 @@ async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked(
     assert_eq!(fault(&cancelled), ("replica_unavailable", "unknown"), "{cancelled}");
 }
 
-/// The sender of a message without an id learns it too, and is not told to retry.
+/// The sender of a message without an id gets an error too, and is not asked to retry.
 #[tokio::test]
 async fn a_notification_whose_home_was_lost_may_have_been_taken() {
     let server = ScriptedServer::polite().await;
@@ -218,7 +218,7 @@ async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
     assert_eq!(server.world.count("tools/call"), 1);
 }
 
-/// F92. Its client, which is connected to another replica, is told; with an event's id it may resume instead.
+/// F92. Its client, which is connected to another replica, gets an error; with an event's id it may resume instead.
 #[tokio::test]
 async fn f92_a_stream_that_has_begun_ends_with_an_error_when_its_owner_ends() {
     for (id, answer, expected) in [("", false, Some(1)), ("", true, Some(0)), ("id: 7\n", false, None)] {
@@ -357,7 +357,7 @@ async fn a_forwarded_request_is_answered_by_the_replica_that_receives_it() {
     let replicas = Replicas::serving(3, &before(&server), &[]).await;
     let first = replicas.client().await;
     let [second, third] = [1, 2].map(|at| replicas.all[at].member());
-    // To the second one the home is dead and all sessions are the third's, and to the third all are the second's.
+    // To the second one the owner is dead and all sessions are the third's, and to the third all are the second's.
     replicas.all[1].sees(vec![third.clone()]);
     replicas.all[2].sees(vec![second.clone()]);
     for at in [1, 2] {
@@ -385,13 +385,13 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
             + ".1";
     let gone_soon = ReplicaMember { is_leaving: true, ..home };
     replicas.all[1].sees(vec![gone_soon, other]);
-    // Nothing says who asked: both hand it over, the home and the one that stands in.
+    // An answer does not say which replica asked: both forward it, the owner and its successor.
     let answered = there.post(r#"{"jsonrpc":"2.0","id":0,"result":{"action":"decline"}}"#).await;
     assert_eq!(answered.status, StatusCode::ACCEPTED);
     server.world.nth(1, |seen| seen.body["result"]["action"] == "decline").await;
     let owners = replicas.all[0].gateway.session_owners().unwrap();
     owners.replace(ReplicaDirectory::alone(Incarnation(999)));
-    // None of it begins anything: the rest of a call's stream, if the home made that, and the end.
+    // Neither begins anything: the rest of a call's stream, if the owner made that, and the end.
     for rest in [there.get(Some(&made_there)).await, there.delete().await] {
         assert_eq!(
             rest.status,

@@ -163,7 +163,7 @@ async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
     }
 }
 
-/// Home of the session is a replica that is dead by now: of the two that live one stands in, and then one of them ends.
+/// The session's owner is dead: of the two live replicas one takes over from it, and then one of them drains.
 #[tokio::test]
 async fn calls_of_a_successor_are_reached_there_while_it_drains() {
     for (leaving, goes_on_at) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
@@ -193,7 +193,7 @@ async fn calls_of_a_successor_are_reached_there_while_it_drains() {
     }
 }
 
-/// The session has another home by then: one joined that suits it better.
+/// The session has another owner by then: a replica joined that comes first for it.
 #[tokio::test]
 async fn a_question_is_answered_where_it_was_asked_though_its_session_moved() {
     let server = asking().await;
@@ -233,7 +233,7 @@ async fn a_call_is_cancelled_where_it_runs_though_its_session_moved() {
     }
 }
 
-/// Each message of an array goes its own way: two calls run, one at the home that ends and one elsewhere.
+/// Each message of an array goes to its own replica: two calls run, one at the draining owner and one elsewhere.
 #[tokio::test]
 async fn an_array_cancels_calls_at_several_replicas() {
     for cancels in [0, 1, 2] {
@@ -330,7 +330,7 @@ async fn a_stream_that_another_began_for_a_leaving_home_is_taken_up_from_anywher
     }
 }
 
-/// T-31. Its tasks run at the home, which alone knows of them.
+/// T-31. Its tasks run at the owner, which alone knows of them.
 #[tokio::test]
 async fn t_31_the_end_of_a_session_waits_for_the_tasks_of_a_home_that_is_leaving() {
     let (events, stream) = Once::events();

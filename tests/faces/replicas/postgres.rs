@@ -27,7 +27,7 @@ const TAKEN_OVER_MAX: Duration = Duration::from_secs(45);
 const LOOK: Duration = Duration::from_millis(200);
 
 fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &TempDir, served: &str) -> Config {
-    // Others are told where it is before it listens, so it needs a port of its own choice.
+    // Other replicas learn its address before it listens, so it needs a port of its own choice.
     let port = reserved_address().port();
     let text = format!(
         "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"{schema}\"\ndurability = \"single\"\npath = {:?}\n\

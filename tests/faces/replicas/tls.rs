@@ -52,7 +52,7 @@ async fn a_replica_with_no_certificate_or_a_foreign_one_is_refused() {
         let found = (&data["reason"], &data["executed"]);
         assert_eq!(found, (&json!("replica_unavailable"), &json!("no")), "{what}: {answer}");
     }
-    // The home wants certificates, and the other has none to show.
+    // The owner wants certificates, and the other has none to show.
     let answer = answer(&[good]).await;
     assert_eq!(answer["error"]["data"]["reason"], "replica_unavailable", "{answer}");
 }

@@ -213,7 +213,7 @@ async fn leg_14_a_cancelled_request_has_no_response_and_its_own_session_alone_ca
     events.left().await;
 }
 
-/// Whether a tool is hidden is known once the server has told which it has.
+/// Whether a tool is hidden is known once the server has listed its tools.
 #[tokio::test]
 async fn leg_14_a_request_that_is_cancelled_while_its_tool_is_looked_up_is_not_made() {
     let (events, lists) = held();

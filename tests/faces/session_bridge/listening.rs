@@ -39,7 +39,7 @@ async fn subscribe(client: &Client, what: &str, uri: &str) -> Value {
     ask(client, &format!("resources/{what}"), &json!({ "uri": uri })).await
 }
 
-/// UPC-15, UPC-21, GW-27: one stream for all who may hear the same, from the first to the last of them.
+/// UPC-15, UPC-21, GW-27: one stream for all sessions with the same notifications, from the first to the last of them.
 #[tokio::test]
 async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstream() {
     let speaker = SubscriptionServer::generous();
@@ -53,7 +53,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
     let header = |name| told.seen.header(name);
     assert_eq!((header("mcp-method"), header("mcp-session-id")), (Some(LISTEN), None));
     assert_eq!(header("mcp-protocol-version"), Some("2026-07-28"));
-    // Once the first message was heard both listen: the second one has been here for longer.
+    // Once the first message has come both listen: the second one has been here for longer.
     told.say(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
     let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5 } } });
     assert_eq!(first.next().await.unwrap(), expected, "and no word of the gateway's own subscription");
@@ -259,7 +259,7 @@ async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
     assert_eq!(line(&mut own).await, RESOURCES);
 }
 
-/// LEG-08: nothing is told on two streams.
+/// LEG-08: no message comes on two streams.
 #[tokio::test]
 async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_all() {
     let speaker = SubscriptionServer::generous();

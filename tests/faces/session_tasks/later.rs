@@ -52,7 +52,7 @@ async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_th
     assert_eq!((status, &again["error"]["code"]), (StatusCode::OK, &json!(-32602)), "as in a session");
 }
 
-/// EXT-62, EXT-63, T-10: all else is refused for want of the extension, and no id is told from another by it.
+/// EXT-62, EXT-63, T-10: all else is refused for lack of the extension, and the refusal is the same for every id.
 #[tokio::test]
 async fn ext_62_a_client_that_declares_only_old_tasks_reaches_no_task() {
     let stage = ManualSetup::with("[upstreams.up.tasks]\nmode = \"always\"").await;

@@ -373,7 +373,7 @@ async fn u98_a_stream_that_is_read_for_calls_is_resumed_after_its_last_event() {
     assert_eq!(rest.last().unwrap()["id"], 4, "{rest:?}");
 }
 
-/// T-20: a server may take a moment to notice that a stream was let go, its client's or the gateway's own.
+/// T-20: a server may take a moment to notice that a stream was closed, its client's or the gateway's own.
 #[tokio::test]
 async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_that_it_is_free() {
     let relay = Relay::new().await;
@@ -397,7 +397,7 @@ async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_
     }
 }
 
-/// T-20: the client's stream may be let go while the server refuses another one for it.
+/// T-20: the client's stream may be closed while the server refuses another one for it.
 #[tokio::test]
 async fn a_clients_stream_is_asked_for_again_where_the_one_before_was_let_go_meanwhile() {
     let is_own = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1");

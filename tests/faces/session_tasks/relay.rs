@@ -27,7 +27,7 @@ struct Kept {
     get: Option<BodySender>,
     /// How often it was opened.
     opened: usize,
-    /// How often it is still refused, as by a server that has not noticed yet that the one before was let go.
+    /// How often it is still refused, as by a server that has not noticed yet that the one before was closed.
     refusals: usize,
     others: Vec<BodySender>,
     /// The request that is asked on every stream of `tasks/result`.

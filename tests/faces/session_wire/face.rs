@@ -144,7 +144,7 @@ impl Caller {
         face.post(Box::new(inbound), Box::new(message)).await
     }
 
-    /// Takes up a stream.
+    /// Resumes a stream.
     pub(crate) async fn get(&self, face: &SessionFace, last_event: &str) -> FaceResponse {
         let mut inbound = Inbound { method: Method::GET, ..self.inbound(String::new()) };
         inbound.headers.insert("last-event-id", HeaderValue::from_str(last_event).unwrap());

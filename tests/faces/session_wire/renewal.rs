@@ -98,7 +98,7 @@ async fn a_cancellation_opens_no_session() {
     assert_eq!(server.world.count("initialize"), 1, "by what needs one");
 }
 
-/// The server hears of neither.
+/// The server gets neither.
 #[tokio::test]
 async fn a_request_that_is_cancelled_while_its_session_is_opened_anew_is_not_sent() {
     let lost = Arc::new(Semaphore::new(1));

@@ -294,7 +294,7 @@ async fn a_session_survives_a_restart_of_the_gateway_between_two_calls() {
     assert_eq!(server.world.count("initialize"), 1, "the token alone is enough");
 }
 
-/// GW-12, GW-13: no tasks for clients of older versions, so no word of them.
+/// GW-12, GW-13: no tasks for clients of older versions, so lists do not mention them.
 #[tokio::test]
 async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
     let list = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"taskSupport":"forbidden"},"x":1.10},{"x":2.0, "name":"b"}],"nextCursor":"c"}}"#;

@@ -584,7 +584,7 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
     own.left().await;
 }
 
-/// Some clients give up on their stream for good when it is refused twice.
+/// Some clients do not open their stream again after two refusals.
 #[tokio::test]
 async fn a_stream_waits_for_an_upstream_that_is_away() {
     let address = reserved_address();

@@ -151,8 +151,8 @@ fn pairs() -> impl Iterator<Item = (&'static Kind, &'static str, Option<&'static
     })
 }
 
-/// UPC-25: the upstream is asked for the client's version, and later told its own on every
-/// request, where its version has that header.
+/// UPC-25: the gateway asks the upstream for the client's version, and later sends the upstream's own on every request,
+/// where that version has the header.
 #[tokio::test]
 async fn each_side_hears_of_its_own_version_alone() {
     for (kind, upstream, header, name) in pairs() {

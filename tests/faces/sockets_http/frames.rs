@@ -136,7 +136,7 @@ impl Http2 {
                 RST_STREAM if frame.stream == stream => return format!("reset {}", frame.code(0)),
                 GOAWAY => {
                     let fate = format!("goaway {} {}", frame.code(4), String::from_utf8_lossy(&frame.payload[8..]));
-                    // A farewell without error waits for an acknowledgement that is not sent here.
+                    // A GOAWAY without error waits for an acknowledgement that is not sent here.
                     while frame.code(4) != 0 && self.frame().await.is_some() {}
                     return fate.trim_end().to_owned();
                 }

@@ -183,7 +183,7 @@ async fn refusals_without_end_cost_the_connection() {
     assert_eq!(http2.fate(5).await, "goaway 0");
 }
 
-/// B47: a peer that no longer acknowledges pings is let go.
+/// B47: the connection of a peer that no longer acknowledges pings is closed.
 #[tokio::test]
 async fn a_silent_peer_is_let_go() {
     let span = Duration::from_millis(100);

@@ -140,7 +140,7 @@ async fn a_request_ends_when_its_client_leaves() {
 /// Set in the process that has few descriptors.
 const FEW_DESCRIPTORS: &str = "TASKGATE_TEST_FEW_DESCRIPTORS";
 
-/// F60: with no descriptor left a client is told so at once, open connections go on, and later ones are served.
+/// F60: with no descriptor left a client is refused at once, open connections go on, and later ones are served.
 #[tokio::test]
 async fn a_shortage_of_descriptors_passes() {
     let itself = env::current_exe().unwrap();

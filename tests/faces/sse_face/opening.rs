@@ -144,7 +144,7 @@ async fn sec_02_a_message_reaches_the_open_stream_of_its_own_principal_at_its_ow
     ] {
         assert_eq!(whole(stream.address, posted(target, key, PING)).await, (404, String::new()), "{target}");
     }
-    // The stream has ended, and the gateway hears of it soon.
+    // The stream has ended, and the gateway notices it soon.
     in_time(async { while whole(stream.address, posted(&gone, ADA, PING)).await.0 != 404 {} }).await;
     assert!(stream.is_silent().await, "nothing of all that was for this stream");
     let others = format!("a=b&{}&c=d", endpoint.split_once('?').unwrap().1);

@@ -23,7 +23,7 @@ fn is_asked(seen: &SeenRequest) -> bool {
     matches!(seen.rpc(), "tools/call" | "prompts/get" | "resources/read" | "x/unknown" | "completion/complete")
 }
 
-/// Every method that is passed on, with params in a spelling of their own.
+/// Every forwarded method, with params in a spelling of their own.
 fn bodies() -> Vec<String> {
     [
         ("tools/call", r#""name":"t" ,"arguments":{"n":1.10,"big":12345678901234567890123,"s":"\u0041"}"#),

@@ -46,7 +46,7 @@ pub(crate) async fn server(
 }
 
 pub(crate) async fn gate(server: &ScriptedServer) -> TestGateway {
-    // Plain calls are passed on; `tests/faces/stateless_pipe/tasks.rs` has the others.
+    // Plain calls are forwarded; `tests/faces/stateless_pipe/tasks.rs` has the others.
     TestGateway::with(server.address, "").await
 }
 

@@ -134,7 +134,7 @@ async fn upc_01_an_upstreams_own_task_is_polled_before_the_deadline_of_its_call(
     );
 }
 
-/// The grace period ends a fast call plainly; the cancel of a slow one is told to the upstream (UPC-06).
+/// The grace period ends a fast call plainly; the upstream gets the cancel of a slow one (UPC-06).
 #[tokio::test]
 async fn upc06_a_cancelled_task_is_cancelled_by_its_name() {
     let server = server(|seen| match seen.rpc() {

@@ -95,7 +95,7 @@ async fn u03_a_session_whose_credential_is_refused_later_hears_of_it_on_every_re
     }
 }
 
-/// A handle would be all that a client of such calls ever hears of.
+/// A client of such calls would get nothing but a handle.
 #[tokio::test]
 async fn u03_a_call_that_is_a_task_from_its_beginning_is_refused_like_any_other() {
     for (client, kind) in PAIRS {

@@ -122,8 +122,8 @@ async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
     }
 }
 
-/// However many calls an array has, the server is asked once which tools it has; and where it does not say, no call is
-/// told that there is no such tool.
+/// For any number of calls in an array, the gateway lists the server's tools once; and if the list fails, no call gets
+/// the error for an unknown tool.
 #[tokio::test]
 async fn a_server_is_asked_once_for_all_calls_of_an_array() {
     const CALLS: usize = 40;

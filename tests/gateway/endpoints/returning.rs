@@ -14,7 +14,7 @@ use super::client::{Reply, TestGateway};
 use super::upstream::{Once, ScriptedServer, status};
 use super::{KINDS, at_one_path, client_of, hello, said, says_hello, tools};
 
-/// An endpoint asks those that were away again every 30 s while a client listens.
+/// An endpoint tries unavailable servers again every 30 s while a client listens.
 const BACK_MAX: Duration = Duration::from_secs(60);
 
 /// A server that refuses everything until it is let in.
@@ -110,7 +110,7 @@ async fn listeners_are_notified_that_a_slow_server_has_started() {
     assert!(list.contains("late__hello"), "{list}");
 }
 
-/// A 2026-07-28 client that wants to hear of changed tools.
+/// A 2026-07-28 client that subscribes to changes of tools.
 async fn listen(gate: &TestGateway) -> Reply {
     let params = json!({
         "notifications": {"toolsListChanged": true},

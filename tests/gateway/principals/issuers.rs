@@ -137,7 +137,7 @@ async fn b253_metadata_is_found_behind_the_answers_of_another_program() {
     }
 }
 
-/// No key of such a set is used, and the client is told to try again.
+/// No key of such a set is used, and the client gets 503.
 #[tokio::test]
 async fn a_key_set_that_cannot_be_used_answers_503_and_is_never_open() {
     let key = IssuerKey::es256("k1");

@@ -155,7 +155,7 @@ impl Bench<'_> {
         self.metric("taskgate_tasks_settled_total", "outcome=\"cancelled\"").await
     }
 
-    /// How often the upstream was told of a cancellation: of a plain call, and of a task of its own.
+    /// The number of cancels at the upstream: of a plain call, and of a task of its own.
     fn cancellations(&self) -> [usize; 2] {
         [self.tap.count("notifications/cancelled"), self.tap.count("\"tasks/cancel\"")]
     }
@@ -164,7 +164,7 @@ impl Bench<'_> {
         ASKS_FOR_TASK.map(|text| self.tap.count(text))
     }
 
-    /// Waits until the upstream was told of one more cancellation, and no task of it is left.
+    /// Waits for one more cancel at the upstream, and until no task of it is left.
     async fn told(&self, before: [usize; 2]) -> Result<(), String> {
         let mut looks = interval(LOOK_PERIOD);
         let told = async {

@@ -70,7 +70,7 @@ async fn without_a_public_url_a_proxy_decides_by_the_host_that_it_passes_on() {
             ReverseProxy::Caddy | ReverseProxy::Haproxy => {
                 assert!(status == 403 && text.contains("allowed_hosts"), "{text}")
             }
-            // It asks for the address that it was told, in HTTP/1.0.
+            // It requests the name of its own configuration, in HTTP/1.0.
             ReverseProxy::Nginx => {
                 assert_eq!(status, 200);
                 let opened =

@@ -1,4 +1,4 @@
-//! The TypeScript SDK's server with an event store: streams are taken up where they broke off.
+//! The TypeScript SDK's server with an event store: streams are resumed where they broke off.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

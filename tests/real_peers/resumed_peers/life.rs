@@ -72,7 +72,7 @@ impl Gateway {
         (self.child, self.address) = live(&self.folder, &self.log).await;
     }
 
-    /// Waits until the rows of so many calls say where each can be taken up: from then on a crash loses none.
+    /// Waits until the rows of so many calls have their resume tokens: from then on a crash loses none.
     pub(crate) async fn keeps(&self, calls: usize) {
         let file = self.folder.path().join("data/tasks.db");
         let kept = async {

@@ -1,4 +1,4 @@
-//! Servers that make tasks of their own: calls are taken up by the server's id of the task.
+//! Servers that make tasks of their own: calls are resumed by the server's id of the task.
 
 use serde_json::{Value, json};
 

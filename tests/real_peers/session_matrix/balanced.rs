@@ -1,4 +1,4 @@
-//! A row of the matrix again, before two gateways on one store behind a balancer: the session is at home at one of them.
+//! A row of the matrix again, before two gateways on one store behind a balancer: one of them owns the session.
 
 use support::balancer::{BalancedGateways, BalancerMode};
 use tokio::runtime::Runtime;
@@ -32,7 +32,7 @@ fn check(client: &'static str, mode: BalancerMode) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Most of its requests are passed on to the session's home.
+/// Most of its requests are forwarded to the session's owner.
 #[test]
 #[ignore = "takes minutes: part of `make peers`"]
 fn the_typescript_sdk_1_has_its_sessions_at_two_gateways_in_turn() {

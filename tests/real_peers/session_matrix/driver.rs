@@ -27,7 +27,7 @@ pub(crate) struct Meeting {
     over: watch::Sender<bool>,
 }
 
-/// One driver's part of a [`Meeting`]. A driver that ends early drops it, so nobody waits for it.
+/// One driver's part of a [`Meeting`]. A driver that ends early drops it, so the others do not wait for it.
 #[derive(Debug)]
 pub(crate) struct Seat {
     arrival: Option<mpsc::Sender<Infallible>>,

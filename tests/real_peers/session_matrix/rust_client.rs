@@ -183,7 +183,7 @@ fn session_ids(bridge: &UnixSocketProxy) -> Vec<String> {
     ids
 }
 
-/// How many streams were taken up again.
+/// How many streams were resumed.
 fn resumed(bridge: &UnixSocketProxy) -> usize {
     bridge.heard().iter().map(|heard| heard.to_lowercase().matches("\r\nlast-event-id: ").count()).sum()
 }

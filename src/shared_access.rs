@@ -151,7 +151,7 @@ mod tests {
         assert!((&mut both).now_or_never().is_some());
     }
 
-    /// Absence from the table never widens: neither that of a list, nor that of a rule that denies.
+    /// An entry that is absent from the table never widens access: neither a list's, nor a denying rule's.
     #[tokio::test]
     async fn a_principal_without_a_credential_in_the_configuration_has_no_rights() {
         const ISSUER: &str = "https://login.example";

@@ -194,7 +194,7 @@ fn validity(identity: &CertifiedKey) -> Option<[Timestamp; 2]> {
     Some([validity.not_before, validity.not_after].map(|at| Timestamp::from_millis(millis(at.to_unix_duration()))))
 }
 
-/// What is wrong with a certificate at `now`, or will be soon (B245, B246).
+/// The faults of a certificate at `now`, or soon (B245, B246).
 pub fn validity_warning(identity: &CertifiedKey, now: Timestamp) -> Option<String> {
     let [from, until] = validity(identity)?;
     let days = until.since(now).as_secs() / DAY.as_secs();

@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// 200 upstreams are served by what the unit grants.
+    /// The unit's limits are enough for 200 upstreams.
     #[test]
     fn b174_calls_count_for_no_more_than_there_are_connections() {
         let server = CommandLineServer::demo("http://127.0.0.1:9000/mcp".parse().unwrap());

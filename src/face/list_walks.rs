@@ -13,7 +13,7 @@ use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload};
 
 /// The most lists that clients are reading.
 const WALKS_MAX: usize = 256;
-/// The most bytes of one list's names and cursors; beyond them it begins anew.
+/// The most bytes of one list's names and cursors; beyond them it starts again.
 const KEPT_BYTES_MAX: usize = 192 << 10;
 
 #[derive(Debug)]

@@ -284,7 +284,7 @@ mod tests {
         check_list("execution", None);
     }
 
-    /// L25-65, GW-13: whatever the server states, the gateway's own rules are shown.
+    /// L25-65, GW-13: the gateway's own rules are shown in place of the server's.
     #[test]
     fn a_tool_list_shows_how_the_gateway_lets_tools_be_called() {
         let sent = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"x":1.10,"taskSupport":"forbidden"}}, {"n":2.0, "name":"b"},{"execution":{}}],"nextCursor":"c"}}"#;

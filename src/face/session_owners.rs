@@ -31,7 +31,7 @@ const TAKEN: &str = "taken";
 const ERROR_ANSWER: &str = "error";
 const UNKNOWN_TASK: &str = "unknown-task";
 
-/// Headers of one connection, or set anew on the next.
+/// Headers of one connection, or replaced on the next.
 const HOP_BY_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
 const HOP_BY_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 

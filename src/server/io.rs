@@ -501,7 +501,7 @@ mod tests {
         fn reset_on_drop(&self) {}
     }
 
-    /// B190: what such a reader holds of the bytes of answers is free then.
+    /// B190: the bytes of answers that such a reader holds are free then.
     #[tokio::test(start_paused = true)]
     async fn b190_a_reader_slower_than_a_kibibyte_a_second_is_cut_off_after_half_a_minute_and_a_faster_one_never() {
         use tokio::io::AsyncWriteExt as _;

@@ -85,7 +85,7 @@ impl UpstreamLink {
         metric::count_dropped(&self.name, reason);
     }
 
-    /// In its own task, since a slow client's call is not polled. Dropping the future drops it; panics are passed on.
+    /// In its own task, since a slow client's call is not polled. Dropping the future drops it; panics are forwarded.
     pub(crate) async fn in_own_task<T: Send + 'static>(
         &self,
         request: impl Future<Output = T> + Send + 'static,

@@ -87,7 +87,7 @@ fn rotated_files_are_one_chain_in_their_order_alone() {
     assert!(verified(&[a, other[3..].concat()]).unwrap_err().contains("line 1, seq 4: neither begins"));
 }
 
-/// The edit of an intruder who knows the format: computes the digests after the edit anew.
+/// The edit of an intruder who knows the format: it recomputes all later digests.
 fn chain_again(lines: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut before = ChainEnd::default().digest;
     let mut again = Vec::new();
@@ -136,7 +136,7 @@ fn a_chain_that_was_written_anew_is_found_by_an_anchor_alone() {
     }
 }
 
-/// The digest of every line, as `audit.anchor` has that of each 1,000th.
+/// The digest of every line, as `audit.anchor` has it for each 1,000th.
 fn anchors_of(lines: &[Vec<u8>]) -> String {
     let digest = |line: &Vec<u8>| hex(&digest_of(line.strip_suffix(b"\n").unwrap()));
     lines.iter().enumerate().map(|(at, line)| format!("{} {}\n", at + 1, digest(line))).collect()

@@ -1,4 +1,4 @@
-//! Measures the memory of a call: what waits, and what each step moves.
+//! Measures the memory of a call: of waiting futures, and of those that each step moves.
 
 use super::call_state::StageEvent;
 use super::{Runner, RunnerEvent};

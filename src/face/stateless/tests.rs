@@ -1,4 +1,4 @@
-//! Measures what a request's futures hold.
+//! Measures the size of a request's futures.
 
 use super::{CallDecision, MessageContext, Promotable, StatelessFace, StatelessRequestContext};
 use crate::engine::CallStream;

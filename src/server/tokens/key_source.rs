@@ -91,7 +91,7 @@ impl IssuerKeys {
         self.settings.keys.file().is_none() || self.digest() == other.digest()
     }
 
-    /// Begins with the keys that `before` knows, if they are at the same location. A file was read anew.
+    /// Begins with the keys of `before`, if they are at the same location. A file was read again.
     pub(super) fn succeed(&self, before: &Self) {
         if self.settings.keys == before.settings.keys && self.settings.keys.file().is_none() {
             let known = before.known.lock().clone();

@@ -227,7 +227,7 @@ mod tests {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
-    /// By what the process grows, and not by its own account.
+    /// By the growth of the process, and not by its own account.
     #[test]
     fn a_hundred_thousand_tokens_take_32_mib() {
         if !support::alone::is("server::tokens::remembered::tests::a_hundred_thousand_tokens_take_32_mib") {

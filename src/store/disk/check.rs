@@ -38,7 +38,7 @@ struct FileCheckState {
     is_over: bool,
     is_running: bool,
     is_interrupted: bool,
-    /// Whether the check must close its connection, and then begin anew.
+    /// Whether the check must close its connection, and then start again.
     is_anew: bool,
 }
 
@@ -75,7 +75,7 @@ impl FileCheck {
         self.woken.notify_all();
     }
 
-    /// Makes a check that is held close its connection; it begins anew once it is no longer held.
+    /// Makes a check that is held close its connection; it starts again once it is no longer held.
     pub(super) fn begin_anew(&self) {
         self.state.lock().is_anew = true;
         self.woken.notify_all();

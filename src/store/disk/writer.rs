@@ -76,7 +76,7 @@ pub(super) struct DiskWriter {
     pub(super) owes_checkpoint: bool,
     pub(super) clock: ClockTrust,
     pub(super) seen_noted: Option<Instant>,
-    /// Whether records are inserted anew instead of overwritten, since some are damaged.
+    /// Whether records are inserted as new rows instead of overwritten, since some are damaged.
     pub(super) is_careful: bool,
     /// Whether the last transaction failed at its commit, not earlier.
     pub(super) failed_at_commit: bool,
@@ -321,7 +321,7 @@ impl DiskWriter {
                 let known = self.resident.stuck().lock().len();
                 let done = self.attempt(&mut single, 0, &mut || None);
                 let is_found = done.as_ref().is_err_and(is_corrupt) && self.resident.stuck().lock().len() > known;
-                // Nothing was written; with the file opened anew there may be room.
+                // Nothing was written; the reopened file may have room.
                 let is_retried = done.as_ref().is_err_and(is_full) && !std::mem::replace(&mut was_full, true);
                 if !(is_found || is_retried) || tries > DAMAGED_MAX {
                     break done;

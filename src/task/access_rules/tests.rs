@@ -1,4 +1,4 @@
-//! Compares the decisions with those of an evaluator that reads every rule for every call.
+//! Compares the decisions with an evaluator that reads every rule for every call.
 
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Tests what a caller may use: by the lists beside its key, the rules, and the scopes of tools.
+//! Tests the access of a caller: by the lists beside its key, the rules, and the scopes of tools.
 
 use super::*;
 use crate::task::{AccessRule, RuleItems, RuleWho};

@@ -170,7 +170,7 @@ impl SessionCall {
         shown
     }
 
-    /// Drops all questions, for a session in which the upstream counts anew; returns the open ones.
+    /// Drops all questions, for a session in which the upstream restarts its ids; returns the open ones.
     pub(crate) fn take_open_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
         asked.into_iter().filter(|(_, question)| question.is_open).map(|(ask, _)| ask).collect()

@@ -47,6 +47,7 @@ pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 const REPLIES_MAX: usize = 256;
 const REPLY_MAX: Duration = Duration::from_secs(10);
 const END_MAX: Duration = Duration::from_secs(5);
+/// Concurrent subscriptions of one session that is reopened.
 const SUBSCRIBE_AT_ONCE: usize = 8;
 
 /// Raw access to a server that can also run calls as exchanges in its sessions.

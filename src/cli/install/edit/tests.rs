@@ -194,7 +194,7 @@ fn a_text_without_servers_and_an_unknown_name_are_refused() {
 fn a_file_that_its_user_or_host_changed_meanwhile_is_unwrapped_in_place() {
     let json = shape(Syntax::Json);
     let first = r#"{"s": {"a": {"command": "n"}, "u": {"type": "sse", "serverUrl": "http://h"}}}"#;
-    // A host writes its file anew.
+    // A host rewrites its file.
     let now = "{\n  \"s\": {\n    \"a\": {\n      \"command\": \"/bin/taskgate\",\n      \"args\": [\n        \"wrap\",\n        \"--\",\n        \"n\"\n      ]\n    },\n    \
                \"u\": {\n      \"type\": \"stdio\",\n      \"command\": \"/bin/taskgate\",\n      \"args\": [\n        \"wrap\",\n        \"--url\",\n        \"http://h\"\n      ]\n    }\n  },\n  \"theme\": 1\n}";
     let back = unwrap(now, &json, &[], Some(first)).unwrap();

@@ -168,7 +168,7 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     assert_eq!(verdict(&cancelled, None, NOW, WHY_LOST), RecoveryDecision::Notify);
 }
 
-/// F58, F59: the time that a call ran before the crash counts, whatever the clock did since.
+/// F58, F59: the time that a call ran before the crash counts, with any change of the clock since.
 #[test]
 fn a_deadline_goes_on_from_the_dispatch() {
     let mut row = in_flight(Some(call(true)), None);

@@ -1,4 +1,4 @@
-//! Hostile tokens, one fault each, and what each is refused for; key sets, likewise.
+//! Hostile tokens, one fault each, and the reason of each refusal; key sets, likewise.
 
 use std::collections::BTreeMap;
 

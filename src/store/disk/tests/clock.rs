@@ -158,7 +158,7 @@ impl io::Write for CapturedLog {
     }
 }
 
-/// The operator is told if the clock is off by more than a day, in which direction, and the remedy.
+/// The log tells the operator that the clock is off by more than a day, the direction, and the remedy.
 #[test]
 fn a_clock_that_is_off_is_said_in_words_that_fit() {
     let nothing_seen = Timestamp::from_millis(0);

@@ -132,7 +132,7 @@ async fn f54_a_refused_insert_is_in_no_later_incarnation() {
     assert_eq!(faults.after_a_kill().await.len(), 1);
 }
 
-/// The process may end before the row is removed: no caller is told that it does not exist, and none sees it.
+/// The process may end before the row is removed: no caller learns that it does not exist, and none sees it.
 #[tokio::test]
 async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
     store.load(key, START).await.unwrap().is_some()
 }
 
-/// Its client was told that it is gone.
+/// Its client's answer was that it is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
     let Some(server) = shared() else { return };

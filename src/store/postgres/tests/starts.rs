@@ -1,4 +1,4 @@
-//! Tests how a start treats earlier incarnations, and what a failed try leaves behind.
+//! Tests how a start treats earlier incarnations, and the rows that a failed try leaves.
 
 use super::incarnations::two;
 use super::*;

@@ -134,7 +134,7 @@ impl AdapterConnection {
         self.server_ended.cancelled().await;
     }
 
-    /// `None` once the permit was passed on.
+    /// `None` once another connection has the permit.
     pub(super) fn owner(&self) -> Option<Principal> {
         self.permit.lock().as_ref().map(|permit| permit.owner().clone())
     }

@@ -470,7 +470,7 @@ fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
         Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended".into(), Some(*task)),
         Err(OperatorError::Failed(error)) => {
             tracing::error!(error = %CauseChain(&error), "an operator's request failed at the store");
-            (StatusCode::SERVICE_UNAVAILABLE, "the store failed".into(), None)
+            (StatusCode::SERVICE_UNAVAILABLE, "the task store failed; the gateway's log has the cause".into(), None)
         }
         Err(OperatorError::Other(status, why)) => (status, why.into(), None),
     };

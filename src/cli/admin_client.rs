@@ -26,6 +26,7 @@ pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
 /// The time limit of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+pub(super) const JSON: &str = "application/json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum AdminRequestError {
@@ -105,11 +106,11 @@ impl AdminClient {
         query: &[(&str, &str)],
     ) -> Result<AdminAnswer, AdminRequestError> {
         let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
-        self.ask_with(method, body, path, query).await
+        self.send(method, JSON, body, path, query).await
     }
 
     pub(super) async fn status(&self, is_json: bool) -> Result<AdminOutput, AdminRequestError> {
-        let accepted = if is_json { "application/json" } else { "text/plain" };
+        let accepted = if is_json { JSON } else { "text/plain" };
         let AdminAnswer { status, body } = self.send(Method::GET, accepted, Bytes::new(), &[], &[]).await?;
         if !status.is_success() {
             return refused(&body);
@@ -121,18 +122,8 @@ impl AdminClient {
         Ok(AdminOutput::Done(if is_json { printable_json(&text) } else { printable_lines(&text) }))
     }
 
-    pub(super) async fn ask_with(
-        &self,
-        method: Method,
-        body: Bytes,
-        path: &[&str],
-        query: &[(&str, &str)],
-    ) -> Result<AdminAnswer, AdminRequestError> {
-        self.send(method, "application/json", body, path, query).await
-    }
-
     /// Sends a request on a new connection.
-    async fn send(
+    pub(super) async fn send(
         &self,
         method: Method,
         accepted: &str,
@@ -154,7 +145,7 @@ impl AdminClient {
             .uri(target)
             .header(HOST, format!("{host}:{port}"))
             .header(ACCEPT, accepted)
-            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_TYPE, JSON)
             .body(Full::new(body))
             .map_err(|_| AdminRequestError::Address)?;
         if let Some(authorization) = &self.authorization {
@@ -181,7 +172,6 @@ impl AdminClient {
     }
 }
 
-/// Asks a gateway, and prints its answer.
 pub(super) async fn operate(
     admin: &Url,
     ask: impl AsyncFnOnce(AdminClient) -> Result<AdminOutput, AdminRequestError>,

@@ -228,14 +228,8 @@ fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     let mut found = HostFile::default();
     let mut is_named = false;
     for path in SERVER_PATHS {
-        let (pointer, value) = match path {
-            [only] => (below("", only), root.get(only)),
-            [outer, inner @ ..] => {
-                let outer_value = root.get_object(outer);
-                (below(&below("", outer), inner[0]), outer_value.and_then(|object| object.get(inner[0])))
-            }
-            [] => continue,
-        };
+        let pointer = path.iter().fold(String::new(), |pointer, key| below(&pointer, key));
+        let value = path.iter().try_fold(file.clone(), |value, key| Object::of(&value)?.get(key));
         let Some(value) = value else { continue };
         // Servers below a more specific path are found there.
         if path == ["mcp"] && is_named {

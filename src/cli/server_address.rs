@@ -10,7 +10,6 @@ use crate::cause::CauseChain;
 use crate::tls;
 use crate::upstream::transport::credential::secret_value;
 
-/// The options for a server on the command line.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServerArguments {
     /// The server's address, http or https.

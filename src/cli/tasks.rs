@@ -6,7 +6,7 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, read, refused};
+use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestError, JSON, read, refused};
 use super::printable::{ago, aligned_lines, in_short, printable, printable_json, since};
 use super::say;
 use super::terminal::confirmed;
@@ -210,7 +210,7 @@ async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<AdminAnswer, AdminRe
     let mut after = None;
     for _ in 0..LOOKS_MAX {
         let body = serde_json::json!({ "id": id, "after": after }).to_string();
-        let answer = admin.ask_with(Method::POST, body.into(), &["tasks", "find"], &[]).await?;
+        let answer = admin.send(Method::POST, JSON, body.into(), &["tasks", "find"], &[]).await?;
         after = if answer.status.is_success() { read::<TaskFinding>(&answer.body)?.next } else { None };
         if after.is_none() {
             return Ok(answer);

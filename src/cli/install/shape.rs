@@ -5,7 +5,6 @@ use super::syntax::{LocatedMember, LocatedNode, NodeKind, Syntax, SyntaxError};
 /// The variable that hands a server's bearer token to `wrap`, as its arguments can be read by other users.
 pub(super) const KEY_VARIABLE: &str = "TASKGATE_SERVER_KEY";
 pub(super) const BEARER: &str = "Bearer ";
-/// The names of this program's file.
 pub(super) const PROGRAMS: [&str; 2] = ["taskgate", "taskgate.exe"];
 /// The keys that hosts use for a server's address.
 const URL_KEYS: [&str; 4] = ["url", "serverUrl", "httpUrl", "uri"];

@@ -298,3 +298,22 @@ fn the_configurations_of_the_compose_files_are_accepted() {
     }
     assert_eq!(files.len(), 2);
 }
+
+/// A panel of a metric that the gateway does not have would stay empty.
+#[test]
+fn the_dashboard_draws_metrics_of_the_gateway() {
+    let dashboard: Value = serde_json::from_str(&read(&folder("deploy/grafana.json"))).expect("JSON");
+    let declared = read(&folder("src/metric.rs"));
+    let (mut positions, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        assert!(positions.insert(panel["gridPos"].to_string()), "{panel} is behind another one");
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().expect("a query");
+            let words = query.split(|c: char| !(c.is_ascii_lowercase() || c == '_'));
+            let names = words.filter(|word| word.starts_with("taskgate_"));
+            seen.extend(names.map(|name| name.strip_suffix("_bucket").unwrap_or(name).to_owned()));
+        }
+    }
+    let unknown: Vec<&String> = seen.iter().filter(|name| !declared.contains(&format!("\"{name}\""))).collect();
+    assert!(unknown.is_empty() && seen.len() >= 25, "{unknown:?} of {}", seen.len());
+}

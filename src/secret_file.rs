@@ -16,7 +16,7 @@ const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 /// Why a file cannot be used. Never shows its content; the caller knows its name.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
-    #[error("cannot be read: {0}{}", remedy(.0))]
+    #[error("cannot be read: {}{}", .0, remedy(.0))]
     Unreadable(#[from] io::Error),
     #[error("is not a file")]
     NoFile,

@@ -182,13 +182,11 @@ pub(super) async fn operate(
         Err(error) => Err(error),
     };
     match asked {
-        Ok(AdminOutput::Done(text)) => {
+        Ok(ref output @ (AdminOutput::Done(ref text) | AdminOutput::Part(ref text))) => {
             console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(AdminOutput::Part(text)) => {
-            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
-            say("there are more; raise --limit to show them");
+            if matches!(output, AdminOutput::Part(_)) {
+                say("there are more; raise --limit to show them");
+            }
             Ok(ExitCode::SUCCESS)
         }
         Ok(AdminOutput::Refused(why)) => {

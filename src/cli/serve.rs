@@ -114,17 +114,18 @@ impl ServeArguments {
             return Err(format!("{option} is for servers that the command line names; {which} has {key}"));
         }
         let text = file.to_string_lossy();
-        if text.contains(':') && !file.exists() {
-            return Err(format!("{text}: there is no such file; an address begins with http:// or https://"));
+        if (text.contains(':') || file.extension().is_none()) && matches!(file.try_exists(), Ok(false)) {
+            return Err(format!(
+                "{text}: there is no such file; an address begins with http:// or https://, and a command stands after `--`"
+            ));
         }
         Ok(ServedConfig::File(file))
     }
 }
 
 fn is_address(text: &str) -> bool {
-    ["http://", "https://"]
-        .iter()
-        .any(|scheme| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)))
+    let has = |scheme: &str| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
+    has("http://") || has("https://")
 }
 
 /// The options that `serve` without a file and `wrap` share.

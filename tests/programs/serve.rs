@@ -288,6 +288,11 @@ fn a_mistake_is_reported_with_its_correction() {
         (&["a.toml", "--", "true"], 64, twice),
         (&[url, "--", "true"], 64, twice),
         (&["nowhere.toml"], 64, "nowhere.toml: cannot be read: No such file"),
+        (
+            &["npx"],
+            64,
+            "npx: there is no such file; an address begins with http:// or https://, and a command stands after `--`",
+        ),
         (&["a.toml", "--grace", "1s"], 64, "--grace is for servers that the command line names; a file has `grace` in"),
         (&["a.toml", "--mode", "auto"], 64, "--mode is for servers that the command line names; a file has `mode` in"),
         (&["a.toml", "--port", "0"], 64, "--port is for servers that the command line names; a file has `address` in"),

@@ -243,9 +243,11 @@ fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     }
     if has_projects(&root) {
         let text = "servers of single projects are not carried over; copy them into a file's `mcpServers`";
-        notes.note("/projects", text);
-    }
-    if !is_named {
+        match found.servers.is_empty() {
+            true => notes.mistake("/projects", text),
+            false => notes.note("/projects", text),
+        }
+    } else if !is_named {
         notes.mistake("/", "names no servers: there is neither `mcpServers` nor `servers`");
     } else if found.servers.is_empty() {
         notes.mistake("/", "names no server");

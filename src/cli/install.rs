@@ -163,14 +163,9 @@ impl<'a> HostChange<'a> {
         let files = self.host.files(folders);
         let first = files.iter().position(|file| self.has_servers(file)).unwrap_or_default();
         files.into_iter().nth(first).ok_or_else(|| {
-            let place = self
-                .host
-                .user_file(folders)
-                .map_or_else(|| "librechat.yaml".to_owned(), |file| file.display().to_string());
-            format!(
-                "{}: there is no {place}; add a server in the host first, or name its file by --file",
-                self.host.name()
-            )
+            let usual = self.host.user_file(folders).unwrap_or_else(|| "librechat.yaml".into());
+            let (host, usual) = (self.host.name(), usual.display());
+            format!("{host}: there is no {usual}; add a server in the host first, or name its file by --file")
         })
     }
 

@@ -136,6 +136,10 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
         ("[]".to_owned(), "in.json: /: is not an object; write {\"mcpServers\""),
         ("{\"theme\": 1}".to_owned(), "in.json: /: names no servers: there is neither `mcpServers` nor `servers`"),
         ("{\"mcpServers\": {}}".to_owned(), "in.json: /: names no server"),
+        (
+            "{\"projects\": {\"/p\": {\"mcpServers\": {\"a\": {\"command\": \"s\"}}}}}".to_owned(),
+            "in.json: /projects: servers of single projects are not carried over; copy them into a file's `mcpServers`",
+        ),
         ("{\"servers\": []}".to_owned(), "in.json: /servers: is not an object"),
         (server("1"), "in.json: /mcpServers/a~1b: is not an object; write {\"command\": ...} or {\"url\": ...}"),
         (

@@ -59,7 +59,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> AuthSet
         }
     } else if let Some(location) = mode.location()
         && raw.api_keys.is_empty()
-        && !["auth.api_keys", "auth.api_key_files"].iter().any(|list| report.has_mistake_in(list))
+        && !["auth", "auth.api_keys", "auth.api_key_files"].iter().any(|list| report.has_mistake_in(list))
     {
         report.mistake(location, "no key is declared; write [[auth.api_keys]] with an `id` and a `key` below it");
     }

@@ -70,7 +70,8 @@ async fn b267_a_session_with_calls_that_ends_while_it_is_opened_anew_ends_at_its
         handshakes.add_permits(1);
         calls.add_permits(1);
     };
-    let (_, ()) = tokio::join!(person.request(5, "prompts/list", &json!({})), ended);
+    let nothing = json!({});
+    let (_, ()) = tokio::join!(person.request(5, "prompts/list", &nothing), ended);
     server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-2")).await;
 }
 

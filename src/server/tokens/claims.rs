@@ -33,7 +33,7 @@ reasons! {
         Algorithm: "token_algorithm", "a token is refused: its algorithm is not one of `algorithms`";
         Critical: "token_critical", "a token is refused: its header has `crit`, which the gateway does not know";
         Type: "token_type",
-            "a token is refused: its header's `typ` is not one of `token_types`, or its `token_type` at the issuer not Bearer";
+            "a token is refused: its header's `typ` is not one of `token_types`, or its `token_type` or `token_use` is of another token";
         UnknownIssuer: "token_issuer",
             "a token is refused: no [[auth.issuers]] has its `iss`, or the asked issuer names another one";
         UnknownKey: "token_key_unknown", "a token is refused: its issuer has no key with its `kid`";
@@ -79,7 +79,7 @@ impl TokenError {
     pub(super) fn shown(self, header: &Map<String, Value>, claims: &Map<String, Value>) -> Option<Box<str>> {
         let members = [
             (Self::Algorithm, header.get("alg")),
-            (Self::Type, header.get("typ").or_else(|| claims.get("token_type"))),
+            (Self::Type, other_use(claims).or_else(|| header.get("typ")).or_else(|| claims.get("token_type"))),
             (Self::UnknownKey, header.get("kid")),
             (Self::UnknownIssuer, claims.get("iss")),
             (Self::Audience, claims.get("aud")),
@@ -91,6 +91,11 @@ impl TokenError {
             (_, value) => value.map(|value| plain(value).into()),
         }
     }
+}
+
+/// The use of an identity or refresh token, as Cognito and Hydra write it (SEC-94).
+fn other_use(claims: &Map<String, Value>) -> Option<&Value> {
+    claims.get("token_use").filter(|used| !matches!(used.as_str(), Some("access" | "access_token")))
 }
 
 fn plain(value: &Value) -> String {
@@ -225,6 +230,9 @@ struct TokenClaims<'c>(&'c Map<String, Value>);
 
 impl TokenClaims<'_> {
     fn verify(&self, issuer: &IssuerSettings, asked: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
+        if other_use(self.0).is_some() {
+            return Err(TokenError::Type);
+        }
         let until = self.check_times(now)?;
         self.check_audience(issuer, asked)?;
         let binding =

@@ -114,6 +114,26 @@ fn b138_b141_a_header_names_one_key_and_one_algorithm_of_the_issuer() {
     );
 }
 
+/// RFC 8725, 3.12: Cognito's identity tokens have no `typ`, and Hydra names no `token_type` for refresh tokens.
+#[test]
+fn sec_94_a_token_for_another_use_is_no_access_token() {
+    let desk = Desk::new();
+    for (used, expected) in [
+        (json!("access"), Ok(())),
+        (json!("access_token"), Ok(())),
+        (json!("id"), Err(TokenError::Type)),
+        (json!("refresh_token"), Err(TokenError::Type)),
+        (json!(["access"]), Err(TokenError::Type)),
+        (json!(""), Err(TokenError::Type)),
+    ] {
+        check(&desk, &[("of this use", desk.claiming(&json!({ "token_use": used })), expected)]);
+        let introspected = with(&claims(), &json!({ "token_use": used }));
+        let at = Timestamp::from_millis(NOW * 1000);
+        let found = verify_introspected(introspected.as_object().unwrap(), &desk.settings, ASKED, at);
+        assert_eq!(found.map(drop), expected, "{used}");
+    }
+}
+
 #[test]
 fn b142_b143_a_token_has_three_parts_and_one_reading() {
     use TokenError as E;

@@ -60,7 +60,7 @@ pub struct CertificateRing {
 
 pub(super) struct PeerCertificate {
     /// Its SHA-256, by which tokens are bound to it.
-    digest: Digest,
+    pub(super) digest: Digest,
     /// `None` if the certificate cannot be read, or has too many names.
     names: Option<Vec<CertificateName>>,
     pub(super) until: Timestamp,
@@ -224,10 +224,6 @@ impl PeerCertificate {
         let chain = chain.iter().map(|one| one.clone().into_owned()).collect();
         let (until, owner) = (Timestamp::from_millis(until), Mutex::default());
         Some(Self { digest: sha256, names, until, chain, admission, owner })
-    }
-
-    pub(super) const fn digest(&self) -> &Digest {
-        &self.digest
     }
 
     pub(super) fn names(&self) -> Option<Box<str>> {

@@ -155,7 +155,7 @@ impl TokenHolders {
             }
         };
         let held = HeldProofs {
-            certificate: asked.certificate.map(PeerCertificate::digest),
+            certificate: asked.certificate.map(|certificate| &certificate.digest),
             key: proof.as_ref().map(UnverifiedProof::thumbprint),
         };
         match self.tokens.check(token, path.unwrap_or_default(), asked.wait, held) {
@@ -264,15 +264,8 @@ impl Authenticator {
         if let Self::TokenHolders(holders) = self { Some(holders) } else { None }
     }
 
-    const fn certificates_mut(&mut self) -> Option<&mut CertificateRing> {
-        if let Self::CertificateHolders(holders) = self { Some(&mut holders.certificates) } else { None }
-    }
-
-    pub const fn tokens(&self) -> Option<&TokenVerifier> {
-        match self.token_holders() {
-            Some(holders) => Some(&holders.tokens),
-            None => None,
-        }
+    pub fn tokens(&self) -> Option<&TokenVerifier> {
+        self.token_holders().map(|holders| &holders.tokens)
     }
 
     pub fn with_tokens(mut self, change: impl FnOnce(&TokenVerifier) -> TokenVerifier) -> Self {
@@ -437,9 +430,10 @@ impl PrincipalGuard {
             before.withdraw_beside(callers.tokens());
         }
         if let Authenticator::CertificateHolders(CertificateHolders { certificates: before, .. }) = &self.callers {
-            match callers.certificates_mut() {
-                Some(now) => now.succeed(before),
-                None => before.grant.withdraw(),
+            if let Authenticator::CertificateHolders(now) = &mut callers {
+                now.certificates.succeed(before);
+            } else {
+                before.grant.withdraw();
             }
         }
         if let Some(before) = self.callers.keys() {
@@ -465,7 +459,7 @@ impl PrincipalGuard {
         Self::new(callers)
     }
 
-    pub(super) const fn takes_tokens(&self) -> bool {
+    pub(super) fn takes_tokens(&self) -> bool {
         self.callers.tokens().is_some()
     }
 

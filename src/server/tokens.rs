@@ -23,7 +23,7 @@ use futures_util::future::join_all;
 use moka::sync::Cache;
 use serde_json::Map;
 
-use self::claims::{HeldProofs, TokenBinding, TokenError, UnverifiedToken};
+use self::claims::{HeldProofs, TokenError, UnverifiedToken};
 use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;
@@ -44,7 +44,6 @@ struct VerifierState {
     settings: TokenSettings,
     issuers: Vec<TrustedIssuer>,
     remembered: RememberedTokens,
-    claims: Arc<SharedClaims>,
     /// Kept over reloads, so that no proof is accepted twice.
     seen: Arc<SeenProofs>,
     clock: Arc<dyn Clock>,
@@ -167,9 +166,8 @@ impl TokenVerifier {
     }
 
     fn of(settings: TokenSettings, issuers: Vec<TrustedIssuer>, seen: Arc<SeenProofs>) -> Self {
-        let (claims, clock, scope) = (Arc::default(), Arc::new(SystemClock), Arc::default());
-        let remembered = RememberedTokens::new(Arc::clone(&claims));
-        Self(Arc::new(VerifierState { settings, issuers, remembered, claims, seen, clock, scope }))
+        let (remembered, clock, scope) = (RememberedTokens::default(), Arc::new(SystemClock), Arc::default());
+        Self(Arc::new(VerifierState { settings, issuers, remembered, seen, clock, scope }))
     }
 
     /// The same, with the proofs that earlier verifiers of this process have seen.
@@ -327,12 +325,7 @@ impl TokenVerifier {
             Some(IntrospectionAnswer::Inactive) => issuer.refuses(TokenError::Inactive, None),
             Some(IntrospectionAnswer::Active(found)) => {
                 match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
-                    Ok(token) => {
-                        let binding = token.binding;
-                        let claims = Some(self.0.claims.of(token.claims));
-                        let caller = Caller { claims, until: Some(token.until), ..Caller::of(token.owner) };
-                        self.granted(caller, index, binding.as_ref(), asked)
-                    }
+                    Ok(token) => self.valid(self.0.remembered.entry(token, index, asked.now), asked),
                     Err(error) => issuer.refuses(error, error.shown(&Map::new(), &found)),
                 }
             }
@@ -345,18 +338,8 @@ impl TokenVerifier {
 
     fn valid(&self, token: RememberedToken, asked: &AskedToken<'_>) -> TokenVerdict {
         let RememberedToken { caller, issuer, binding, .. } = token;
-        self.granted(caller, issuer as usize, binding.as_deref(), asked)
-    }
-
-    fn granted(
-        &self,
-        caller: Caller,
-        issuer: usize,
-        binding: Option<&TokenBinding>,
-        asked: &AskedToken<'_>,
-    ) -> TokenVerdict {
-        let known = self.0.issuers.get(issuer);
-        if let Err(error) = asked.held.fit(binding) {
+        let known = self.0.issuers.get(issuer as usize);
+        if let Err(error) = asked.held.fit(binding.as_deref()) {
             return TokenVerdict::Invalid(error, known.map(TrustedIssuer::evidence).unwrap_or_default());
         }
         let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());

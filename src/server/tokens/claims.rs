@@ -147,18 +147,12 @@ pub(super) struct VerifiedToken {
     pub(super) binding: Option<TokenBinding>,
 }
 
-impl From<SignedTextError> for TokenError {
-    fn from(error: SignedTextError) -> Self {
-        match error {
-            SignedTextError::TooLarge => Self::TooLarge,
-            SignedTextError::Malformed => Self::Malformed,
-        }
-    }
-}
-
 impl<'t> UnverifiedToken<'t> {
     pub(super) fn read(token: &'t str) -> Result<Self, TokenError> {
-        let signed = SignedText::read(token, TOKEN_BYTES_MAX)?;
+        let signed = SignedText::read(token, TOKEN_BYTES_MAX).map_err(|error| match error {
+            SignedTextError::TooLarge => TokenError::TooLarge,
+            SignedTextError::Malformed => TokenError::Malformed,
+        })?;
         let text = |name: &str| match signed.header.get(name) {
             Some(value) => name_in(value).map(|text| Some(text.to_owned())).ok_or(TokenError::Malformed),
             None => Ok(None),

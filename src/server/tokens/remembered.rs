@@ -42,7 +42,7 @@ pub(super) struct RememberedToken {
 
 pub(super) struct RememberedTokens {
     shards: Box<[RwLock<TokenTable>]>,
-    claims: Arc<SharedClaims>,
+    claims: SharedClaims,
     /// Computes digests; it contains the secret key.
     hasher: SipHasher24,
 }
@@ -67,12 +67,14 @@ impl RememberedToken {
     }
 }
 
-impl RememberedTokens {
-    pub(super) fn new(claims: Arc<SharedClaims>) -> Self {
-        let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
+impl Default for RememberedTokens {
+    fn default() -> Self {
+        let (shards, claims) = ((0..SHARDS).map(|_| RwLock::default()).collect(), SharedClaims::default());
         Self { shards, claims, hasher: SipHasher24::new_with_key(&random::key()) }
     }
+}
 
+impl RememberedTokens {
     pub(super) fn digest(&self, token: &str, path: &str) -> TokenDigest {
         let mut hasher = self.hasher;
         // With the length of the token, so that the end of one and the beginning of the path are not mixed up.
@@ -98,12 +100,13 @@ impl RememberedTokens {
         issuer: usize,
         now: Timestamp,
     ) -> RememberedToken {
-        let remembered = self.remembered(token, issuer, now);
+        let remembered = self.entry(token, issuer, now);
         self.shard(digest).write().insert(digest, remembered.clone(), now);
         remembered
     }
 
-    fn remembered(&self, token: VerifiedToken, issuer: usize, now: Timestamp) -> RememberedToken {
+    /// The entry of a token, which is not kept yet.
+    pub(super) fn entry(&self, token: VerifiedToken, issuer: usize, now: Timestamp) -> RememberedToken {
         let VerifiedToken { owner, claims, until, binding } = token;
         let of_binding = binding.as_ref().map_or(0, |_| SHARED_BYTES + size_of::<TokenBinding>());
         let of_claims = SHARED_BYTES + size_of::<Claims>() + claims.bytes();
@@ -178,7 +181,7 @@ mod tests {
     }
 
     fn memory() -> RememberedTokens {
-        RememberedTokens::new(Arc::default())
+        RememberedTokens::default()
     }
 
     #[test]
@@ -261,10 +264,10 @@ mod tests {
         let at = Timestamp::from_millis;
         for subject in 0..TOKENS_MAX {
             let until = if subject % 2 == 0 { 1_000 } else { 900_000 };
-            table.insert(digest(&subject.to_string()), tokens.remembered(token(subject, until), 0, at(0)), at(0));
+            table.insert(digest(&subject.to_string()), tokens.entry(token(subject, until), 0, at(0)), at(0));
         }
         assert_eq!(counted(&table), TOKENS_MAX);
-        table.insert(digest("another"), tokens.remembered(token(0, 900_000), 0, at(1_000)), at(1_000));
+        table.insert(digest("another"), tokens.entry(token(0, 900_000), 0, at(1_000)), at(1_000));
         assert_eq!(counted(&table), TOKENS_MAX / 2 + 1, "the expired ones are gone, and no other");
         // By bytes: each person has other groups, and a refreshed token has the same groups again.
         let names: Vec<_> = (0..300).map(|n| format!("{n:036}")).collect();
@@ -273,7 +276,7 @@ mod tests {
             let groups: Vec<_> = names.iter().map(String::as_str).chain([own.as_str()]).collect();
             for refreshed in 0..2 {
                 let digest = digest(&format!("{person} {refreshed}"));
-                let token = tokens.remembered(with_groups(person, 900_000, &groups), 0, at(1_000));
+                let token = tokens.entry(with_groups(person, 900_000, &groups), 0, at(1_000));
                 table.insert(digest, token, at(1_000));
                 assert!(table.by_digest.contains_key(&digest.0), "the newest is kept");
             }

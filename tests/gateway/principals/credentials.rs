@@ -217,9 +217,9 @@ async fn a_refreshed_token_does_not_get_the_failure_of_the_token_before_it() {
 /// A person has tokens of two clients, and logs out of the client whose tokens end later.
 #[tokio::test]
 async fn sec_93_a_revoked_token_keeps_no_other_token_of_its_person_from_being_exchanged() {
-    let revoked = Arc::new(Mutex::new(None));
+    let revoked = Arc::new(Mutex::new(None::<String>));
     let known = Arc::clone(&revoked);
-    let reply: Arc<Reply> = Arc::new(move |n, seen| {
+    let reply: Arc<Reply> = Arc::new(move |n, seen: SeenRequest| {
         let mut fields = url::form_urlencoded::parse(&seen.bytes);
         let subject = fields.find(|(name, _)| name == "subject_token").map(|(_, token)| token.into_owned());
         // An issued token has ended before the next call.

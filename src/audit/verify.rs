@@ -183,7 +183,7 @@ impl ChainVerifier {
     fn compare(&mut self, line: u64, end: &ChainEnd) -> Result<(), AuditFault> {
         let Some(known) = self.anchors.by_seq.get(&end.seq) else { return Ok(()) };
         let digest = hex(&end.digest);
-        let (mut is_anchored, mut has_agreed) = (false, false);
+        let (mut is_anchored, mut has_agreed, mut has_left) = (false, false, false);
         for anchor in known {
             let agreed = &mut self.agreed[anchor.chain];
             let Some(count) = agreed else { continue };
@@ -191,10 +191,13 @@ impl ChainVerifier {
             if anchor.digest == digest {
                 (*count, has_agreed) = (*count + 1, true);
             } else {
+                // An older copy of the file was put back, and continued (SEC-95).
+                has_left |= *count > 0;
                 *agreed = None;
             }
         }
-        if is_anchored && !has_agreed { Err(AuditFault::Unanchored { line, seq: end.seq }) } else { Ok(()) }
+        let is_wrong = has_left || (is_anchored && !has_agreed);
+        if is_wrong { Err(AuditFault::Unanchored { line, seq: end.seq }) } else { Ok(()) }
     }
 
     fn line(&mut self, line: u64, text: &[u8]) -> Result<(), AuditFault> {

@@ -183,16 +183,17 @@ impl AuditWriter {
         self.records.increment(self.count);
         self.lines.clear();
         self.count = 0;
-        // Records may come without a pause, and the thread then never waits.
+        // Records may come without a pause, and the thread then never waits. A line whose digest is at the anchor must not be lost.
         self.unsynced_since.get_or_insert_with(Instant::now);
-        if self.is_required || self.is_failing || self.sync_due_in() == Some(Duration::ZERO) {
+        let is_due = self.sync_due_in() == Some(Duration::ZERO) || !self.anchors.is_empty();
+        if self.is_required || self.is_failing || is_due {
             self.sync();
         }
         for reply in self.replies.drain(..) {
             // A dropped reply refuses the call of its record.
             let _ = if self.is_failing { Ok(()) } else { reply.send(()) };
         }
-        if let Some(anchor) = &self.anchor {
+        if let Some(anchor) = self.anchor.as_ref().filter(|_| !self.is_failing) {
             self.anchors.drain(..).for_each(|end| anchor.add(end));
         }
         Ok(())
@@ -230,6 +231,7 @@ impl AuditWriter {
 mod tests {
     use std::path::Path;
 
+    use super::super::AuditAnchor;
     use super::super::verify::ChainVerifier;
     use super::*;
 
@@ -282,6 +284,20 @@ mod tests {
         writer.add_own(&AuditEvent::new(AuditAct::Reload));
         assert!(writer.flush().is_ok());
         assert_eq!(writer.unsynced_since, None);
+    }
+
+    /// A power cut must not look like an older copy that was put back.
+    #[test]
+    fn sec_95_a_line_is_on_the_disk_before_its_digest_goes_to_the_anchor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let anchor = Some(AuditAnchor::File(folder.path().join("audit.anchor")));
+        let settings = AuditSettings { anchor, ..settings(&path) };
+        let mut writer = AuditWriter::new(AuditSink::unlocked(&path), Arc::default(), &settings, None).unwrap();
+        writer.add_own(&AuditEvent::new(AuditAct::Reload));
+        assert_eq!(writer.anchors.len(), 1, "the first line of a chain is anchored");
+        assert!(writer.flush().is_ok());
+        assert_eq!((writer.unsynced_since, writer.anchors.len()), (None, 0));
     }
 
     /// `kill -9` or a power cut during a write leaves any part of the last lines: the next process continues the chain

@@ -181,6 +181,26 @@ fn sec_56_a_removed_beginning_end_or_earlier_chain_is_found_by_the_anchors_of_ea
     assert_eq!(verify(&spliced, false).unwrap_err(), "line 3, seq 3: differs from the anchor");
 }
 
+/// The chain of the copy is whole, and the gateway has anchored its further lines, too.
+#[test]
+fn sec_95_an_older_copy_that_was_put_back_and_continued_is_found() {
+    let old = chain(9);
+    let mut continued = old.clone();
+    continued[4..].iter_mut().for_each(|line| edit(line, "ada", "bob"));
+    let continued = chain_again(&continued);
+    assert_eq!(continued[..4], old[..4]);
+    let anchor = |(lines, seq): (&[Vec<u8>], usize)| {
+        format!("{seq} {}\n", hex(&digest_of(lines[seq - 1].strip_suffix(b"\n").unwrap())))
+    };
+    let anchors = [(&*old, 1), (&*old, 3), (&*old, 6), (&*continued, 6), (&*continued, 9)].map(anchor).concat();
+    let verify = |lines: &[Vec<u8>]| {
+        let verifier = ChainVerifier::with(Anchors::read(anchors.as_bytes()).unwrap());
+        verified_by(verifier, &[lines.concat()]).map(|verifier| verifier.lines)
+    };
+    assert_eq!(verify(&old), Ok(9));
+    assert_eq!(verify(&continued).unwrap_err(), "line 6, seq 6: differs from the anchor");
+}
+
 proptest! {
     /// Every edit is found, except an edit of the last line: no other line has the digest of the last one.
     #[test]

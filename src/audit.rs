@@ -94,7 +94,6 @@ impl AuditLog {
         !self.settings.is_required || self.is_written()
     }
 
-    /// Whether the file takes records at the moment.
     pub fn is_written(&self) -> bool {
         self.queue.is_written()
     }
@@ -197,7 +196,6 @@ impl AuditedCall {
         let _ = self.outcome.set(outcome);
     }
 
-    /// Records that a task carries the call on.
     pub fn becomes_task(mut self, key: &TaskKey) {
         self.is_recorded = false;
         self.log.record(&AuditEvent { task: Some(key), ..self.event(AuditAct::TaskCreated) });

@@ -229,7 +229,6 @@ impl ChainEnd {
     }
 }
 
-/// The members of a line that a verifier reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct LineLinks<'a> {
     pub(super) seq: u64,

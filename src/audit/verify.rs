@@ -109,7 +109,6 @@ pub struct ChainVerifier {
     is_partial: bool,
     end: Option<ChainEnd>,
     pub lines: u64,
-    /// The number of the first line.
     pub first: u64,
     /// Records that the gateway could not write, as the lines themselves say.
     pub lost: u64,

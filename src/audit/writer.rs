@@ -45,7 +45,6 @@ pub(super) struct AuditWriter {
 struct GivenUp;
 
 impl AuditWriter {
-    /// Starts the thread of the anchor, if there is one.
     pub(super) fn new(
         sink: AuditSink,
         queue: Arc<AuditQueue>,

@@ -51,7 +51,6 @@ pub struct CertificateBlock {
     pub claims: Arc<Claims>,
 }
 
-/// The certificates that a listener accepts as credentials.
 #[derive(Clone, Debug)]
 pub struct CertificateRing {
     blocks: Arc<Vec<CertificateBlock>>,

@@ -126,7 +126,6 @@ impl TrustedIssuer {
     }
 }
 
-/// A question to an issuer that a request waits for.
 pub(super) struct TokenLookup {
     asked: AskedIssuer,
     scope: Arc<OnceLock<TaskScope>>,

@@ -38,7 +38,6 @@ const RENEWAL_WAIT_MAX: Duration = Duration::from_secs(1);
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// A token that replaced a refused one is kept for this time, even if it is refused too.
 const REPLACED_EACH: Duration = Duration::from_secs(30);
-/// The interval between log lines with the same cause.
 const LOGGED_EACH: Duration = Duration::from_secs(60);
 /// Bytes of all tokens for one server, and of the cache's entry for one.
 const WEIGHT_MAX: u64 = 16 << 20;

@@ -43,7 +43,6 @@ reasons! {
     }
 }
 
-/// A parsed proof that is not verified.
 pub(in crate::server) struct UnverifiedProof<'p> {
     text: SignedText<'p>,
     key: VerificationKey,

@@ -54,7 +54,6 @@ struct NetworkCounts {
     unanswered: Limiter,
 }
 
-/// A question that was counted for its network.
 #[derive(Debug)]
 pub(super) struct PaidQuestion(Arc<NetworkCounts>);
 

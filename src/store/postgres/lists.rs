@@ -102,7 +102,6 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
     Ok(column(link, "holder", keys).await?.into_iter().map(|found| found.map(holder)).collect())
 }
 
-/// The revisions of rows, in the same way.
 pub(super) async fn revisions(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Revision>>, Error> {
     Ok(column(link, "rev", keys).await?.into_iter().map(|found| found.map(revision)).collect())
 }

@@ -282,7 +282,6 @@ impl WriterLink {
         Self::of(connector.connect("writer", None).await?, state).await
     }
 
-    /// The same over a fresh connection.
     pub(super) async fn of(session: Session, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
         let opening = async {

@@ -222,6 +222,11 @@ impl Task {
         matches!(self.phase, Phase::Settled(_))
     }
 
+    pub fn open_questions(&self) -> impl Iterator<Item = (InputKey, &Question)> + Clone {
+        let open = if let Phase::AwaitingInput(open) = &self.phase { Some(open) } else { None };
+        open.into_iter().flatten().map(|(key, question)| (*key, question))
+    }
+
     /// Whether the task ended without its call: it then holds no idempotency key, and a repeated call runs.
     pub const fn certainly_did_not_run(&self) -> bool {
         let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &self.phase else { return false };

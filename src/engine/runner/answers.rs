@@ -11,7 +11,7 @@ use crate::dialect::plain;
 use crate::dialect::split_call::question_named;
 use crate::engine::TaskError;
 use crate::failpoint;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Task, TaskKey};
 use crate::upstream::{Answer, AnsweredBy, ExchangeError};
 use crate::wire::Payload;
 
@@ -81,8 +81,7 @@ impl Runner {
             Err(TaskError::Unknown) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
-        let Some(input) = open.iter().find(|(_, question)| question.ask == *ask).map(|(input, _)| *input) else {
+        let Some((input, _)) = task.open_questions().find(|(_, question)| question.ask == *ask) else {
             return Ok(());
         };
         let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };

@@ -246,6 +246,11 @@ impl CallQuestions {
         Self { open, count, earlier, ..Self::default() }
     }
 
+    /// For an exchange of this process, which repeats no question.
+    pub(super) fn without_replays(self) -> Self {
+        Self { earlier: Vec::new(), ..self }
+    }
+
     /// Whether a question repeats one of an earlier process, and so keeps that one's key or answer. Each is repeated once.
     pub(super) fn take_replay(&mut self, ask: &Payload) -> bool {
         let before = self.earlier.len();

@@ -22,7 +22,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
-use crate::task::{InputKey, Phase, Task, TaskId, TaskKey, TaskVisibility};
+use crate::task::{InputKey, Task, TaskId, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
 
 #[derive(Default)]
@@ -418,13 +418,11 @@ impl Children {
             }
         };
         if task.visibility == TaskVisibility::Part {
-            let none = BTreeMap::new();
-            let open = if let Phase::AwaitingInput(open) = &task.phase { open } else { &none };
             let next = child.next_key.replace(task.next_key);
-            let known = open.iter().filter(|(key, _)| next.is_none_or(|next| **key < next));
+            let known = task.open_questions().filter(|(key, _)| next.is_none_or(|next| *key < next));
             let gone = child.open.extract_if(.., |ask| !known.clone().any(|(_, question)| question.ask == *ask));
             self.events.extend(gone.map(|ask| ChildEvent::Withdrawn { index, ask }));
-            for question in open.values() {
+            for (_, question) in task.open_questions() {
                 if !child.open.contains(&question.ask) {
                     let params = Object::of(&question.request).and_then(|request| request.get("params"));
                     let (ask, method) = (question.ask.clone(), question_method(&question.request));

@@ -13,7 +13,7 @@ use crate::dialect::plain::{self, QuestionRefusal};
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::store::StoreError;
-use crate::task::{Event, Executed, GatewayFault, Phase, Question, Reason, Task, TaskVisibility};
+use crate::task::{Event, Executed, GatewayFault, Question, Reason, Task, TaskVisibility};
 use crate::upstream::Answer;
 use crate::wire::{Payload, RpcError, method};
 use crate::{failpoint, metric};
@@ -255,7 +255,6 @@ impl Runner {
         RunnerFlow::Continue(())
     }
 
-    /// Removes the questions from the task that waited for the store.
     pub(super) async fn withdraw_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         // One at a time: the call's position is not stored while others still wait.
         for _ in 0..self.dialog.questions().withdrawals() {
@@ -283,11 +282,8 @@ impl Runner {
     }
 }
 
-fn is_open(task: &Task, ask: &Payload) -> bool {
-    match &task.phase {
-        Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),
-        Phase::Queued | Phase::Working | Phase::Settled(_) => false,
-    }
+pub(super) fn is_open(task: &Task, ask: &Payload) -> bool {
+    task.open_questions().any(|(_, question)| question.ask == *ask)
 }
 
 /// Whether a row certainly was not inserted, and a retry may succeed.

@@ -239,7 +239,6 @@ impl Recorder {
         }
     }
 
-    /// Begins to resume the exchange of an earlier process.
     pub(super) fn will_resume(&mut self) {
         self.unconfirmed = Some(UnconfirmedCall::new(ResumeKind::Resumed, true));
     }

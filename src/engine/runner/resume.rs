@@ -99,16 +99,10 @@ impl Runner {
         AdoptedCall { call, family, permit }: AdoptedCall,
         panic_target: SharedBugRecipient,
     ) -> Self {
-        let questions = match &task.phase {
-            Phase::AwaitingInput(open) => {
-                let due = Instant::now() + spec.policy.input_deadline;
-                let questions = open.values().map(|one| (one.ask.clone(), question_method(&one.request)));
-                CallQuestions::reopened(questions, &task.recovery.undelivered, due)
-            }
-            Phase::Queued | Phase::Working | Phase::Settled(_) => {
-                CallQuestions::reopened([], &task.recovery.undelivered, Instant::now())
-            }
-        };
+        let due = Instant::now() + spec.policy.input_deadline;
+        let open = task.open_questions().map(|(_, one)| (one.ask.clone(), question_method(&one.request)));
+        let questions = CallQuestions::reopened(open, &task.recovery.undelivered, due);
+        let questions = if call.is_queued() { questions } else { questions.without_replays() };
         Self {
             recorder: Recorder::of_row(task, commands, permit, panic_target),
             dialog: Dialog::of_row(questions),
@@ -225,7 +219,6 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pe
     });
 }
 
-/// The call of a subtask to run, if there is one.
 async fn judge_child(
     engine: &Arc<Engine>,
     spec: &CallSpec,

@@ -2,14 +2,14 @@
 
 use tokio::time::Instant;
 
+use super::questions::is_open;
 use super::recorder::UnstoredStep;
 use super::{CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::StoreError;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Plan, Task, TaskVisibility};
-use crate::wire::Payload;
+use crate::task::{Event, Executed, GatewayFault, Outcome, Plan, Task, TaskVisibility};
 
 /// Rounds of questions in one call; clients stop at ten.
 const ROUNDS_MAX: u32 = 8;
@@ -89,11 +89,7 @@ impl Runner {
             return self.show_handle(retry.plan, task).await;
         }
         self.spec.plan = retry.plan;
-        let is_open = |ask: &Payload| match &task.phase {
-            Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),
-            Phase::Queued | Phase::Working | Phase::Settled(_) => false,
-        };
-        self.dialog.questions_mut().retain_open(is_open);
+        self.dialog.questions_mut().retain_open(|ask| is_open(&task, ask));
         if !self.dialog.questions().has_open() {
             self.begin_grace();
             return RunnerFlow::Continue(());

@@ -50,7 +50,6 @@ impl Runner {
         RunnerFlow::Continue(())
     }
 
-    /// Records that the row is a task's from now on.
     pub(super) fn becomes_task(&mut self) {
         if self.recorder.mark_counted() {
             self.adopt_elements();

@@ -325,10 +325,8 @@ impl Runner {
     }
 
     pub(super) fn resume_subtasks(&mut self, task: &Task) {
-        let open_questions: Vec<(usize, Payload)> = match &task.phase {
-            Phase::AwaitingInput(open) => open.values().filter_map(|question| question_named(&question.ask)).collect(),
-            Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),
-        };
+        let open_questions: Vec<(usize, Payload)> =
+            task.open_questions().filter_map(|(_, question)| question_named(&question.ask)).collect();
         for (index, id) in task.tree.children.iter().enumerate() {
             let key = TaskKey { owner: task.key.owner.clone(), id: *id };
             let open = open_questions.iter().filter(|(of, _)| *of == index).map(|(_, ask)| ask.clone()).collect();

@@ -15,7 +15,7 @@ use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::splitting::texts;
 use super::store_faults::{Method, StoreFault};
 use super::unmarked::key;
-use super::waiting::row;
+use super::waiting::{self, row};
 use super::world::{Ask, Rules, World, millis, seconds};
 
 /// At most ten elements, three side by side; a task from the beginning.
@@ -357,6 +357,28 @@ async fn a_question_of_an_element_outlives_a_crash_under_its_key() {
     assert_eq!(texts(&world.settled(&id).await["result"]), ["answered", "quick"]);
     let answered = world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Answer { .. })).count();
     assert_eq!((answered, world.upstream.begins()), (1, 2));
+    world.is_idle().await;
+}
+
+/// T-40: also under the name of a question that was asked before its call became a task.
+#[tokio::test(start_paused = true)]
+async fn a_question_of_an_element_under_a_used_name_is_asked() {
+    let world = World::with(
+        Rules { mode: TaskMode::Auto, ..SPLIT },
+        Script::of([
+            (seconds(1), Happens::Elicits("which")),
+            (seconds(1), Happens::Heard(1)),
+            (seconds(5), Happens::Elicits("which")),
+            (seconds(5), Happens::Heard(2)),
+            (seconds(6), Happens::Returns(result("answered"))),
+        ]),
+    );
+    let id = waiting::task(&world, ask(&json!([1]))).await;
+    for _ in 0..2 {
+        let keys = waiting::asking(&world, &id).await;
+        assert!(waiting::answer(&world, &id, &keys[0]).await["result"].is_object());
+    }
+    assert_eq!(texts(&world.settled(&id).await["result"]), ["answered"]);
     world.is_idle().await;
 }
 

@@ -114,7 +114,7 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         // Another writer settled and removed it in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
-            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an overdue task could not be settled");
+            tracing::debug!(task = %LoggedTask(key), error = %CauseChain(&error), "an overdue task could not be settled");
             Err(error)
         }
     }

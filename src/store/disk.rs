@@ -20,7 +20,6 @@ mod tests;
 mod upkeep;
 mod writer;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,7 +44,7 @@ use self::resident::{EarlierRows, OWN, ResidentRows, UnresolvedInserts};
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
 use super::clock_trust::ClockTrust;
-use super::record::{LostRow, RecordError, condemned};
+use super::record::{LostRow, RecordError, UnreadableRows, condemned};
 use super::tasks::{
     NewestCursor, PageRange, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
     WriteOutcome, WriteRole,
@@ -77,7 +76,7 @@ pub struct DiskStore {
     clock: ClockTrust,
     /// Held while the writer's thread may have the file open; permanently after a bug ended that thread.
     _lock: SharedFolderLock,
-    logged: Mutex<BTreeSet<ShortReference>>,
+    unreadable: UnreadableRows,
 }
 
 debug_members!(DiskStore, |store| usage: store.usage(), health: store.health());
@@ -392,8 +391,6 @@ impl TaskStore for DiskStore {
     }
 }
 
-const LOGGED_MAX: usize = 1_024;
-
 impl DiskStore {
     /// The task of a row; `None` if it has expired.
     async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
@@ -410,7 +407,7 @@ impl DiskStore {
                 ..
             } => {
                 self.resident.set_aside(&key, &outline);
-                self.log_once(&key, "a task cannot be read, and is left as it is", &error);
+                self.unreadable.log(&key, "a task cannot be read, and is left as it is", &error);
                 return Err(StoreError::Io(io::Error::other(error)));
             }
             // The row in memory is intact, and its next write repairs the disk.
@@ -426,7 +423,7 @@ impl DiskStore {
 
     /// Replaces a damaged row by a failed task (F56), for readers; on the disk once the clock for its expiry is trusted.
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
-        self.log_once(&key, "the stored row of a task is damaged", &RecordError::Damaged);
+        self.unreadable.log(&key, "the stored row of a task is damaged", &RecordError::Damaged);
         let RowOutline { is_settled, created_at, expires_at, .. } = outline;
         let task = Arc::new(condemned(key, LostRow { is_settled, created_at, expires_at }, now));
         if self.clock.is_distrusted() {
@@ -442,14 +439,6 @@ impl DiskStore {
         let row = StoredTask::held_by(OWN, task, written.unwrap_or(revision));
         self.resident.keep_settled(&row, now);
         row
-    }
-
-    fn log_once(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
-        let reference = ShortReference::of(key);
-        let mut logged = self.logged.lock();
-        if logged.len() < LOGGED_MAX && logged.insert(reference) {
-            tracing::error!(task = %reference, %error, "{what}");
-        }
     }
 
     /// Unreadable rows are shown as failed, or left out.

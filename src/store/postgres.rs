@@ -475,8 +475,7 @@ impl PostgresStore {
             FetchedRow::Whole(row) => row,
             FetchedRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
             FetchedRow::Damaged(row) => {
-                let task = ShortReference::of(&row.key);
-                tracing::error!(%task, error = %row.error, "a task cannot be read, and is left as it is");
+                self.state.unreadable.log(&row.key, "a task cannot be read, and is left as it is", &row.error);
                 return Err(StoreError::Io(io::Error::other(row.error)));
             }
         };

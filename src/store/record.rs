@@ -55,19 +55,21 @@ pub mod summary;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::hash::Hasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::bytes::Bytes;
+use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use self::bytes::{RecordReader, RecordValue, RecordWriter};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Answer, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase,
-    ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskKey, TaskTimes, TaskVisibility, Timestamp,
-    TreeLinks,
+    ProcessExit, Question, Reason, Recovery, ShortReference, StoredCall, Task, TaskKey, TaskTimes, TaskVisibility,
+    Timestamp, TreeLinks,
 };
 use crate::wire::RpcError;
 
@@ -90,6 +92,22 @@ pub enum RecordError {
     /// The checksum matches, and this program does not know a value of the body.
     #[error("the record has a value that this program does not know; run the program that wrote it")]
     Unknown,
+}
+
+const LOGGED_MAX: usize = 1_024;
+
+/// The rows that were logged as unreadable. Each is logged once, however often it is read.
+#[derive(Debug, Default)]
+pub(super) struct UnreadableRows(pub(super) Mutex<BTreeSet<ShortReference>>);
+
+impl UnreadableRows {
+    pub(super) fn log(&self, key: &TaskKey, what: &'static str, error: &RecordError) {
+        let reference = ShortReference::of(key);
+        let mut logged = self.0.lock();
+        if logged.len() < LOGGED_MAX && logged.insert(reference) {
+            tracing::error!(task = %reference, %error, "{what}");
+        }
+    }
 }
 
 pub fn encode(task: &Task) -> Vec<u8> {

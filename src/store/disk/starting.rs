@@ -23,6 +23,7 @@ use super::settings::{DiskTuning, FaultHooks};
 use super::writer::{self, CommitMetrics, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, rows, schema};
 use crate::store::clock_trust::{ClockTrust, DIFFERENCE_MAX, RESET};
+use crate::store::record::UnreadableRows;
 use crate::task::Timestamp;
 
 fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
@@ -101,7 +102,7 @@ impl DiskStore {
             check,
             clock,
             _lock: lock,
-            logged: Mutex::default(),
+            unreadable: UnreadableRows::default(),
         };
         store.check_in_background(tuning);
         Ok(Arc::new(store))

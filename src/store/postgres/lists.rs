@@ -203,7 +203,6 @@ async fn rows_after(
     Ok((rows, has_more))
 }
 
-/// One owner's rows that fit the filter, and the position to continue from.
 pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,

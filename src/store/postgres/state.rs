@@ -13,6 +13,7 @@ use super::sums::StoreSums;
 use super::task_write::TaskWrite;
 use crate::replica::Incarnation;
 use crate::store::clock_trust::ClockTrust;
+use crate::store::record::UnreadableRows;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
@@ -27,6 +28,7 @@ pub(super) struct StoreState {
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
     pub(super) unresolved: UnresolvedWrites,
+    pub(super) unreadable: UnreadableRows,
     pub(super) hints: broadcast::Sender<StoreHint>,
     parts: Mutex<PartsHealth>,
     health: watch::Sender<PostgresHealth>,
@@ -61,6 +63,7 @@ impl StoreState {
             sums: StoreSums::default(),
             settled: SettledRows::new(),
             unresolved: UnresolvedWrites::default(),
+            unreadable: UnreadableRows::default(),
             hints: broadcast::Sender::new(HINTS_MAX),
             parts: Mutex::new(PartsHealth {
                 control: PostgresHealth::Good,

@@ -252,7 +252,7 @@ async fn no_list_reads_a_record() {
     let expected: Vec<_> = tasks.iter().map(Summary::of).collect();
     assert_eq!(store.page(&Principal::new("a"), PageRange::new(None, 9, START)).await.unwrap().tasks, expected);
     assert_eq!(store.survey(PageRange::new(None, 9, START)).await.unwrap().tasks.len(), 5);
-    assert!(store.logged.lock().is_empty(), "nothing was found damaged");
+    assert!(store.unreadable.0.lock().is_empty(), "nothing was found damaged");
     for one in &tasks {
         assert!(is_condemned(&store.load(&one.key, START).await.unwrap().unwrap().task));
     }

@@ -245,6 +245,8 @@ async fn f89_a_record_of_another_program_is_left_as_it_is() {
             assert!(matches!(&found, Err(StoreError::Io(why)) if why.to_string().contains(said)), "{found:?}");
         }
         assert_eq!(bytes(), before);
+        let logged: Vec<_> = store.state.unreadable.0.lock().iter().copied().collect();
+        assert_eq!(logged, [ShortReference::of(&one.key)], "it is logged once");
         store.close().await;
     }
 }

@@ -120,7 +120,7 @@ impl Family {
     /// The subtask with this number. An element of a resumed call may not have begun yet.
     pub(super) fn subtask(&self, index: usize) -> Option<&TaskKey> {
         let element = self.elements.as_ref().and_then(|elements| elements.keys.get(index));
-        element.or_else(|| self.children.as_ref()?.key(index))
+        element.or_else(|| self.children.as_ref()?.keys.get(&index))
     }
 
     /// Watches no subtask any more, and begins none.
@@ -370,10 +370,6 @@ impl Children {
 
     fn is_idle(&self) -> bool {
         self.keys.is_empty() && self.events.is_empty()
-    }
-
-    fn key(&self, index: usize) -> Option<&TaskKey> {
-        self.keys.get(&index)
     }
 
     /// The next event; pends until there is one. Cancel safe.

@@ -302,7 +302,7 @@ impl WriterLink {
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
             return Err(PostgresOpenError::unavailable("the database has no row of this replica"));
         }
-        let made = made.map_err(|failure| failure.open_error())?;
+        let made = made.map_err(CommitFailure::open_error)?;
         session.trust.lock().lane_write_passed(session.server, made.sent);
         count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(unavailable)?;
@@ -325,7 +325,7 @@ impl WriterLink {
         if !unresolved.is_empty() {
             let batch = GroupedWrites { session, statements, identity, room: 0, clock_trust: state.clock_trust };
             let writes: Vec<_> = unresolved.iter().cloned().map(TaskWrite::Withdraw).collect();
-            let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
+            let removed = batch.run(&writes).await.map_err(CommitFailure::open_error)?;
             tracing::warn!(
                 refused = unresolved.len(),
                 found = removed.changed.len(),

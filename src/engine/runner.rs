@@ -142,7 +142,7 @@ impl Runner {
     async fn run(mut self: Box<Self>) {
         // Boxed, and left out for most calls.
         let next = if self.needs_preparation() { Box::pin(self.prepare()).await } else { RunnerFlow::Continue(()) };
-        if self.unless_fenced(next).await.is_break() {
+        if self.unless_fenced(next).is_break() {
             return Box::pin(self.leave()).await;
         }
         if self.recorder.has_row() && !self.call.is_queued() {
@@ -163,7 +163,7 @@ impl Runner {
                 continue;
             }
             let next = Box::pin(self.handle_step(step)).await;
-            if self.unless_fenced(next).await.is_break() {
+            if self.unless_fenced(next).is_break() {
                 return Box::pin(self.leave()).await;
             }
         }

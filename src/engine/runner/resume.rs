@@ -129,7 +129,7 @@ impl Runner {
                 self.deliver(task.recovery.undelivered.clone()).await
             }
         };
-        if self.unless_fenced(next).await.is_break() {
+        if self.unless_fenced(next).is_break() {
             Box::pin(self.leave()).await;
         } else {
             self.run_loop().await;

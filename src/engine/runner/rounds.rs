@@ -64,7 +64,7 @@ impl Runner {
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,
-            // `unless_fenced` notifies the waiting client.
+            // `leave` notifies the waiting client.
             Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Break(()),
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");

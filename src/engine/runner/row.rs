@@ -314,6 +314,9 @@ impl Runner {
         }
         if self.dialog.clients().is_there() {
             let end = match self.engine.load_any(&key).await {
+                Ok(task) if self.recorder.is_fenced() && !task.is_settled() => {
+                    CallEnd::Outcome(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown)))
+                }
                 Ok(task) => outcome_for_client(&self.engine, task).await,
                 Err(error) => end_without_row(&error),
             };

@@ -13,7 +13,7 @@ use crate::engine::apply::AppliedEvent;
 use crate::engine::call::CallSpec;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, WriteRole};
-use crate::task::{Event, Executed, GatewayFault, TaskKey};
+use crate::task::{Event, TaskKey};
 use crate::upstream::ExchangeEvent;
 
 pub(super) struct Runner {
@@ -72,16 +72,9 @@ impl Runner {
         }
     }
 
-    /// Returns `next`, unless the runner was fenced in this step: then it stops, and a waiting client receives the reason.
-    pub(super) async fn unless_fenced(&mut self, next: RunnerFlow) -> RunnerFlow {
-        if !self.recorder.is_fenced() {
-            return next;
-        }
-        if !self.recorder.has_handle() {
-            let fault = GatewayFault::new(self.engine.why_lost(), Executed::Unknown);
-            self.answer_waiting(fault).await;
-        }
-        RunnerFlow::Break(())
+    /// Returns `next`, unless the runner was fenced in this step: then it stops.
+    pub(super) const fn unless_fenced(&self, next: RunnerFlow) -> RunnerFlow {
+        if self.recorder.is_fenced() { RunnerFlow::Break(()) } else { next }
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use super::doubts::asking;
+use super::named::named;
 use super::rounds::{accept, answers, returns};
 use super::script::{Call, Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
@@ -142,6 +143,22 @@ async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
         assert_eq!(answers(&one).len(), 1);
         one.is_idle().await;
     }
+}
+
+/// GW-46: a call that was never sent was lost with no gateway.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_for_a_queued_call_hears_of_a_cancel_at_another_gateway() {
+    let one = World::with(Rules { in_flight_max: 1, ..rules() }, Script::silent());
+    let other = one.beside();
+    let busy = one.handle(&Ask::call()).await;
+    let waits = one.client(&named("k").without_extension());
+    tokio::time::sleep(seconds(1)).await;
+    let queued = other.store.unsettled().await.into_iter().find(|found| *found != key(&busy)).unwrap();
+    other.engine.cancel(&queued).await.unwrap();
+    let told = waits.await.unwrap().json().await;
+    assert_eq!(told["error"]["data"]["reason"], "cancelled", "{told}");
+    other.engine.cancel(&key(&busy)).await.unwrap();
+    one.is_idle().await;
 }
 
 #[tokio::test(start_paused = true)]

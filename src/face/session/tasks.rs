@@ -44,8 +44,7 @@ use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
-use task_subscribers::TaskRequests;
-use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
+use task_subscribers::{SharedProgress, SubscriberList, TaskRequests, TaskSubscribers};
 
 const PAGE: usize = 50;
 
@@ -348,17 +347,15 @@ impl SessionFaceState {
             Ok(command) => command,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
-        let nonce = asking.session.token.nonce;
-        let caller = asking.caller;
+        let (nonce, caller) = (asking.session.token.nonce, asking.caller);
         let answered = match command {
             TaskCommand::Get(id) => self.get(caller, id, nonce).await,
             TaskCommand::Cancel(id) => self.cancel(caller, id).await,
             TaskCommand::List(cursor) => self.list(caller, cursor, params).await,
             TaskCommand::Await(id) => {
-                let shared = Arc::clone(self);
-                return OutcomeRequest { shared, caller: caller.clone(), id, nonce, addressee, call: None }
-                    .answer()
-                    .await;
+                let (shared, caller) = (Arc::clone(self), caller.clone());
+                let request = Arc::new(self.tasks.requests.enter(nonce, &request.id));
+                return OutcomeRequest { shared, caller, id, nonce, addressee, call: None, request }.answer().await;
             }
             TaskCommand::Answer(..) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) => {
                 Err(TaskMethodError::Error(not_in_flavour()))

@@ -97,6 +97,26 @@ async fn t_32_a_question_whose_stream_died_is_put_again_under_a_new_id() {
     assert_eq!(second.rest().await.len(), 1, "an answered question is not taken back");
 }
 
+/// LEG-14, T-32: its question goes to the next request, and the task continues.
+#[tokio::test]
+async fn leg_14_a_cancelled_request_for_an_outcome_has_no_response() {
+    let (stage, person, task) = ManualSetup::started().await;
+    let call = stage.call().await;
+    call.ask(&json!(7), ASK, &form());
+    let (stream, question) = asked(&person, 4, &task).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4}});
+    assert_eq!(person.client.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
+    let rest = stream.rest().await;
+    assert!(rest.iter().all(|message| message["id"] != 4), "{rest:?}");
+    let (next, again) = asked(&person, 5, &task).await;
+    assert_ne!(again["id"], question["id"]);
+    person.respond(&again["id"], &json!({"action": "accept"})).await;
+    assert_eq!(answer_at(&stage, json!(7)).await["result"]["action"], "accept");
+    call.answer(&json!({"content": []}));
+    assert_eq!(next.rest().await.last().unwrap()["id"], 5);
+    assert_eq!(stage.server.world.count("notifications/cancelled"), 0, "the server does not know the request");
+}
+
 /// T-32: the same for the session's own stream.
 #[tokio::test]
 async fn t_32_a_question_follows_the_session_to_its_next_stream() {

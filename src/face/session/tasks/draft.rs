@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use super::result::{OutcomeRequest, WaitingCall};
-use super::task_subscribers::SharedProgress;
-use super::task_subscribers::TaskRequestEntry;
+use super::result::OutcomeRequest;
+use super::task_subscribers::{SharedProgress, TaskRequestEntry};
 use super::{PAGE, TaskRequestContext, tokens};
 use crate::cause::CauseChain;
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
@@ -71,9 +70,9 @@ impl SessionFaceState {
         subscribers.wants_progress(rising);
         subscribers.answers(Arc::clone(&call.request));
         let created = DraftTasks::created(&call.chosen);
-        let waiting = WaitingCall { chosen: call.chosen, request: call.request };
-        let (shared, id, nonce) = (Arc::clone(self), task.key.id, call.nonce);
-        OutcomeRequest { shared, caller: call.caller, id, nonce, addressee, call: Some(waiting) }
+        let DraftCall { chosen, caller, request, nonce } = call;
+        let (shared, id) = (Arc::clone(self), task.key.id);
+        OutcomeRequest { shared, caller, id, nonce, addressee, call: Some(chosen), request }
             .answer_from(created, &subscribers)
             .await
     }

@@ -35,12 +35,8 @@ pub(super) struct OutcomeRequest {
     pub(super) id: TaskId,
     pub(super) nonce: u128,
     pub(super) addressee: Addressee,
-    /// `None` for `tasks/result`.
-    pub(super) call: Option<WaitingCall>,
-}
-
-pub(super) struct WaitingCall {
-    pub(super) chosen: ChosenId,
+    /// The chosen id of a call; `None` for `tasks/result`.
+    pub(super) call: Option<ChosenId>,
     pub(super) request: Arc<TaskRequestEntry>,
 }
 
@@ -58,13 +54,12 @@ impl OutcomeRequest {
             }
             Ok(true) => return self.whole().await,
         }
-        let listener = match self.listen() {
-            Ok(listener) => listener,
-            Err(ResultStreamError::Closed) => return self.whole().await,
-            Err(ResultStreamError::TooMany) => return self.addressee.error(StatusCode::OK, &too_many()),
-        };
         let addressee = self.addressee.clone();
-        respond(OutcomeWait::new(self, None, Some(listener)), addressee).await
+        match self.listen() {
+            Ok(listener) => respond(OutcomeWait::new(self, None, Some(listener)), addressee).await,
+            Err(ResultStreamError::Closed) => self.whole().await,
+            Err(ResultStreamError::TooMany) => addressee.error(StatusCode::OK, &too_many()),
+        }
     }
 
     fn listen(&self) -> Result<ResultSubscriber, ResultStreamError> {
@@ -94,7 +89,7 @@ impl OutcomeRequest {
                 engine.record_shown(&task).map_err(refused)?;
                 let task = engine.share(task).await.map_err(refused)?;
                 let reply = match &self.call {
-                    Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),
+                    Some(chosen) => DraftTasks::for_call(chosen).pieces(TaskReply::Outcome(&task)),
                     None => self.shared.tasks.codec().pieces(TaskReply::Outcome(&task)),
                 };
                 engine.within_budget(&self.caller.principal, reply?).map_err(refused)
@@ -153,10 +148,8 @@ impl OutcomeWait {
     const fn new(awaiting: OutcomeRequest, first: Option<Bytes>, listener: Option<ResultSubscriber>) -> Self {
         Self { awaiting, first, store: StoreWait(None), is_unread: false, listener }
     }
-}
 
-impl CallMessages for OutcomeWait {
-    async fn next(&mut self) -> Option<CallMessage> {
+    async fn message(&mut self) -> Option<CallMessage> {
         if let Some(first) = self.first.take() {
             return Some(CallMessage::event(first));
         }
@@ -171,9 +164,20 @@ impl CallMessages for OutcomeWait {
         {
             return Some(CallMessage::event(message));
         }
-        // The client that cancelled the call wants no response (LEG-14).
-        let is_wanted = self.awaiting.call.as_ref().is_none_or(|call| !call.request.is_withdrawn());
+        // The client that cancelled the request wants no response (LEG-14).
+        let is_wanted = !self.awaiting.request.withdrawn().is_cancelled();
         if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome(&mut self.store).await.into())) } else { None }
+    }
+}
+
+impl CallMessages for OutcomeWait {
+    async fn next(&mut self) -> Option<CallMessage> {
+        if self.awaiting.call.is_some() {
+            // The cancel of a call ends its task, whose last messages come first.
+            return self.message().await;
+        }
+        let withdrawn = self.awaiting.request.withdrawn().clone();
+        withdrawn.run_until_cancelled(self.message()).await.flatten()
     }
 
     /// Progress if the client requested it and the task still runs (L25-46, L25-47), otherwise a comment.

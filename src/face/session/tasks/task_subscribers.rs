@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
 
 use crate::dialect::related_task::RelatedTask;
 use crate::engine::change_subscribers::WAITERS_MAX;
@@ -61,7 +62,6 @@ pub(super) enum ResultStreamKind {
     OutcomeAlone,
 }
 
-/// Ends with the list.
 #[derive(Debug)]
 pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
@@ -225,24 +225,24 @@ impl Drop for ResultSubscriber {
 
 type SessionRequest = (u128, RequestId);
 
-/// Maps requests to tasks, for `notifications/cancelled` (D86-18). Only unfinished calls with chosen ids have entries.
+/// Finds the requests that `notifications/cancelled` names: calls with chosen ids (D86-18), waits for outcomes (LEG-14).
 #[derive(Debug, Default)]
 pub(super) struct TaskRequests {
     /// The newest request under an id, which a client may not reuse concurrently.
-    by_id: Mutex<HashMap<SessionRequest, Arc<Mutex<RequestState>>>>,
+    by_id: Mutex<HashMap<SessionRequest, Arc<RequestState>>>,
 }
 
 #[derive(Debug, Default)]
 struct RequestState {
-    task: Option<TaskKey>,
-    is_withdrawn: bool,
+    task: Mutex<Option<TaskKey>>,
+    withdrawn: CancellationToken,
 }
 
 #[derive(Debug)]
 pub(super) struct TaskRequestEntry {
     requests: Arc<TaskRequests>,
     request: SessionRequest,
-    state: Arc<Mutex<RequestState>>,
+    state: Arc<RequestState>,
 }
 
 impl TaskRequests {
@@ -259,22 +259,22 @@ impl TaskRequests {
     /// Returns the task to cancel, if there is one yet.
     pub(super) fn withdraw(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
         let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
-        let mut state = state.lock();
-        state.is_withdrawn = true;
-        state.task.clone()
+        let task = state.task.lock();
+        state.withdrawn.cancel();
+        task.clone()
     }
 }
 
 impl TaskRequestEntry {
     /// Returns true if the request was cancelled before.
     pub(super) fn became(&self, task: &TaskKey) -> bool {
-        let mut state = self.state.lock();
-        state.task = Some(task.clone());
-        state.is_withdrawn
+        let mut called = self.state.task.lock();
+        *called = Some(task.clone());
+        self.state.withdrawn.is_cancelled()
     }
 
-    pub(super) fn is_withdrawn(&self) -> bool {
-        self.state.lock().is_withdrawn
+    pub(super) fn withdrawn(&self) -> &CancellationToken {
+        &self.state.withdrawn
     }
 }
 
@@ -299,9 +299,9 @@ mod tests {
         let [early, late] = [1, 2].map(|nonce| requests.enter(nonce, &id));
         assert_eq!(requests.withdraw(1, &id), None, "there is no task yet");
         assert!(early.became(&key), "and there is to be none");
-        assert!(!late.became(&key) && !late.is_withdrawn());
+        assert!(!late.became(&key) && !late.withdrawn().is_cancelled());
         assert_eq!(requests.withdraw(2, &id), Some(key));
-        assert!(late.is_withdrawn());
+        assert!(late.withdrawn().is_cancelled());
         let newest = requests.enter(2, &id);
         drop(late);
         assert!(requests.knows(2, &id), "the older one took only its own entry along");

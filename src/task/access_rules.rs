@@ -128,7 +128,7 @@ impl AccessRules {
             if tested.upstreams.as_ref().is_some_and(|names| !names.contains(upstream)) {
                 continue;
             }
-            let fit = tested.who.fit(caller, &groups);
+            let fit = tested.who.fit(caller, &groups, tested.allow);
             if fit != CallerFit::Differs {
                 chosen.push(RuleCandidate { rule, lacks_scope: fit == CallerFit::LacksScope });
             }
@@ -149,15 +149,20 @@ impl AccessRules {
             && self.rules.iter().zip(&other.rules).all(is_same)
     }
 
-    /// The groups of a caller: from its credential, and from `[auth.groups]`.
+    /// The groups of a caller: from its credential, and from `[auth.groups]`. An issuer may have a group with the name of one of
+    /// these, which has its listed members alone (SEC-96).
     fn groups_of<'a>(&'a self, caller: &'a Caller) -> BTreeSet<&'a str> {
-        let claimed = caller.claims.as_ref().map(|claims| &claims.groups);
+        let claims = caller.claims.as_ref();
+        let claimed = claims.map(|claims| &claims.groups);
         let has = |members: &&GroupMembers| {
             members.ids.contains(&caller.principal)
                 || claimed.is_some_and(|claimed| !claimed.is_disjoint(&members.groups))
         };
         let named = self.groups.iter().filter(has).map(|members| &*members.name);
-        claimed.into_iter().flatten().map(|group| &**group).chain(named).collect()
+        let is_token = claims.is_some_and(|claims| claims.issuer.is_some());
+        let listed: BTreeSet<_> = self.groups.iter().filter(|_| is_token).map(|members| &*members.name).collect();
+        let own = claimed.into_iter().flatten().map(|group| &**group).filter(|group| !listed.contains(group));
+        own.chain(named).collect()
     }
 
     fn decide(&self, candidates: &[RuleCandidate], mut fits: impl FnMut(&AccessRule) -> bool) -> RuleDecision {
@@ -263,7 +268,8 @@ impl AccessRule {
     }
 
     /// Whether this rule makes `later` unreachable, as far as their texts show.
-    pub fn precludes(&self, later: &Self) -> bool {
+    pub fn precludes(&self, later: &Self, groups: &[GroupMembers]) -> bool {
+        let has_listed_group = || groups.iter().any(|members| self.who.groups.contains(&members.name));
         let items = |wide: &Option<ItemPatterns>, narrow: &Option<ItemPatterns>| match (wide, narrow) {
             (_, None) => true,
             (None, Some(_)) => false,
@@ -284,16 +290,20 @@ impl AccessRule {
             && (self.arguments.is_empty() || (self.arguments == later.arguments && self.allow == later.allow))
             && self.who.covers(&later.who)
             && is_about_more
+            && (!self.allow || later.allow || !has_listed_group())
     }
 }
 
 impl RuleWho {
-    fn fit(&self, caller: &Caller, groups: &BTreeSet<&str>) -> CallerFit {
+    /// A rule that denies fits a token's own groups, too.
+    fn fit(&self, caller: &Caller, groups: &BTreeSet<&str>, allows: bool) -> CallerFit {
         let claims = caller.claims.as_ref();
         let issuer = claims.and_then(|claims| claims.issuer.as_ref());
+        let is_claimed = |group: &Arc<str>| !allows && claims.is_some_and(|claims| claims.groups.contains(group));
         let fits = (self.ids.is_empty() || self.ids.contains(&caller.principal))
             && (self.issuers.is_empty() || issuer.is_some_and(|issuer| self.issuers.contains(issuer)))
-            && (self.groups.is_empty() || self.groups.iter().any(|group| groups.contains(&**group)));
+            && (self.groups.is_empty()
+                || self.groups.iter().any(|group| groups.contains(&**group) || is_claimed(group)));
         let has_scope = self.scopes.is_empty() || self.scopes.iter().any(|scope| caller.has_scope(scope));
         match (fits, has_scope) {
             (true, true) => CallerFit::Fits,

@@ -57,7 +57,8 @@ pub(super) fn resolve(
         issuers: raw.issuers.iter().filter_map(|one| Some(one.values.issuer.as_ref()?.value.as_str())).collect(),
         asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
-    let rules = AccessRules { groups: resolve_groups(raw, &known, report), rules: resolve_rules(raw, &known, report) };
+    let groups = resolve_groups(raw, &known, report);
+    let rules = AccessRules { rules: resolve_rules(raw, &known, &groups, report), groups };
     for key in &raw.api_keys {
         check_upstreams(&key.values, known.upstreams, report);
     }
@@ -91,14 +92,19 @@ fn resolve_groups(raw: &RawConfig, known: &KnownNames<'_>, report: &mut MistakeC
     groups
 }
 
-fn resolve_rules(raw: &RawConfig, known: &KnownNames<'_>, report: &mut MistakeCollector) -> Vec<AccessRule> {
+fn resolve_rules(
+    raw: &RawConfig,
+    known: &KnownNames<'_>,
+    groups: &[GroupMembers],
+    report: &mut MistakeCollector,
+) -> Vec<AccessRule> {
     if let Some(late) = raw.access_rules.get(RULES_MAX) {
         report.mistake(&late.location, format!("there are more than {RULES_MAX} rules; write patterns, or groups"));
         return Vec::new();
     }
     let rules: Vec<AccessRule> = raw.access_rules.iter().map(|raw| resolve_rule(raw, known, report)).collect();
     for (at, rule) in rules.iter().enumerate() {
-        if let Some(early) = rules[..at].iter().position(|early| early.precludes(rule)) {
+        if let Some(early) = rules[..at].iter().position(|early| early.precludes(rule, groups)) {
             let line = raw.access_rules[early].location.line;
             report
                 .warning(&raw.access_rules[at].location, format!("never decides: the rule in line {line} fits first"));

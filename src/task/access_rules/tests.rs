@@ -57,7 +57,7 @@ fn some_rule() -> impl Strategy<Value = AccessRule> {
 }
 
 fn some_caller() -> impl Strategy<Value = Caller> {
-    let claims = (some_names(&["s", "t"]), some_names(&["g", "x"]), proptest::option::of(Just(Arc::from("i"))));
+    let claims = (some_names(&["s", "t"]), some_names(&["g", "x", "team"]), proptest::option::of(Just(Arc::from("i"))));
     let claims = claims.prop_map(|(scopes, groups, issuer)| Claims { scopes, groups, issuer, is_bound: false });
     (proptest::sample::select(vec!["key:a", "key:b", "key:c"]), proptest::option::of(claims))
         .prop_map(|(id, claims)| Caller { claims: claims.map(Arc::new), ..Caller::of(Principal::new(id)) })
@@ -74,6 +74,9 @@ fn naive(
     let none = Claims::default();
     let claims = caller.claims.as_deref().unwrap_or(&none);
     let mut groups = claims.groups.clone();
+    if claims.issuer.is_some() {
+        groups.retain(|group| rules.groups.iter().all(|members| members.name != *group));
+    }
     for group in &rules.groups {
         if group.ids.contains(&caller.principal) || group.groups.iter().any(|group| claims.groups.contains(group)) {
             groups.insert(Arc::clone(&group.name));
@@ -82,7 +85,9 @@ fn naive(
     for rule in &rules.rules {
         let who = (rule.who.ids.is_empty() || rule.who.ids.contains(&caller.principal))
             && (rule.who.issuers.is_empty() || claims.issuer.as_ref().is_some_and(|of| rule.who.issuers.contains(of)))
-            && (rule.who.groups.is_empty() || !rule.who.groups.is_disjoint(&groups))
+            && (rule.who.groups.is_empty()
+                || !rule.who.groups.is_disjoint(&groups)
+                || (!rule.allow && !rule.who.groups.is_disjoint(&claims.groups)))
             && (rule.who.scopes.is_empty() || !rule.who.scopes.is_disjoint(&claims.scopes));
         let here = rule.upstreams.as_ref().is_none_or(|names| names.contains(upstream));
         let (patterns, name) = match item {
@@ -158,10 +163,36 @@ proptest! {
         }
         // A rule that is called superfluous never decides.
         for (at, late) in rules.rules.iter().enumerate() {
-            if rules.rules[..at].iter().any(|early| early.precludes(late)) {
+            if rules.rules[..at].iter().any(|early| early.precludes(late, &rules.groups)) {
                 prop_assert_ne!(index, Some(at));
             }
         }
+    }
+}
+
+/// Everyone who may name groups at an issuer could else join a group of the configuration.
+#[test]
+fn sec_96_an_issuers_group_is_not_the_group_of_that_name_in_the_configuration() {
+    let team = GroupMembers { name: Arc::from("team"), ids: BTreeSet::new(), groups: names(&["g"]) };
+    let rules = |allow| {
+        let who = RuleWho { groups: names(&["team"]), ..RuleWho::default() };
+        let of_team = AccessRule { who, ..rule(allow) };
+        AccessRules { rules: vec![of_team, rule(!allow)], groups: vec![team.clone()] }
+    };
+    for (group, issuer, is_allowed, is_denied) in [
+        ("team", Some("i"), false, true),
+        ("g", Some("i"), true, true),
+        ("x", Some("i"), false, false),
+        // The configuration gives this one to a key.
+        ("team", None, true, true),
+    ] {
+        let claims = Claims { groups: names(&[group]), issuer: issuer.map(Arc::from), ..Claims::default() };
+        let caller = Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::new("key:a")) };
+        let allows = |rules: &AccessRules| {
+            let about = rules.for_caller(&caller, "one").about(rules, AccessItem::Tool("t"));
+            about.decide(rules, DecisionArguments::Any).verdict == AccessVerdict::Allowed
+        };
+        assert_eq!((allows(&rules(true)), !allows(&rules(false))), (is_allowed, is_denied), "{group} of {issuer:?}");
     }
 }
 

@@ -92,11 +92,10 @@ impl AuditQueue {
         let bytes = record.members.len() + RECORD_BYTES;
         if state.bytes + bytes > BYTES_MAX {
             metrics::counter!(metric::AUDIT_LOST).increment(1);
-            match state.items.back_mut() {
-                Some(QueueItem::Lost(lost)) => *lost += 1,
-                Some(QueueItem::Record(_) | QueueItem::Unnamed(_) | QueueItem::Reopen) | None => {
-                    state.items.push_back(QueueItem::Lost(1));
-                }
+            if let Some(QueueItem::Lost(lost)) = state.items.back_mut() {
+                *lost += 1;
+            } else {
+                state.items.push_back(QueueItem::Lost(1));
             }
             return;
         }

@@ -31,6 +31,7 @@ use self::remembered::{RememberedToken, RememberedTokens, TokenDigest};
 use self::seen_proofs::{SeenError, SeenProofs};
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
+use crate::task::digest::digest;
 use crate::task::{Caller, Claims, Clock, Principal, SystemClock, Timestamp};
 use crate::upstream::TaskScope;
 
@@ -315,7 +316,7 @@ impl TokenVerifier {
         let Some((issuer, introspector)) = issuer.and_then(|one| Some((one, one.introspector.as_ref()?))) else {
             return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
         };
-        match introspector.known(asked.token) {
+        match introspector.known(&digest([asked.token.as_bytes()])) {
             None if asked.wait == KeyWait::Allowed => {
                 let token = asked.token.to_owned();
                 self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))

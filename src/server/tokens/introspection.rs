@@ -70,13 +70,9 @@ impl Introspector {
     }
 
     /// The last answer about a token; `None` if the issuer must be asked.
-    pub(super) fn known(&self, token: &str) -> Option<IntrospectionAnswer> {
-        self.known_of(&digest([token.as_bytes()]))
-    }
-
-    fn known_of(&self, key: &Digest) -> Option<IntrospectionAnswer> {
-        let answer = self.answers.get(key).map(|(answer, _)| answer);
-        answer.or_else(|| self.failed.contains_key(key).then_some(IntrospectionAnswer::Unavailable))
+    pub(super) fn known(&self, token: &Digest) -> Option<IntrospectionAnswer> {
+        let answer = self.answers.get(token).map(|(answer, _)| answer);
+        answer.or_else(|| self.failed.contains_key(token).then_some(IntrospectionAnswer::Unavailable))
     }
 
     /// Asks the issuer once for all requests with a token, to the end. Fails with the time until its network may ask.
@@ -101,7 +97,7 @@ impl Introspector {
             asking.note(key, &answer);
             Ok(answer)
         };
-        let asked = self.lookups.get(key, network, scope, || self.known_of(&key).map(Ok), lookup).await;
+        let asked = self.lookups.get(key, network, scope, || self.known(&key).map(Ok), lookup).await;
         asked.map_or(Ok(()), |answer| answer.map(drop))
     }
 

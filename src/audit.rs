@@ -216,8 +216,8 @@ impl Drop for AuditedCall {
     fn drop(&mut self) {
         if self.is_recorded {
             let outcome = self.outcome.get().copied().unwrap_or(ABANDONED);
-            let seconds = Some(self.began.elapsed().as_secs_f64());
-            self.log.record(&AuditEvent { outcome: Some(outcome), seconds, ..self.event(AuditAct::CallEnded) });
+            let duration = Some(self.began.elapsed());
+            self.log.record(&AuditEvent { outcome: Some(outcome), duration, ..self.event(AuditAct::CallEnded) });
         }
     }
 }

@@ -2,13 +2,16 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use serde::Deserialize;
 
-use crate::task::digest::hex;
+use crate::task::digest::{hex, unhex};
 use crate::task::reference::ShortReference;
+use crate::task::time::millis;
 use crate::task::{Principal, TaskKey, Timestamp};
 use crate::wire::one_line::is_invisible;
 
@@ -16,8 +19,6 @@ pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 /// A longer text is cut, and ends with digits of its digest.
 const TEXT_BYTES_MAX: usize = 256;
 const DIGEST_DIGITS: usize = 16;
-/// Room for the members of the chain, without the name of a replica.
-const HEAD_BYTES: usize = 160;
 
 named_variants! {
     /// The kind of an event; `what` of its line.
@@ -58,7 +59,7 @@ pub struct AuditEvent<'a> {
     pub item: Option<&'a str>,
     pub task: Option<&'a TaskKey>,
     pub outcome: Option<&'a str>,
-    pub seconds: Option<f64>,
+    pub duration: Option<Duration>,
     pub arguments: Option<&'a str>,
     /// The line of the configuration that decided.
     pub rule: Option<&'a str>,
@@ -77,7 +78,7 @@ impl<'a> AuditEvent<'a> {
             item: None,
             task: None,
             outcome: None,
-            seconds: None,
+            duration: None,
             arguments: None,
             rule: None,
             count: None,
@@ -121,8 +122,9 @@ impl<'a> AuditEvent<'a> {
                 member(name, text);
             }
         }
-        if let Some(seconds) = self.seconds {
-            let _ = write!(out, "\"seconds\":{seconds:.3},");
+        if let Some(duration) = self.duration {
+            let millis = millis(duration.saturating_add(Duration::from_micros(500)));
+            let _ = write!(out, "\"seconds\":{}.{:03},", millis / 1_000, millis % 1_000);
         }
         if let Some((name, count)) = self.count {
             let _ = write!(out, "\"{name}\":{count},");
@@ -175,17 +177,6 @@ pub(super) fn digest_of(line: &[u8]) -> LineDigest {
     bytes
 }
 
-pub(super) fn digest_in(text: &str) -> Option<LineDigest> {
-    let mut digest = LineDigest::default();
-    if text.len() != 2 * digest.len() || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-        return None;
-    }
-    for (at, byte) in digest.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(digest)
-}
-
 /// The end of a chain: number and digest of its last line; zeros before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChainEnd {
@@ -197,18 +188,17 @@ impl ChainEnd {
     /// Appends a line to `out` and to the chain.
     pub(super) fn add(&mut self, at: Timestamp, replica: Option<&str>, members: &str, out: &mut Vec<u8>) {
         self.seq += 1;
-        let mut line = String::with_capacity(HEAD_BYTES + members.len());
-        let _ = write!(line, "{{\"seq\":{},\"time\":\"{at}\",", self.seq);
+        let begin = out.len();
+        let _ = write!(out, "{{\"seq\":{},\"time\":\"{at}\"", self.seq);
         if let Some(replica) = replica {
-            line.push_str("\"replica\":");
-            put_text(&mut line, replica);
-            line.push(',');
+            let mut name = String::new();
+            put_text(&mut name, replica);
+            let _ = write!(out, ",\"replica\":{name}");
         }
-        for part in ["\"prev\":\"", &hex(&self.digest), "\",", members] {
-            line.push_str(part);
+        for part in [",\"prev\":\"", &hex(&self.digest), "\",", members] {
+            out.extend_from_slice(part.as_bytes());
         }
-        self.digest = digest_of(line.as_bytes());
-        out.extend_from_slice(line.as_bytes());
+        self.digest = digest_of(&out[begin..]);
         out.push(b'\n');
     }
 
@@ -220,7 +210,7 @@ impl ChainEnd {
         let seq = std::str::from_utf8(number).ok()?.parse::<u64>().ok()?.checked_sub(1)?;
         let rest = &torn[at + 8..];
         let digits = rest.get(..2 * SHA256_OUTPUT_LEN).filter(|digits| rest.get(digits.len()) == Some(&b'"'))?;
-        Some(Self { seq, digest: digest_in(std::str::from_utf8(digits).ok()?)? })
+        Some(Self { seq, digest: unhex(std::str::from_utf8(digits).ok()?)? })
     }
 
     /// The end of the chain with this line as its last.
@@ -264,7 +254,7 @@ mod tests {
                 tool: Some(&hostile),
                 item: Some(&hostile),
                 outcome: Some("ended"),
-                seconds: Some(f64::from(u32::MAX)),
+                duration: Some(Duration::MAX),
                 arguments: Some(&hostile),
                 rule: Some(&hostile),
                 count: Some(("lost", u64::MAX)),

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read as _};
 
-use super::record::{ChainEnd, LINE_BYTES_MAX, LineLinks, digest_in, digest_of};
-use crate::task::digest::hex;
+use super::record::{ChainEnd, LINE_BYTES_MAX, LineLinks, digest_of};
+use crate::task::digest::{hex, unhex};
 
 const ANCHORS_MAX: usize = 1_000_000;
 const ANCHOR_LINE_BYTES_MAX: u64 = 128;
@@ -205,9 +205,7 @@ impl ChainVerifier {
             Some(end) => end,
             // One file of a rotated series, or the rest of one whose beginning was removed.
             None if seq > 1 && !self.is_partial => return Err(AuditFault::BeginningMissing { line, seq }),
-            None if seq > 1 => {
-                ChainEnd { seq: seq - 1, digest: digest_in(&prev).ok_or(AuditFault::NotARecord { line })? }
-            }
+            None if seq > 1 => ChainEnd { seq: seq - 1, digest: unhex(&prev).ok_or(AuditFault::NotARecord { line })? },
             None => ChainEnd::default(),
         };
         if seq != before.seq + 1 {

@@ -258,9 +258,9 @@ impl Engine {
         let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
         if let Some(audit) = self.audit() {
             let (upstream, tool) = (Some(&**upstream), Some(&**tool));
-            let (outcome, seconds) = (Some(label), Some(age.as_secs_f64()));
+            let (outcome, duration) = (Some(label), Some(age));
             let settled = AuditEvent::of_task(AuditAct::TaskSettled, &after.key);
-            audit.record(&AuditEvent { upstream, tool, outcome, seconds, ..settled });
+            audit.record(&AuditEvent { upstream, tool, outcome, duration, ..settled });
         }
         // Without the call's span, which has the same fields.
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");

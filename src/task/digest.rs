@@ -18,9 +18,23 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
 
 /// The hex digits of some bytes. One allocation, since this runs for every request of a session.
 pub fn hex(bytes: &[u8]) -> String {
-    let nibbles = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    let digits = nibbles.map(|nibble| b"0123456789abcdef"[usize::from(nibble)]).collect();
+    let mut digits = vec![0; 2 * bytes.len()];
+    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[byte >> 4, byte & 15].map(|nibble| b"0123456789abcdef"[usize::from(nibble)]));
+    }
     String::from_utf8(digits).expect("digits are ASCII")
+}
+
+/// The bytes of lowercase hex digits; `None` for other texts, and for other lengths.
+pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::digest::{Digest, digest, hex};
+use super::digest::{Digest, digest, hex, unhex};
 use super::{Principal, TaskKey};
 
 /// Digits of a short digest: 48 bits, so that a hundred thousand tasks rarely share one.
@@ -25,19 +25,7 @@ impl ShortReference {
     }
 
     pub fn parse(text: &str) -> Option<Self> {
-        let digit = |byte: u8| match byte {
-            b'0'..=b'9' => Some(byte - b'0'),
-            b'a'..=b'f' => Some(byte - b'a' + 10),
-            _ => None,
-        };
-        let mut bytes = [0; SHORT / 2];
-        if text.len() != SHORT {
-            return None;
-        }
-        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = digit(digits[0])? << 4 | digit(digits[1])?;
-        }
-        Some(Self(bytes))
+        unhex(text).map(Self)
     }
 }
 

@@ -123,7 +123,7 @@ pub(super) fn request(
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {
         Some(edited) => edited.into(),
-        None if served.channel.reads_messages() || served.engine.audit().is_some() => {
+        None if served.channel.reads_messages() => {
             MessageText::with_message(bytes, Arc::new(Message::Request(request)))
         }
         None => bytes.into(),

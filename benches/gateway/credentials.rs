@@ -110,6 +110,8 @@ pub(crate) struct Login {
     bound: OnceCell<String>,
     numbers: Cell<u64>,
     folder: TempDir,
+    /// Apart from the key set, whose folder a gateway watches for changes.
+    audit: TempDir,
 }
 
 impl Login {
@@ -123,6 +125,7 @@ impl Login {
             bound: OnceCell::new(),
             numbers: Cell::new(0),
             folder,
+            audit: TempDir::new()?,
         })
     }
 
@@ -151,7 +154,7 @@ impl Login {
     }
 
     fn audit(&self) -> String {
-        format!("[audit]\npath = \"{}\"\n", self.folder.path().join("audit.jsonl").display())
+        format!("[audit]\npath = \"{}\"\n", self.audit.path().join("audit.jsonl").display())
     }
 
     /// `count` requests of a client, for a session or a settled task that it first gets at the gateway.

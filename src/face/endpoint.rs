@@ -77,14 +77,15 @@ impl UpstreamEndpoint {
         .boxed()
     }
 
-    async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
+    /// Boxes the request's future once. An `async` block around it would hold and copy it twice.
+    fn answer(&self, mut inbound: Box<Inbound>) -> BoxFuture<'_, FaceResponse> {
         // The path was checked before, but not for each message of an HTTP+SSE stream. Its session still ends.
         if inbound.method != Method::DELETE && self.withheld_by(&inbound.caller).is_some() {
             if let Some(audit) = self.served.engine.audit() {
                 let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
                 audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
             }
-            return bare(StatusCode::NOT_FOUND);
+            return std::future::ready(bare(StatusCode::NOT_FOUND)).boxed();
         }
         let holder = inbound.caller.clone();
         let (forwarded, carriage) =
@@ -92,20 +93,22 @@ impl UpstreamEndpoint {
         inbound.forwarded = forwarded.clone();
         // Before the server is asked: a reload while it answers counts, too.
         let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));
-        let response = affinity::answer(self, inbound).await;
-        let is_stream = is_event_stream(&response);
-        // A forwarded request was counted by the replica that answered it.
-        if response.extensions().get::<ForwardedMarker>().is_none() {
-            self.outcomes.count(&response, is_stream);
-        }
-        let response = match &self.login {
-            Some(login) => login.relay(response, &forwarded, carriage),
-            None => response,
+        let finish = move |response: FaceResponse| {
+            let is_stream = is_event_stream(&response);
+            // A forwarded request was counted by the replica that answered it.
+            if response.extensions().get::<ForwardedMarker>().is_none() {
+                self.outcomes.count(&response, is_stream);
+            }
+            let response = match &self.login {
+                Some(login) => login.relay(response, &forwarded, carriage),
+                None => response,
+            };
+            if !is_stream {
+                return response;
+            }
+            ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
         };
-        if !is_stream {
-            return response;
-        }
-        ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
+        affinity::answer(self, inbound).map(finish).boxed()
     }
 
     pub async fn evict_expired(&self, stop: &CancellationToken) {
@@ -115,12 +118,16 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
+    fn serve<'life0, 'async_trait>(&'life0 self, inbound: Box<Inbound>) -> BoxFuture<'async_trait, FaceResponse>
+    where
+        'life0: 'async_trait,
+        Self: 'async_trait,
+    {
         let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
-        let response = self.answer(inbound).await;
+        let answer = self.answer(inbound);
         match shown {
-            Some(request) => dev_requests::shown(request, response),
-            None => response,
+            Some(request) => answer.map(|response| dev_requests::shown(request, response)).boxed(),
+            None => answer,
         }
     }
 
@@ -153,7 +160,7 @@ impl Endpoint for UpstreamEndpoint {
 
 /// Whether a request opens a stream of notifications that its client opens again, which it cannot over HTTP+SSE and stdio.
 fn carries_notifications(request: &Inbound) -> bool {
-    let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
+    let listens = || headers::single(&request.headers, &headers::METHOD).is_ok_and(|name| name == Some(method::LISTEN));
     request.method == Method::GET || (request.carriage == MessageChannel::Request && listens())
 }
 
@@ -162,7 +169,7 @@ impl PathFaces for UpstreamEndpoint {
         PathContext { served: &self.served, name: self.served.channel.name(), streams_end: &self.served.streams_end }
     }
 
-    async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {
+    fn stateless(&self, inbound: &Inbound, request: &Request) -> impl Future<Output = FaceResponse> + Send {
         let around = MessageContext {
             headers: &inbound.headers,
             forwarded: &inbound.forwarded,
@@ -175,11 +182,11 @@ impl PathFaces for UpstreamEndpoint {
             carriage: inbound.carriage,
             has_key: inbound.arrival.has_key(),
         };
-        self.stateless.serve(request, around).await
+        self.stateless.serve(request, around)
     }
 
-    async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
-        self.session.post(inbound, message).await
+    fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send {
+        self.session.post(inbound, message)
     }
 
     async fn post_batch(&self, inbound: &Inbound, items: ArrayItems) -> FaceResponse {

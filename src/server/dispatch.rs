@@ -197,30 +197,24 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, caller: AdmittedCaller) -> FaceResponse {
-        self.0.answer(request, caller).await
-    }
-}
-
-impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, mut caller: AdmittedCaller) -> FaceResponse {
+    pub(super) async fn answer(&self, mut request: Box<Request<Incoming>>, mut caller: AdmittedCaller) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (route, accepted) = match self.admit(&request, &caller) {
+        let (route, accepted) = match self.0.admit(&request, &caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                let response = self.refuse(refusal, &caller, &request, position);
+                let response = self.0.refuse(refusal, &caller, &request, position);
                 return keep_open(response, *request);
             }
         };
         caller.caller = caller.caller.at(|| route.endpoint.upstreams());
         let posted = *request.method() == Method::POST;
         let body = if posted {
-            match self.read(request.body_mut()).await {
+            match self.0.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(_) if caller.arrival.has_left() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
-                    let response = self.refuse(refusal, &caller, &request, position.after_body());
+                    let response = self.0.refuse(refusal, &caller, &request, position.after_body());
                     return keep_open(response, *request);
                 }
             }
@@ -235,7 +229,9 @@ impl DispatchState {
         }
         response
     }
+}
 
+impl DispatchState {
     fn refuse(
         &self,
         refusal: Refusal,

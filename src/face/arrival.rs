@@ -33,7 +33,7 @@ enum ArrivalState {
 impl Arrival {
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let state = match *method {
-            Method::POST if !headers.contains_key(idempotency_key::HEADER) => ArrivalState::Unread,
+            Method::POST if !headers.keys().any(|name| *name == idempotency_key::HEADER) => ArrivalState::Unread,
             Method::POST => ArrivalState::HasKey,
             Method::DELETE => ArrivalState::OutlivesClient,
             _ => ArrivalState::EndsWithClient,

@@ -1,6 +1,5 @@
 //! Defines the client's side of a dialect: reads task requests, writes the engine's replies.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -79,13 +78,16 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
 
 /// The id in a task method's params; one that cannot be ours is an unknown task (B119, B120, B123).
 pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
-    let usable =
-        |text: &Cow<'_, str>| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
-    let text = params
-        .get_str("taskId")
-        .filter(usable)
-        .ok_or_else(|| RequestError::params("taskId must be a string of 1 to 128 characters"))?;
-    TaskId::parse(&text).ok_or(RequestError::UnknownTask)
+    let text = params.get_str("taskId");
+    if let Some(id) = text.as_deref().and_then(TaskId::parse) {
+        return Ok(id);
+    }
+    let is_usable =
+        |text: &str| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
+    Err(match text.as_deref().is_some_and(is_usable) {
+        true => RequestError::UnknownTask,
+        false => RequestError::params("taskId must be a string of 1 to 128 characters"),
+    })
 }
 
 pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestError> {

@@ -136,8 +136,8 @@ impl Object {
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
         if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {
-            // The usual case: compares bytes, mostly by length alone.
-            let is_variant = |raw: &[u8], name: &[u8]| raw.eq_ignore_ascii_case(name) && raw != name;
+            let is_variant =
+                |raw: &[u8], name: &[u8]| raw.len() == name.len() && raw != name && raw.eq_ignore_ascii_case(name);
             let varied = |raw: &[u8]| names.iter().position(|name| is_variant(raw, name.as_bytes()));
             return self.members().filter_map(|member| varied(self.raw_key(member))).min().map(|first| names[first]);
         }

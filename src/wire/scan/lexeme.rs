@@ -125,12 +125,13 @@ fn control(text: &[u8]) -> Option<usize> {
 fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 0xff;
     const HIGH: u64 = ONES << 7;
-    let zero = |word: u64| word.wrapping_sub(ONES) & !word;
+    let below = |word: u64, least: u64| word.wrapping_sub(ONES * least) & !word;
     let (words, tail) = text.as_chunks::<8>();
     for (number, eight) in words.iter().enumerate() {
         let word = u64::from_le_bytes(*eight);
-        let control = if CONTROLS { word.wrapping_sub(ONES * 0x20) & !word } else { 0 };
-        let hits = (zero(word ^ (ONES * 0x22)) | zero(word ^ (ONES * 0x5c)) | control) & HIGH;
+        // With bit 1 flipped, the quotation mark follows the control characters.
+        let quote = if CONTROLS { below(word ^ (ONES * 2), 0x21) } else { below(word ^ (ONES * 0x22), 1) };
+        let hits = (quote | below(word ^ (ONES * 0x5c), 1)) & HIGH;
         if hits != 0 {
             return number * 8 + (hits.trailing_zeros() / 8) as usize;
         }
@@ -179,7 +180,8 @@ fn code_unit(text: &[u8], at: usize) -> Result<u32, usize> {
 /// A scanned string value, decoded; `None` for other values, and for text with a lone surrogate, which cannot be compared.
 pub(in crate::wire) fn decode_string(value: &[u8]) -> Option<Cow<'_, str>> {
     let raw = inside(value)?;
-    if raw.contains('\\') { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
+    let is_escaped = mark(raw.as_bytes(), 0) < raw.len();
+    if is_escaped { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
 }
 
 /// As [`decode_string`], with U+FFFD for each lone surrogate: for text that is displayed, and decides nothing.

@@ -242,10 +242,10 @@ pub fn only_post() -> FaceResponse {
     response
 }
 
-/// The error for an unreadable body, and the id if it may be echoed (B78 to B95).
+/// The error for an unreadable body, and the id if it may be echoed (B78 to B95): that of a response is its receiver's (B270).
 pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
     match error {
-        EnvelopeError::Scan { error, id } => {
+        EnvelopeError::Scan { error, id, is_answer } => {
             let what = error.to_string();
             let refused = |reason| RequestError::UnsafeDocument { what: what.clone(), reason };
             let complaint = match error {
@@ -257,9 +257,9 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestErr
                 ScanError::NumberRange { .. } => refused("number_range"),
                 ScanError::TooManyNodes { .. } => refused("too_many_nodes"),
             };
-            (id, complaint)
+            (id.filter(|_| !is_answer), complaint)
         }
-        EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
+        EnvelopeError::Shape { what, id, is_answer } => (id.filter(|_| !is_answer), RequestError::NotARequest(what)),
         EnvelopeError::Batch => (None, RequestError::not_a_request("a batch is not accepted here")),
     }
 }

@@ -103,32 +103,30 @@ impl Response {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     #[error("{error}")]
-    Scan { error: ScanError, id: Option<RequestId> },
+    Scan { error: ScanError, id: Option<RequestId>, is_answer: bool },
     /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
     #[error("{what}")]
-    Shape { what: Cow<'static, str>, id: Option<RequestId> },
+    Shape { what: Cow<'static, str>, id: Option<RequestId>, is_answer: bool },
     #[error("a batch is not accepted here")]
     Batch,
 }
 
 /// Reads one message in one pass. The error has the id if it could be read and may be echoed (B80 to B95).
 pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
-    let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
+    let refused = |error| EnvelopeError::Scan { error, id: None, is_answer: false };
+    let outline = scan::scan(text, limits).map_err(refused)?;
     let parts = EnvelopeParts::gather(text, &outline.members);
+    let is_answer = || parts.method.is_none() && (parts.result.is_some() || parts.error.is_some());
     if let Some(error) = outline.flaw {
-        return Err(EnvelopeError::Scan { error, id: parts.usable_id() });
+        return Err(EnvelopeError::Scan { error, id: parts.usable_id(), is_answer: is_answer() });
     }
-    match text[outline.root.start] {
-        b'{' => (),
-        b'[' => return Err(EnvelopeError::Batch),
-        _ => return Err(EnvelopeError::Shape { what: Cow::Borrowed("the message is not a JSON object"), id: None }),
+    let shape = |what| EnvelopeError::Shape { what, id: parts.usable_id(), is_answer: is_answer() };
+    match (text[outline.root.start], &parts.unknown) {
+        (b'{', None) => parts.classify(&outline.members).map_err(|what| shape(Cow::Borrowed(what))),
+        (b'{', Some(unknown)) => Err(shape(Cow::Owned(format!("an envelope has the unknown member `{unknown}`")))),
+        (b'[', _) => Err(EnvelopeError::Batch),
+        _ => Err(shape(Cow::Borrowed("the message is not a JSON object"))),
     }
-    if let Some(unknown) = &parts.unknown {
-        let what = format!("an envelope has the unknown member `{unknown}`");
-        return Err(EnvelopeError::Shape { what: Cow::Owned(what), id: parts.usable_id() });
-    }
-    let message = parts.classify(&outline.members);
-    message.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
 #[derive(Debug)]
@@ -371,13 +369,13 @@ pub fn is_batch(text: &Bytes) -> bool {
 
 /// The items of a batch, verbatim and unparsed. Fails as [`read_batch`].
 pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
-    let refused = |error| EnvelopeError::Scan { error, id: None };
+    let refused = |error| EnvelopeError::Scan { error, id: None, is_answer: false };
     let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
     let outline = scan::scan(text, array_limits).and_then(scan::ObjectOutline::flawless).map_err(refused)?;
     let array = text.slice(outline.root);
     let spans: Vec<_> = scan::items(&array).take(messages_max.saturating_add(1)).collect();
     if spans.is_empty() {
-        return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None });
+        return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None, is_answer: false });
     }
     if spans.len() > messages_max {
         return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));

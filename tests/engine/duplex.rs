@@ -254,6 +254,7 @@ async fn an_invalid_line_is_refused_under_its_id_if_it_has_one() {
         ("{\"jsonrpc\":", -32700, Value::Null),
         ("nonsense", -32700, Value::Null),
         ("{\"jsonrpc\":\"2.0\",\"id\":4}", -32600, json!(4)),
+        ("{\"jsonrpc\":\"2.0\",\"id\":4,\"error\":{\"code\":-32603}}", -32600, Value::Null),
         ("{\"jsonrpc\":\"2.0\",\"id\":5,\"method\":\"tools/list\"}", -32600, json!(5)),
         ("[{\"jsonrpc\":\"2.0\",\"id\":5,\"method\":\"tools/list\"}]", -32600, Value::Null),
     ] {

@@ -10,8 +10,8 @@ fn read_text(text: &str) -> Result<Message, EnvelopeError> {
 #[track_caller]
 fn check_refused(text: &str, expected: &str, echoed: Option<&str>) {
     let (kind, id) = match read_text(text).expect_err(text) {
-        EnvelopeError::Scan { error, id } => (format!("{error:?}"), id),
-        EnvelopeError::Shape { what, id } => (what.into_owned(), id),
+        EnvelopeError::Scan { error, id, .. } => (format!("{error:?}"), id),
+        EnvelopeError::Shape { what, id, .. } => (what.into_owned(), id),
         EnvelopeError::Batch => ("batch".to_owned(), None),
     };
     assert!(kind.contains(expected), "{text}: {kind}");

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::client::{TestGateway, call};
 use super::upstream::{Once, ScriptedServer, SeenRequest, json_text, status};
 
-/// B78 to B97, towards session clients.
+/// B78 to B97, towards session clients; B270: an error under the id of a response would end the client's own request.
 #[tokio::test]
 async fn an_invalid_message_is_refused_under_its_id() {
     let server = ScriptedServer::polite().await;
@@ -56,6 +56,9 @@ async fn an_invalid_message_is_refused_under_its_id() {
         ("B98", r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}"#, "200 -32602 id 1"),
         ("no id", r#"{"jsonrpc":"2.0","method":"tools/call","params":{"name":"a"}}"#, "400 -32600"),
         ("response without id", r#"{"jsonrpc":"2.0","id":null,"result":{}}"#, "400 -32600"),
+        ("B270", r#"{"jsonrpc":"2.0","id":1,"result":{"a":1,"a":2}}"#, "400 -32600"),
+        ("B270", r#"{"jsonrpc":"2.0","id":1,"result":{},"_meta":{}}"#, "400 -32600"),
+        ("B270", r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32603}}"#, "400 -32600"),
     ] {
         assert_eq!(client.post(body.to_owned()).await.verdict().await, verdict, "{name}: {body}");
     }

@@ -222,6 +222,7 @@ async fn a_message_that_is_wrong_is_answered_on_the_stream_if_it_has_an_id() {
         let answer = stream.message().await;
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(id), &json!(code)), "{answer}");
     }
+    assert_eq!(stream.post(r#"{"jsonrpc":"2.0","id":5,"error":{"code":-32603}}"#).await.0, 400, "B270");
 }
 
 #[tokio::test]

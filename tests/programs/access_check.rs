@@ -192,7 +192,7 @@ fn the_deciding_line_is_printed_with_its_decision() {
     }
 }
 
-/// A rule about a caller who cannot come is a mistake, or has a warning: a deny rule would deny to no one.
+/// SEC-97: a rule about a caller who cannot come is a mistake, or has a warning: a deny rule would deny to no one.
 #[test]
 fn a_rule_for_an_impossible_caller_never_matches() {
     let folder = tempfile::tempdir().unwrap();
@@ -205,33 +205,33 @@ fn a_rule_for_an_impossible_caller_never_matches() {
         )
     };
     let of_issuer = taskgate::task::Principal::of_subject("https://login.example", "eve");
+    let of_claim = taskgate::task::Principal::of_claim("https://login.example", "team", "red");
+    let owners = "never fits: no issuer's tokens belong to it; write ";
+    let check = |text: &str| {
+        fs::write(folder.path().join("gate.toml"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+        let checked = command.args(["check", "gate.toml"]).current_dir(folder.path()).output().unwrap();
+        let printed = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
+        (checked.status.code(), printed)
+    };
     for (id, said) in [
-        (
-            "jwt:eve",
-            format!(
-                "never fits: no issuer has these digits; write `{}SUBJECT`",
-                of_issuer.as_str().trim_end_matches("eve")
-            ),
-        ),
-        ("jwt:0123456789abcdef:eve", "never fits: no issuer has these digits".to_owned()),
+        ("jwt:eve", format!("{owners}`{}NAME`", of_issuer.as_str().trim_end_matches("eve"))),
+        ("jwt:0123456789abcdef:eve", owners.to_owned()),
+        (of_claim.as_str(), owners.to_owned()),
         ("local", "never fits: each caller needs a credential".to_owned()),
         ("anon", "never fits: each caller needs a credential".to_owned()),
         ("cred:x", "never fits: each caller needs a credential".to_owned()),
         ("key:ada", String::new()),
         (of_issuer.as_str(), String::new()),
     ] {
-        fs::write(folder.path().join("gate.toml"), toml(&format!("\"{id}\""))).unwrap();
-        let checked = Command::new(env!("CARGO_BIN_EXE_taskgate"))
-            .args(["check", "gate.toml"])
-            .current_dir(folder.path())
-            .output();
-        let checked = checked.unwrap();
-        let printed = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
-        assert_eq!(
-            checked.status.code(),
-            Some(if id.starts_with("jwt:") && !said.is_empty() { 64 } else { 0 }),
-            "{printed}"
-        );
+        let (code, printed) = check(&toml(&format!("\"{id}\"")));
+        assert_eq!(code, Some(if id.starts_with("jwt:") && !said.is_empty() { 64 } else { 0 }), "{printed}");
         assert!(printed.contains(&said) && printed.contains("never fits") != said.is_empty(), "{id}: {printed}");
     }
+    // Tasks belong to teams there, and a rule about a person would fit no one.
+    let of_teams = toml(&format!("\"{}\"", of_issuer.as_str()))
+        .replace("[[auth.api_keys]]", "owner_claim = \"team\"\n[[auth.api_keys]]");
+    let (code, printed) = check(&of_teams);
+    let expected = format!("{owners}`{}NAME`", of_claim.as_str().trim_end_matches("red"));
+    assert!(code == Some(64) && printed.contains(&expected), "{printed}");
 }

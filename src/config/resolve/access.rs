@@ -6,7 +6,9 @@ use std::sync::Arc;
 use wildmatch::WildMatch;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
-use super::super::raw::{AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawUpstream};
+use super::super::raw::{
+    AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawIssuer, RawIssuerValues, RawUpstream,
+};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists};
 use super::unknown_upstream;
 use crate::server::client_certificates::{CertificateBlock, block_of};
@@ -29,7 +31,8 @@ struct KnownNames<'a> {
     certificates: Vec<CertificateBlock>,
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
-    issuers: Vec<&'a str>,
+    /// The beginning of the principals of each issuer's tokens.
+    token_owners: Vec<Principal>,
     asks_for_credentials: bool,
 }
 
@@ -54,7 +57,7 @@ pub(super) fn resolve(
             .collect(),
         certificates: certificates.to_vec(),
         has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
-        issuers: raw.issuers.iter().filter_map(|one| Some(one.values.issuer.as_ref()?.value.as_str())).collect(),
+        token_owners: raw.issuers.iter().filter_map(token_owner).collect(),
         asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
     let groups = resolve_groups(raw, &known, report);
@@ -70,6 +73,13 @@ pub(super) fn resolve(
     let own = by_principal(&raw.api_keys, named, read, PrincipalAccess::has_lists_of, report);
     let scopes = raw.upstreams.iter().map(|raw| (Arc::from(raw.name.as_str()), tool_scopes(raw, &known, report)));
     PrincipalAccessTable::new(own, rules, scopes.collect())
+}
+
+fn token_owner(issuer: &RawIssuer) -> Option<Principal> {
+    let RawIssuerValues { issuer, owner_claim, .. } = &issuer.values;
+    let issuer = &issuer.as_ref()?.value;
+    let of_claim = owner_claim.as_ref().map(|claim| Principal::of_claim(issuer, &claim.value, ""));
+    Some(of_claim.unwrap_or_else(|| Principal::of_subject(issuer, "")))
 }
 
 pub(super) fn texts(list: Option<&LocatedValue<Vec<LocatedValue<String>>>>) -> BTreeSet<Arc<str>> {
@@ -194,19 +204,19 @@ impl KnownNames<'_> {
         if let Some(name) = principal.certificate_name()
             && block_of(&self.certificates, name).is_none()
         {
-            let message = format!("never fits: no `san` in [[auth.certificates]] matches {name:?}");
-            report.mistake(&id.location, message);
+            report.mistake(&id.location, format!("never fits: no `san` in [[auth.certificates]] matches {name:?}"));
             return None;
         }
         if principal.has_token() && !self.has_tokens {
             report.warning(&id.location, "never fits: callers have no tokens");
         } else if principal.has_token()
-            && let Some(issuer) = self.issuers.first().filter(|_| !self.issuers.iter().any(|one| principal.is_of(one)))
+            && let Some(first) = self.token_owners.first()
+            && !self.token_owners.iter().any(|owner| principal.as_str().starts_with(owner.as_str()))
         {
-            let digits = Principal::issuer_digits(issuer);
-            let message =
-                format!("never fits: no issuer has these digits; write `jwt:{digits}:SUBJECT` for {issuer:?}");
-            report.mistake(&id.location, message);
+            // A rule that denies would deny to no one (SEC-97).
+            let of_issuer = self.token_owners.iter().find(|owner| owner.issuer() == principal.issuer());
+            let begins = of_issuer.unwrap_or(first).as_str();
+            report.mistake(&id.location, format!("never fits: no issuer's tokens belong to it; write `{begins}NAME`"));
             return None;
         } else if self.asks_for_credentials && !principal.has_credential() {
             report.warning(&id.location, "never fits: each caller needs a credential of `auth.mode`");

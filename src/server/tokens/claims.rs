@@ -15,7 +15,7 @@ use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
 use crate::task::digest::Digest;
 use crate::task::{Claims, Principal, Timestamp};
 
-const TOKEN_BYTES_MAX: usize = 16 << 10;
+pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The longest subject, scope, group or key id.
 const NAME_BYTES_MAX: usize = 255;
 /// The most scopes, groups or audiences of one token.
@@ -191,10 +191,6 @@ impl<'t> UnverifiedToken<'t> {
         }
         TokenClaims(&self.text.claims).verify(issuer, asked, now)
     }
-}
-
-pub(super) const fn is_short(token: &str) -> bool {
-    token.len() <= TOKEN_BYTES_MAX
 }
 
 /// Checks the claims of a token that its issuer calls active (RFC 7662, 2.2), as the claims of a signed token.

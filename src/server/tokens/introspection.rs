@@ -19,7 +19,6 @@ use crate::upstream::document::{FormAnswer, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
 use crate::wire::{Payload, ScanLimits};
 
-/// How long an answer is used.
 const KEPT_FOR: Duration = Duration::from_secs(30);
 /// How long a failure is the answer for every request with the token, so that a failing issuer is not asked each time.
 const FAILED_FOR: Duration = Duration::from_secs(1);

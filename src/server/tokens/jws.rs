@@ -15,7 +15,6 @@ const HEADER_BYTES_MAX: usize = 4 << 10;
 /// The last second of the year 9999; later times are mistakes.
 const SECONDS_MAX: f64 = 253_402_300_799.0;
 
-/// The parts of a text, before its signature is verified.
 pub(super) struct SignedText<'t> {
     signed: &'t str,
     signature: &'t str,

@@ -16,7 +16,6 @@ use super::keys::{KEY_SET_BYTES_MAX, KeySet, KeySetError};
 use super::settings::{IssuerSettings, KeyLocation};
 use crate::server::forwarded::is_at_loopback;
 use crate::system;
-use crate::task::digest::Digest;
 use crate::upstream::TaskScope;
 use crate::upstream::document::{DocumentError, IssuerConnections};
 use crate::upstream::shared_lookups::SharedLookups;
@@ -88,7 +87,8 @@ impl IssuerKeys {
 
     /// Whether both have the same keys. A file of keys is read again at each reload.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
-        self.settings.keys.file().is_none() || self.digest() == other.digest()
+        let digest = |keys: &Self| keys.known.lock().set.as_ref().map(|(set, _)| set.digest);
+        self.settings.keys.file().is_none() || digest(self) == digest(other)
     }
 
     /// Begins with the keys of `before`, if they are at the same location. A file was read again.
@@ -97,10 +97,6 @@ impl IssuerKeys {
             let known = before.known.lock().clone();
             *self.known.lock() = known;
         }
-    }
-
-    fn digest(&self) -> Option<Digest> {
-        self.known.lock().set.as_ref().map(|(set, _)| set.digest)
     }
 
     /// The keys, unless their last fetch is too long ago.

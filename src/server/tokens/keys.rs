@@ -39,7 +39,6 @@ const OTHER: &str = "a key is of another type, use or form";
 
 pub(super) struct KeySet {
     keys: Vec<VerificationKey>,
-    /// Why keys were left out, for operators.
     unused: Vec<&'static str>,
     pub(super) digest: Digest,
 }

@@ -56,7 +56,6 @@ pub struct IssuerSettings {
     pub implies: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// How long keys are used after the last time that they were fetched.
     pub max_stale: Duration,
-    /// If the issuer is asked about tokens.
     pub introspection: Option<IntrospectionSettings>,
 }
 

@@ -117,7 +117,7 @@ mod tests {
 
     /// A Kubernetes volume of secrets: root's, and with `fsGroup` of mode 0440.
     #[test]
-    fn what_root_lets_a_group_read_is_taken_by_a_process_of_another_user() {
+    fn a_group_readable_file_of_root_is_accepted_by_another_users_process() {
         for (owner, user, mode, is_fine) in [
             (0, 1000, 0o440, true),
             (0, 1000, 0o640, true),
@@ -134,7 +134,7 @@ mod tests {
 
     /// A file of systemd's `LoadCredential=` has mode 0440.
     #[test]
-    fn what_a_service_manager_gives_may_be_read_by_its_group() {
+    fn a_service_managers_credential_may_be_readable_by_its_group() {
         let (given, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         for (folder, mode, is_fine) in [
             (&given, 0o440, true),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_loses_an_upstream_is_told_of_it_and_nobody_else() {
+    async fn a_principal_that_loses_an_upstream_is_notified_and_no_other() {
         let [ada, bob] = ["ada", "bob"].map(|id| Caller::of(Principal::holding(id)));
         let access = SharedAccess::default();
         let (reports, files) = (Arc::from("reports"), Arc::from("files"));

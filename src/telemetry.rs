@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn b175_what_a_terminal_obeys_is_escaped_and_json_reads_the_same() {
+    fn b175_control_characters_are_escaped_and_json_reads_the_same() {
         let name = "a\u{9b}31mb\u{85}\u{202e}c\u{2066}d\u{200f}é\u{1f980}";
         let line = serde_json::json!({ "tool": name }).to_string();
         let mut written = Vec::new();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_the_usual_formatter_says() {
+    fn lines_agree_with_the_standard_formatter() {
         let (own, usual) = (Written::default(), Written::default());
         let log = || tracing_subscriber::fmt().with_ansi(false);
         let of_own = log().fmt_fields(JsonLines).event_format(JsonLines).with_writer(own.clone()).finish();

@@ -290,7 +290,7 @@ mod tests {
 
     /// B170, and every other way in which two files are no identity.
     #[test]
-    fn files_that_are_no_identity_are_refused_with_what_would_be_right() {
+    fn invalid_identity_files_are_refused_with_the_remedy() {
         let (own, other) = (pair(), pair());
         let chain = format!("{}{}", own.certificate, other.certificate);
         let damaged = own.certificate.replacen("MII", "AAA", 1);

@@ -114,7 +114,7 @@ mod tests {
     use crate::config::{CommandLineConfig, CommandLineServer};
 
     #[test]
-    fn b174_what_does_not_fit_is_cut_down_connections_first() {
+    fn b174_limits_above_the_descriptors_are_reduced_connections_first() {
         let servers = vec![CommandLineServer::demo("http://127.0.0.1:9000/mcp".parse().unwrap())];
         let config = CommandLineConfig { servers, ..CommandLineConfig::default() }.resolve(&|_| None).unwrap().config;
         assert_eq!(wanted(&config), 2 * (10_000 + 256) + 256);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_next_process_goes_on_with_is_not_lost() {
+    fn calls_that_the_next_process_continues_are_not_lost() {
         let survey = survey(&[("a", [1, 2, 4, 8]), ("b", [16, 0, 0, 0])]);
         assert_eq!((survey.held(), survey.tasks(), survey.lost()), (17, 14, 19));
     }

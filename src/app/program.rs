@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_replaced_by_a_free_one_unless_somebody_asked_for_it() {
+    fn a_taken_port_is_replaced_by_a_free_one_unless_it_was_requested() {
         let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let taken = holder.local_addr().unwrap();
         for asked in [None, Some(0), Some(taken.port() ^ 1)] {

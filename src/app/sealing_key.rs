@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_key_file_is_refused_with_what_would_be_right() {
+    fn an_invalid_key_file_is_refused_with_the_remedy() {
         let key = "5a".repeat(32);
         let key = key.as_bytes();
         let wanted = "a key is a line of 64 hex digits";
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_where_the_file_or_the_folder_belongs_is_a_mistake() {
+    fn another_kind_of_file_at_the_place_of_the_file_or_folder_is_a_mistake() {
         let outer = tempfile::tempdir().unwrap();
         let folder = outer.path().join("folder");
         fs::create_dir_all(folder.join(FILE_NAME)).unwrap();

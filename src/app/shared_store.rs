@@ -454,7 +454,7 @@ mod tests {
     use crate::replica::StoreGeneration;
 
     #[test]
-    fn a_file_that_knows_an_older_life_does_not_hide_the_one_that_was_in_this_process() {
+    fn a_file_with_an_older_incarnation_does_not_hide_that_of_this_process() {
         let incarnation = |holder, heartbeat| PriorIncarnation {
             generation: StoreGeneration(7),
             holder: Incarnation(holder),
@@ -481,7 +481,7 @@ mod tests {
         PriorIncarnation { generation: StoreGeneration(7), holder: Incarnation(41), heartbeat: 17 };
 
     #[test]
-    fn the_next_process_finds_the_life_that_was_written_down() {
+    fn the_next_process_finds_the_stored_incarnation() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
         assert_eq!(prior, None);
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_gateway_wrote_is_refused_and_left() {
+    fn a_file_of_another_program_is_refused_and_left() {
         for text in [
             "x",
             "00000000-0000-0000-0000-000000000007",

@@ -384,7 +384,7 @@ mod tests {
     proptest! {
         /// JSON is unchanged, with any strings in it.
         #[test]
-        fn json_stays_what_it_is(texts in prop::collection::vec("[a-z,/*\\\\\"\\[\\]{}:\u{feff}ü]{0,12}", 0..6)) {
+        fn json_is_unchanged(texts in prop::collection::vec("[a-z,/*\\\\\"\\[\\]{}:\u{feff}ü]{0,12}", 0..6)) {
             let json = serde_json::json!({ "all": texts }).to_string();
             prop_assert_eq!(strict(&json), Ok(json.clone().into_bytes()));
         }

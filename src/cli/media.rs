@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_apart_from_what_can_be_read() {
+    fn binary_content_is_distinguished_from_text() {
         let png = json!({ "type": "image", "mimeType": "image/png", "data": "aGk=" });
         let blob = json!({ "type": "resource", "resource": { "uri": "a:b", "blob": "aGk" } });
         let text = json!({ "type": "text", "text": "aGk=" });

@@ -162,7 +162,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_offer_is_a_line_and_what_it_says_of_itself() {
+    fn an_offer_is_a_line_with_its_description() {
         for (kind, entry, expected) in [
             (OfferKind::Tools, json!({ "name": "a\u{7}", "description": "b\nc" }), "a ()\n    b\n"),
             (

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_says_cannot_control_the_terminal() {
+    fn a_servers_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\r\nc\u{9b}d"), "a [2Jb  c d");
         assert_eq!(printable("pay\u{202e}moc.live\u{2066}\u{200b}\u{feff}x"), "pay moc.live   x");
         assert_eq!(printable("größe 数 👍"), "größe 数 👍");

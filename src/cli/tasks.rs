@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_printed_below_its_task_and_says_what_it_leaves_out() {
+    fn a_tree_is_printed_below_its_task_with_the_number_of_omitted_ones() {
         let child = |tool| TaskEntry { reason: None, state: "working".to_owned(), ..entry(tool) };
         let middle = TaskEntry { children: Some(1), subtasks: vec![child("leaf")], ..child("middle") };
         let top = TaskEntry {

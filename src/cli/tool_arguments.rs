@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_what_the_schema_asks_for() {
+    fn words_are_converted_to_the_types_of_the_schema() {
         for (words, expected) in [
             (&[][..], json!({})),
             (&[r#" {"a":"b=c"}"#], json!({ "a": "b=c" })),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_do_not_fit_are_refused_with_what_would() {
+    fn words_of_a_wrong_type_are_refused_with_the_right_one() {
         let scratch = tempfile::tempdir().unwrap();
         let path = |name: &str| scratch.path().join(name).display().to_string();
         std::fs::write(path("list"), "[]").unwrap();

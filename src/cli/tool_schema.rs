@@ -127,7 +127,7 @@ mod tests {
     use bytes::Bytes;
 
     #[test]
-    fn a_signature_says_in_a_line_what_a_tool_takes() {
+    fn a_signature_has_a_tools_arguments_in_a_line() {
         for (schema, expected) in [
             ("null", "()"),
             (r#"{"type":"object"}"#, "()"),

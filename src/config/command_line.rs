@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_is_named_by_is_refused_without_being_repeated() {
+    fn an_invalid_name_of_a_server_is_refused_without_being_repeated() {
         for (text, expected) in [
             ("reports", "write NAME=URL, such as reports=http://127.0.0.1:9000/mcp"),
             ("=http://127.0.0.1:1", "an upstream's name has 1 to 64 characters out of a to z, 0 to 9, _ and -"),

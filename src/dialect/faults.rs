@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_task_says_so_once_and_then_what_was_heard_of_it() {
+    fn a_cancelled_task_shows_the_cancel_once_and_its_last_status_text() {
         for (last, words) in [
             (None, "The task was cancelled"),
             (Some("page 2"), "The task was cancelled; last message: page 2"),

@@ -188,7 +188,7 @@ mod tests {
 
     /// EXT-01, EXT-60, EXT-61: exactly `{}`, and no tasks of 2025-11-25.
     #[test]
-    fn capabilities_offer_the_extension_and_what_listeners_can_hear() {
+    fn capabilities_offer_the_extension_and_the_notifications_for_listeners() {
         check_capabilities("{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
         check_capabilities(
             r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"x":1},"logging":{},"experimental":{"x":{}},"completions":{}}"#,
@@ -202,7 +202,7 @@ mod tests {
 
     /// MOD-11, MOD-14.
     #[test]
-    fn results_of_a_stateless_server_gain_only_what_is_missing() {
+    fn results_of_a_stateless_server_gain_only_missing_members() {
         let added = |method: &str, text: &str| {
             let added = with_required(method, &Object::of(&payload(text)).unwrap(), CacheReaders::AsStated);
             assert_eq!(added.is_none(), text.contains("resultType") && names_hints(method, text.as_bytes()), "{text}");
@@ -260,7 +260,7 @@ mod tests {
 
     /// MOD-11, MOD-14, T-14: the rest of the result is verbatim.
     #[test]
-    fn results_gain_what_2026_07_28_wants_and_keep_the_rest() {
+    fn results_gain_the_members_of_2026_07_28_and_keep_the_rest() {
         let info = payload(r#"{"name":"s"}"#);
         assert_eq!(
             stateless_result(method::TOOLS_CALL, &payload(r#"{"content":[], "n":1.10}"#), &info).as_str(),

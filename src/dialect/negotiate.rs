@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_outlives_its_request_keeps_no_body_alive() {
+    fn facts_that_outlive_a_request_do_not_hold_its_body() {
         let request = with_capabilities(r#"{"elicitation":{}}"#);
         assert!(!request.declared().payload().is_exact());
         let kept = request.detached();

@@ -234,7 +234,7 @@ mod tests {
 
     /// T-14, EXT-68.
     #[test]
-    fn results_are_kept_as_they_came_but_for_what_belongs_to_a_hop() {
+    fn results_are_unchanged_but_for_members_of_a_hop() {
         let odd = r#"{"content":[], "big":12345678901234567890123, "isError":false}"#;
         check_result(odd, odd, false);
         check_result(r#"{"content":[],"isError":true}"#, r#"{"content":[],"isError":true}"#, true);
@@ -277,7 +277,7 @@ mod tests {
 
     /// GW-19.
     #[test]
-    fn questions_lose_what_belongs_to_the_upstreams_hop_and_nothing_else() {
+    fn questions_lose_members_of_the_upstreams_hop_alone() {
         check(
             method::ELICIT,
             r#"{"message":"?", "n":1.10,"task":{},"_meta":{"progressToken":1}}"#,
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn u32_nobody_is_sent_to_what_is_no_web_page() {
+    fn u32_no_client_gets_an_address_that_is_no_web_page() {
         for (url, fits) in [
             ("https://a.example/x", true),
             ("http://a.example", true),

@@ -271,7 +271,7 @@ mod tests {
 
     /// LEG-17, T-77, T-14: the rest stays as it came.
     #[test]
-    fn results_lose_what_older_clients_do_not_know_and_keep_the_rest() {
+    fn results_lose_members_that_older_clients_lack_and_keep_the_rest() {
         check(
             method::TOOLS_CALL,
             r#"{"resultType":"complete","content":[], "n":1.10,"structuredContent":[1],"_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#,

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_read_without_what_cannot_be_ours() {
+    fn filters_are_read_without_impossible_task_ids() {
         let wishes = read(&format!(
             r#"{{"notifications":{{"toolsListChanged":true,"promptsListChanged":false,"x":7,"taskIds":["{ID}","{ID}","nobody"]}}}}"#
         ))
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_was_asked_for_is_tagged_and_else_as_it_came() {
+    fn forwarded_notifications_match_the_filter_are_tagged_and_else_unchanged() {
         let wishes =
             read(r#"{"notifications":{"toolsListChanged":true,"resourceSubscriptions":["file:///a","x:/"]}}"#).unwrap();
         let subscription = Subscription::new(RequestId::number(7));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gateways_own_subscription_is_shown_to_nobody() {
+    fn no_client_sees_the_gateways_own_subscription() {
         let tag = r#""io.modelcontextprotocol/subscriptionId":"t""#;
         for (params, left, id) in [
             (format!(r#"{{"n":1.10,"_meta":{{"k":1,{tag}}}}}"#), Some(r#"{"n":1.10,"_meta":{"k":1}}"#), Some(r#""t""#)),

@@ -98,7 +98,7 @@ mod tests {
     use crate::store::contract::task;
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_after_the_watch_began_is_seen_even_if_nobody_waited_yet() {
+    async fn a_change_after_the_watch_began_is_seen_without_a_waiter() {
         let watchers = ChangeSubscribers::default();
         let key = task("a", 1).key;
         let mut watcher = watchers.watch(&key).unwrap();

@@ -107,7 +107,7 @@ mod tests {
     const IN_FLIGHT: &str = "taskgate_tasks_in_flight{upstream=\"up\"}";
 
     #[test]
-    fn what_a_life_leaves_unsettled_is_counted_by_the_next_one_alone() {
+    fn unsettled_tasks_of_a_process_are_counted_by_the_next_one_alone() {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             let (upstream, age) = (Arc::from("up"), Duration::from_secs(1));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_in_particular_shares_no_key_with_a_stranger() {
+    fn anonymous_clients_share_no_key() {
         let of = |principal: &Principal, session| {
             read(&header(&["1"]), &params("{}"), IdempotencyScope::of(principal, session), "up", "work")
         };
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_nobody_can_mean_are_refused() {
+    fn invalid_keys_are_refused() {
         let long = "k".repeat(KEY_BYTES_MAX + 1);
         assert!(named(&[&long[1..]], "{}").is_ok());
         for values in [&[""] as &[&str], &["a b"], &[&long], &["\u{e9}"], &["a", "a"]] {

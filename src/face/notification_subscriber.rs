@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_agreed_and_ended_before_it_was_heard_has_missed_something() {
+    async fn a_subscription_that_ended_before_its_first_event_has_missed_some() {
         let (gone, live) = (CancellationToken::new(), CancellationToken::new());
         gone.cancel();
         let event = first_event(&[("a", live.clone())], &live).await;

@@ -443,7 +443,7 @@ mod tests {
 
     /// A client may send another credential with each request.
     #[tokio::test(start_paused = true)]
-    async fn credentials_that_nobody_has_checked_leave_room_for_everybody_else() {
+    async fn unchecked_credentials_leave_room_for_other_principals() {
         let limits = SharedLimits::default();
         let rates = Rates::new(limits.clone());
         let nth = |n: usize| Principal::bearing(format!("Bearer {n}").as_bytes());
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn l25_62_those_who_are_watched_are_bounded_and_make_room_after_a_minute() {
+    async fn l25_62_watched_principals_are_bounded_and_make_room_after_a_minute() {
         let misses = UnknownTaskWatch::default();
         for n in 0..=WATCHED_MAX {
             misses.are_many(&Principal::new(&format!("key:{n}")));

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_loses_what_is_out_of_reach_and_nothing_else() {
+    fn a_list_loses_unreachable_items_alone() {
         let list = |tools: &str| {
             format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":1.10,"tools":[{tools}],"nextCursor":"c"}}}}"#)
         };

@@ -255,7 +255,7 @@ mod tests {
 
     /// EXT-01, EXT-60, GW-12.
     #[test]
-    fn what_a_stateless_server_says_of_itself_gains_the_extension() {
+    fn the_description_of_a_stateless_server_gains_the_extension() {
         let sent = r#"{"id":1,"jsonrpc":"2.0","result":{"supportedVersions":["2027-01-01","2026-07-28"],"ttlMs":5,
             "capabilities":{"tasks":{},"tools":{"listChanged":true},"extensions":{"a/b":{}}},"n":1.10}}"#;
         let shown = discovery(&Bytes::from_static(sent.as_bytes()), &RequestId::number(1)).unwrap();

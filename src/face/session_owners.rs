@@ -268,7 +268,7 @@ mod tests {
     use crate::face::answer::bare;
 
     #[test]
-    fn what_concerns_one_connection_does_not_go_on_and_all_else_does_as_it_came() {
+    fn headers_of_one_connection_are_not_forwarded_and_others_are_unchanged() {
         let mut all = HeaderMap::new();
         for (name, value) in [
             ("host", "gate.example"),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_face_notes_of_an_answer_is_known_where_its_client_is() {
+    fn a_faces_note_about_an_answer_reaches_the_replica_of_its_client() {
         for (is_error, is_unknown) in [(false, false), (true, false), (false, true), (true, true)] {
             let mut answer = bare(http::StatusCode::OK);
             if is_error {

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_proves_what_the_settings_of_its_own_transaction_promise() {
+    fn an_acknowledgement_proves_the_promise_of_its_own_transactions_settings() {
         use Durability::{Replicated, Single, Vouched};
         let rows = [
             ("ANY 1 (b, c)", "on", [true, true, true]),

@@ -239,7 +239,7 @@ mod tests {
 
     /// This replica, where the session was created; the only owner. The second replica drains.
     #[test]
-    fn what_is_under_way_in_a_session_is_at_its_owner_alone_until_that_ends() {
+    fn the_calls_of_a_session_are_at_its_owner_alone_until_it_ends() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
         let there = |number| Some(OwnerReplica::There(member(number).peer));
         for (own, opened_by, expected) in [

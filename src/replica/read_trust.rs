@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_hold_for_good_is_proven_by_a_barrier_after_it_alone() {
+    fn a_settled_read_is_proven_only_by_a_later_barrier() {
         let mut trust = trust(60);
         trust.lane_write_passed(SERVER, at(10));
         assert_eq!(trust.judge_for_good(SERVER, at(10)), ReadVerdict::Trusted);

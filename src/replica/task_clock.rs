@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_replica_takes_the_time_of_the_living_whatever_the_server_says() {
+    fn a_new_replica_takes_the_time_of_living_replicas_and_not_the_servers() {
         let hour_ahead = ms(3_600_000 + 10_000);
         assert_eq!(
             ClockStart { living: Some(ms(10_000)), server: hour_ahead, stored: Some(hour_ahead) }.begin(),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_ahead_waits_for_nobody() {
+    fn a_clock_that_is_ahead_does_not_wait() {
         let mut clock = TaskClock::new(ms(1_000_000), at(0));
         clock.steer(ms(900_000), at(1_000));
         assert_eq!(clock.now(at(2_000)), ms(1_002_000));

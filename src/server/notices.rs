@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn b160_what_a_client_sent_is_shown_printable_and_cut() {
+    fn b160_a_clients_text_is_logged_printable_and_cut() {
         assert_eq!(LoggedText(b"mcp.example").to_string(), "mcp.example");
         assert_eq!(LoggedText(b"a\x1b[2Jb\r\n\xe2\x80\xae").to_string(), r"a\x1b[2Jb\r\n\xe2\x80\xae");
         assert_eq!(LoggedText(&[b'x'; SHOWN_MAX]).to_string(), "x".repeat(SHOWN_MAX));

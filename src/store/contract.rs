@@ -74,9 +74,9 @@ async fn check_rows<K: StoreOpener>(kind: &K) {
     the_size_of_a_settled_row_is_known_before_it_is_read(&*open(64 << 20).await).await;
     only_the_first_of_two_writers_wins(&*roomy().await).await;
     an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(&*roomy().await).await;
-    the_sweeper_frees_only_what_is_gone(&*roomy().await).await;
+    the_sweeper_frees_only_expired_rows(&*roomy().await).await;
     a_task_is_freed_by_its_key_only_if_it_is_gone(&*roomy().await).await;
-    a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
+    a_full_store_refuses_new_rows_and_keeps_its_own(&*open(2 * ROW_BYTES_MIN).await).await;
     an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(&*open(8 * ROW_BYTES_MIN).await).await;
 }
 
@@ -87,7 +87,7 @@ async fn check_lists<K: StoreOpener>(kind: &K) {
     surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
     a_reference_leads_to_its_task(&*roomy().await).await;
     lists_show_a_task_as_it_stands(&*roomy().await).await;
-    filtered_pages_hold_what_fits_once_in_order(&*roomy().await).await;
+    filtered_pages_have_each_match_once_in_order(&*roomy().await).await;
     a_filtered_page_reads_a_bounded_number_of_rows(&*open(64 << 20).await).await;
     pages_are_bounded_in_bytes(&*open(64 << 20).await).await;
     revisions_rise_with_every_write(&*roomy().await).await;
@@ -106,15 +106,15 @@ async fn check_names<K: StoreOpener>(kind: &K) {
 
 async fn check_incarnations<K: StoreOpener>(kind: &K) {
     let roomy = async || kind.open(64 * ROW_BYTES_MIN).await;
-    incarnations::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
-    incarnations::what_an_incarnation_left_is_claimed_once(kind, roomy().await).await;
+    incarnations::a_row_names_its_holder_while_work_is_left(&*roomy().await).await;
+    incarnations::rows_of_an_ended_incarnation_are_claimed_once(kind, roomy().await).await;
     incarnations::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
     incarnations::a_clock_that_leapt_ahead_is_distrusted_for_one_task(kind, roomy().await).await;
     incarnations::a_settled_row_is_claimed_until_its_upstream_was_notified(kind, roomy().await).await;
     incarnations::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
-    incarnations::without_an_unknown_commit_a_row_is_what_it_was(&*roomy().await).await;
+    incarnations::without_an_unknown_commit_a_row_is_unchanged(&*roomy().await).await;
     incarnations::a_lost_acknowledgement_leaves_no_unknown_commit(kind).await;
-    incarnations::an_incarnation_holds_what_it_made_or_took_over(kind, roomy().await).await;
+    incarnations::an_incarnation_holds_its_inserted_and_claimed_rows(kind, roomy().await).await;
 }
 
 async fn check_pairs<K: StoreOpener>(kind: &K) {
@@ -123,16 +123,16 @@ async fn check_pairs<K: StoreOpener>(kind: &K) {
         kind.beside(&one).await.map(|other| (one, other))
     };
     if let Some((one, other)) = pair().await {
-        incarnations::incarnations_beside_each_other_see_what_the_other_writes(&*one, &*other).await;
+        incarnations::concurrent_incarnations_see_each_others_writes(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        incarnations::what_an_incarnation_beside_holds_and_has_not_settled_is_not_removed(&*one, &*other).await;
+        incarnations::unsettled_rows_of_a_concurrent_incarnation_are_not_removed(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        incarnations::one_name_is_one_task_whoever_inserts(&*one, &*other).await;
+        incarnations::one_name_is_one_task_for_all_incarnations(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
-        incarnations::an_incarnation_hears_of_what_others_write(&*one, &*other).await;
+        incarnations::an_incarnation_gets_hints_of_others_writes(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
         incarnations::an_incarnation_that_was_declared_ended_is_fenced(kind, &*one, &*other).await;
@@ -208,7 +208,7 @@ async fn an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(store: &
     assert_eq!(store.overdue(past, 9).await.unwrap(), std::slice::from_ref(&live.key));
 }
 
-async fn the_sweeper_frees_only_what_is_gone(store: &impl TaskStore) {
+async fn the_sweeper_frees_only_expired_rows(store: &impl TaskStore) {
     store.insert(&task("a", 1)).await.unwrap();
     for id in 2..6 {
         store.insert(&settled(task("a", id), "r")).await.unwrap();
@@ -239,7 +239,7 @@ async fn a_task_is_freed_by_its_key_only_if_it_is_gone(store: &impl TaskStore) {
     assert!(store.load(&later.key, past).await.unwrap().is_some(), "another's by now");
 }
 
-async fn a_full_store_refuses_and_keeps_what_it_has(store: &impl TaskStore) {
+async fn a_full_store_refuses_new_rows_and_keeps_its_own(store: &impl TaskStore) {
     store.insert(&task("a", 1)).await.unwrap();
     store.insert(&settled(task("a", 2), "r")).await.unwrap();
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Full)));
@@ -406,7 +406,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
 }
 
 /// FIL-03 to FIL-06, T-42. No owner sees another's tasks.
-async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
+async fn filtered_pages_have_each_match_once_in_order(store: &impl TaskStore) {
     let made = fill_for_filters(store).await;
     let owner = Principal::new("a");
     let at = |millis| START.after(Duration::from_millis(millis));

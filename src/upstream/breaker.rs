@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_one_breaker_said_is_not_said_of_the_one_in_its_place() {
+    async fn the_state_of_a_replaced_breaker_does_not_count_for_its_successor() {
         let recorder = PrometheusBuilder::new().build_recorder();
         let _recorded = metrics::set_default_local_recorder(&recorder);
         let is_open = || shown(&recorder, "taskgate_upstream_breaker_open{upstream=\"reports\"}");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_speaks_of_the_upstream_itself_counts() {
+    fn only_failures_of_the_upstream_itself_count() {
         for (status, plain, json) in [
             (200, AnswerHealth::Well, AnswerHealth::Well),
             (401, AnswerHealth::Well, AnswerHealth::Well),

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schema_is_a_value_whatever_it_is_called() {
+    fn a_member_that_is_no_schema_is_a_value_under_any_name() {
         for schema in [
             r#"{"properties":{"x-mcp-header":{"type":"string"},"b":{"type":"string","x-mcp-header":"B"}}}"#,
             r#"{"default":{"x-mcp-header":1},"properties":{"b":{"type":"string","x-mcp-header":"B","examples":[{"x-mcp-header":"C"}]}}}"#,
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_breaks_the_rules_goes_and_all_else_stays_as_it_came() {
+    fn only_invalid_annotations_are_removed_and_the_rest_is_unchanged() {
         let schema = r#"{ "type":"object", "properties":{"z":{"x-mcp-header":"no token", "type":"string", "maximum":1.0},
             "a":{"type":"string" ,"x-mcp-header":"A"},"d":{"properties":{"n":{"type":"integer","x-mcp-header":"N"},
             "m":{"type":"integer","x-mcp-header":"n" }}},"default":{"x-mcp-header":"x"}} }"#;

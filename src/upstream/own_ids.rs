@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_this_process_made_is_its_own_however_it_is_written() {
+    fn only_ids_of_this_process_are_its_own_in_any_spelling() {
         let own = mint();
         assert!(is_own(&own) && own != mint());
         let text = own.as_text().unwrap().into_owned();

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_makes_room() {
+    fn the_least_recently_used_entry_makes_room() {
         let recent = RecentMap::of_one_shard(3);
         for key in 0..3 {
             recent.insert(key, &ada(), Instant::now());

@@ -5,7 +5,7 @@
 //!
 //! | fault | by |
 //! |---|---|
-//! | F27 | `upstream::transport::http_client::tests::f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent`, `tests/soak/black_hole.sh` |
+//! | F27 | `upstream::transport::http_client::tests::f27_an_unanswered_connect_ends_at_its_limit_and_nothing_was_sent`, `tests/soak/black_hole.sh` |
 //! | F34, F35, F36, F37 | `upstream_http::answers`: malformed events, comments without end, bounds, foreign ids |
 //! | F38, F39 | `upstream_http::sessions`: a second 404, one handshake for all waiting calls |
 //! | F47, F48 | `scenarios::leaving`: each moment between the body and the handle |

@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gateways_own_parser_reads_the_block_back_whatever_stands_in_it() {
+    fn the_gateways_parser_reads_back_a_block_with_any_values() {
         let tool = Payload::of(&serde_json::json!({ "name": "t", "annotations": { "readOnlyHint": true } }));
         let tools = ProbedTools { all: vec![tool], incomplete: None };
         let env = |name: &str| (name == "EVERYTHING_KEY").then(|| "s3cr3t".to_owned());
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_made_of_what_the_server_calls_itself_else_of_its_place() {
+    fn a_name_is_made_of_the_servers_name_else_of_its_address() {
         let url = || ServerTarget::Url("http://mcp.example:9000/mcp".parse().unwrap());
         let program = || ServerTarget::Program(vec!["/usr/bin/My Server".to_owned()]);
         for (target, own, expected) in [

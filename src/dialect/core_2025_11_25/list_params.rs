@@ -211,7 +211,7 @@ mod tests {
 
     /// FIL-05.
     #[test]
-    fn instants_are_read_whatever_their_zone_and_precision() {
+    fn instants_are_read_in_any_zone_and_precision() {
         let rows = [
             ("2026-07-28T00:00:00.007Z", 1_785_196_800_007, 0),
             ("2026-07-28t02:00:00.007+02:00", 1_785_196_800_007, 0),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_a_part_or_names_no_day_is_no_instant() {
+    fn a_text_without_a_part_or_a_valid_day_is_no_instant() {
         let rows = [
             "",
             "2026-07-28",

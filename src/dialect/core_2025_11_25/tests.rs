@@ -343,7 +343,7 @@ fn a_handle_for_both_is_as_its_golden_file() {
 
 /// T-37: recognised by its shape, in sessions of every version; a draft key without a wish is ignored.
 #[test]
-fn a_wish_in_either_place_is_read_and_what_is_neither_asks_for_nothing() {
+fn a_task_request_is_read_in_either_place_and_any_other_member_is_none() {
     let minute = Some(RequestedTtl::For(Duration::from_secs(60)));
     let key = r#""_meta":{"modelcontextprotocol.io/task":"#;
     let wishes = |text: &str, mode| {
@@ -405,7 +405,7 @@ fn a_tool_is_called_as_its_rules_say_or_not_at_all() {
 
 /// L25-01, L25-02, L25-54, T-22, T-43, T-75.
 #[test]
-fn what_is_offered_is_what_is_served() {
+fn the_offered_methods_are_the_served_ones() {
     let capability = |lists| CoreTasks::capability(lists).as_str().to_owned();
     assert_eq!(capability(ListSupport::Served), r#"{"requests":{"tools":{"call":{}}},"cancel":{},"list":{}}"#);
     assert_eq!(capability(ListSupport::Withheld), r#"{"requests":{"tools":{"call":{}}},"cancel":{}}"#);

@@ -107,7 +107,7 @@ fn a_task_whose_record_is_damaged_is_shown_under_the_id_that_was_asked_for() {
 
 /// D86-13, D86-29.
 #[test]
-fn a_span_is_what_was_asked_for_up_to_the_bound() {
+fn a_span_is_the_requested_one_up_to_the_bound() {
     let (default, max) = (Duration::from_secs(900), Duration::from_secs(3600));
     for (member, span) in [
         ("", 900_000),

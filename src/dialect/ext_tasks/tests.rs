@@ -83,7 +83,7 @@ fn every_shape_is_as_its_golden_file() {
 }
 
 #[test]
-fn settled_subtasks_stand_beside_what_is_said_of_their_parent() {
+fn settled_subtasks_are_listed_beside_their_parent() {
     let parent = in_phase(Phase::Working);
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     let settled = [

@@ -69,7 +69,7 @@ fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
 }
 
 #[test]
-fn what_a_task_came_to_is_the_tools_own_result_as_it_came() {
+fn the_result_of_a_task_is_the_tools_own_byte_for_byte() {
     let tools = FallbackTools::for_session(0);
     for (result, is_error) in [
         (r#"{"content":[{"type":"text","text":"b"} ],"structuredContent":{"n":1.10},"_meta":{"x":1}}"#, false),
@@ -103,7 +103,7 @@ fn check(reply: TaskReply<'_>, status: Option<&str>, texts: &[&str]) {
 }
 
 #[test]
-fn every_phase_has_its_words_and_names_what_to_call_next() {
+fn every_phase_has_a_text_that_names_the_next_tool() {
     let question = Question {
         ask: payload("7"),
         request: payload(r#"{"method":"elicitation/create","params":{"message":"Which one?"}}"#),

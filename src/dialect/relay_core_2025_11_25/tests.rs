@@ -109,7 +109,7 @@ fn every_word_has_its_status() {
 
 /// GW-08.
 #[test]
-fn what_a_task_says_of_itself_is_read_and_bounded() {
+fn the_members_of_a_task_are_read_and_bounded() {
     let full = r#"{"taskId":"u-1","status":"working","statusMessage":"half \u001b[1mway","createdAt":"x","lastUpdatedAt":"y","ttl":60000.5,"pollInterval":5000}"#;
     let read = polled(&payload(full)).unwrap();
     assert_eq!(read.message.as_deref(), Some("half [1mway"), "U26");
@@ -232,7 +232,7 @@ fn t_67_questions_and_messages_lose_the_upstreams_id() {
 
 /// T-67: messages about an upstream's task are distinguished from the client's.
 #[test]
-fn t_67_a_message_on_a_sessions_stream_says_whom_it_concerns() {
+fn t_67_a_message_on_a_sessions_stream_names_its_task() {
     let related = r#""_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"}}"#;
     for (members, expected) in [
         (r#""method":"notifications/tasks/status","params":{"taskId":"u"}"#.to_owned(), MessageConcern::Task),

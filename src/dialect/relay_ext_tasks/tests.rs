@@ -113,7 +113,7 @@ fn stands(result: &str) -> String {
 
 /// GW-14.
 #[test]
-fn every_status_is_read_with_what_it_brings() {
+fn every_status_is_read_with_its_members() {
     for (members, expected) in [
         (r#""status":"working","result":{}"#, "working"),
         (r#""status":"input_required","inputRequests":{"a":{}}"#, r#"asking {"a":{}}"#),
@@ -143,7 +143,7 @@ fn every_status_is_read_with_what_it_brings() {
 
 /// GW-08.
 #[test]
-fn what_a_task_says_of_itself_is_read() {
+fn the_members_of_a_task_are_read() {
     let read = |members: &str| polled(&payload(&format!(r#"{{"status":"working"{members}}}"#))).unwrap().0;
     let nothing = ExtensionTask { status_text: "working".to_owned(), message: None, poll_interval: None, ttl: None };
     assert_eq!(read(""), nothing);
@@ -181,7 +181,7 @@ fn an_entry_is_a_question_where_it_has_a_method_of_one_and_a_bearable_key() {
 }
 
 #[test]
-fn questions_lose_what_belongs_to_other_hops() {
+fn questions_lose_members_of_other_hops() {
     let entry = r#"{"method":"elicitation/create","params":{"message":"m","task":{},"elicitationId":"e","_meta":{"k":1,"io.modelcontextprotocol/related-task":{}}}}"#;
     let params = question("k", &payload(entry)).unwrap().params.unwrap();
     assert_eq!(params.as_str(), r#"{"message":"m","_meta":{"k":1}}"#);

@@ -367,7 +367,7 @@ mod tests {
 
     /// T-27. If both have happened, either may be seen first.
     #[test]
-    fn t_27_whoever_takes_a_handle_and_leaves_at_once_has_taken_it() {
+    fn t_27_a_client_that_takes_a_handle_and_disconnects_has_taken_it() {
         let task = Arc::new(task("a", 1));
         for takes in [true, false].repeat(64) {
             let (sender, mut stream) = CallStream::new();

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_handed_to_a_runner_that_has_ended() {
+    fn no_client_is_given_to_a_runner_that_has_ended() {
         let live = LiveRunners::default();
         drop(live.insert(key()));
         assert_eq!(live.send(&key(), |_| true), None);

@@ -12,7 +12,7 @@ const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
 
 /// With ten thousand waiting calls, their futures take most of the gateway's memory.
 #[test]
-fn a_call_that_waits_takes_no_room_for_what_it_may_do_next() {
+fn a_waiting_call_has_no_memory_for_later_steps() {
     let bytes = returned_bytes(|runner: Box<Runner>| runner.run());
     assert!(bytes <= 2_048, "{bytes}");
 }

@@ -35,7 +35,7 @@ mod tests {
     use crate::store::contract::task;
 
     #[tokio::test]
-    async fn a_tree_is_counted_for_as_long_as_somebody_holds_it() {
+    async fn a_tree_is_counted_for_as_long_as_it_has_a_holder() {
         let sizes = TreeSizes::default();
         let [one, other] = [1, 2].map(|id| task("local", id).key);
         let held = sizes.of(&one);

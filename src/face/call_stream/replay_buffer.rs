@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_heard_is_said_to_whoever_takes_the_stream_up() {
+    async fn missed_events_are_replayed_to_the_client_that_resumes_the_stream() {
         let logs = ReplayBuffers::default();
         let (writer, mut first) = logs.begin(7);
         logs.keep(1, RequestId::number(5), None, &first);
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_kept_has_bounds_and_an_end() {
+    async fn a_replay_buffer_has_bounds_and_an_end() {
         let logs = ReplayBuffers::default();
         let begin = |stream: u128| {
             let (writer, reader) = logs.begin(stream);

@@ -334,7 +334,7 @@ mod tests {
     use crate::task::Principal;
 
     #[test]
-    fn what_stands_in_each_address_of_a_template_is_measured() {
+    fn the_literal_text_of_each_template_is_measured() {
         for (template, bytes) in [("{+any}", 0), ("ab{x}c{y}", 3), ("plain", 5), ("a{broken", 1), ("", 0)] {
             assert_eq!(literal_bytes(template), bytes, "{template}");
         }
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_told_by_what_stands_between_the_expressions_of_a_template() {
+    fn an_address_matches_by_the_literal_text_of_a_template() {
         for (template, uri, fits) in [
             ("demo://report/{id}", "demo://report/7", true),
             ("demo://report/{id}", "demo://reports/7", false),

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_any_server_can_do_is_possible() {
+    fn the_capabilities_of_any_server_are_advertised() {
         check(&[], "{}");
         check(&[r#"{"tools":{}}"#, r#"{"prompts":{}}"#], r#"{"tools":{},"prompts":{}}"#);
         check(
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_advertised_has_methods_and_they_are_routed() {
+    fn every_advertised_capability_has_methods_that_are_routed() {
         for (capability, methods) in ROUTED {
             assert!(is_routed(capability) && !methods.is_empty(), "{capability}");
             assert!(methods.iter().all(|method| is_routed_method(method)), "{capability}");

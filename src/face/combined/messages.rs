@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_asks_bears_the_name_of_its_upstream_and_all_else_stays() {
+    fn a_servers_question_gets_the_name_of_its_upstream_and_other_messages_stay() {
         check_shown(
             r#"{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{ "n":1.10}}"#,
             r#"{"jsonrpc":"2.0","id":"reports:n7","method":"elicitation/create","params":{ "n":1.10}}"#,
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_finds_who_asked_under_the_id_that_was_asked_with() {
+    fn an_answer_goes_to_the_server_that_asked_under_its_own_id() {
         for (asked, again) in
             [("7", "7"), ("-9", "-9"), (r#""7""#, r#""7""#), (r#""a:b\"c""#, r#""a:b\"c""#), (r#""""#, r#""""#)]
         {

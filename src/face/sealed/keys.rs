@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_opens_without_a_key_being_made_and_stays_bounded() {
+    fn the_cache_of_keys_saves_derivations_and_is_bounded() {
         let keys = keys(&[2, 1]);
         let salt = |number: u64| {
             let mut salt = [0; SALT_LEN];

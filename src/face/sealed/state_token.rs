@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_brings_back_what_it_was_made_of() {
+    fn a_state_reads_back() {
         let own = Payload::of("caf\u{e9} \"\n");
         for content in [
             StateContent::Upstream(None),

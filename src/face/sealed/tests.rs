@@ -84,7 +84,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_was_sealed_is_opened_as_it_was(replica: Option<u64>, random: u128, upstream: String, payload: Vec<u8>) {
+    fn a_sealed_id_opens_to_its_content(replica: Option<u64>, random: u128, upstream: String, payload: Vec<u8>) {
         let id = GatewayId { kind: IdKind::Session, replica: replica.map(Incarnation), upstream, random };
         let sealed = sealer(&[1]).seal(&id, None, &payload).unwrap();
         prop_assert!(sealed.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{}", sealed);
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn what_others_made_up_is_no_token(text in ".{0,100}", bytes: Vec<u8>) {
+    fn a_forged_text_is_no_token(text in ".{0,100}", bytes: Vec<u8>) {
         prop_assert_eq!(opened(&sealer(&[1]), &text), None);
         prop_assert_eq!(opened(&sealer(&[1]), &URL_SAFE_NO_PAD.encode(&bytes)), None);
         let sealed = sealer(&[1]).seal(&session(), Some(&Principal::local()), &bytes).unwrap();
@@ -240,7 +240,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_goes_with_a_forwarded_request_reads_back_and_is_of_use_as_nothing_else(
+    fn a_forward_token_reads_back_and_is_no_other_token(
         token in forwarded(),
         cut: prop::sample::Index,
         bit in 0..8_u8,

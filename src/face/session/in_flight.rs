@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_takes_back_is_remembered_for_it_alone() {
+    fn a_cancel_is_kept_for_its_own_client_alone() {
         let (in_flight, began) = (InFlight::default(), Instant::now());
         let (id, other) = (RequestId::number(1), RequestId::text("1"));
         let is_wanted = |(nonce, id)| in_flight.is_wanted(nonce, id, began);

@@ -598,7 +598,7 @@ mod tests {
 
     /// A future is copied as a whole wherever another awaits it.
     #[test]
-    fn a_request_that_waits_takes_no_room_for_what_it_will_do_with_its_response() {
+    fn a_waiting_request_has_no_memory_for_its_response_yet() {
         type Posted = (&'static SessionFace, Box<Inbound>, Box<Message>);
         let sizes = [
             ("post", returned_bytes(|(face, inbound, message): Posted| face.post(inbound, message))),

@@ -250,7 +250,7 @@ mod tests {
     const SEALED: &str = "a sealed text, longer than its key";
 
     #[test]
-    fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
+    fn an_id_is_opened_once_for_its_owner_and_each_time_for_others() {
         let sessions = ClientSessionCache::new();
         let owner = Caller::of(Principal::local());
         let first = sessions.open(SEALED, "reports", by(&owner), || Some(token(1))).unwrap();

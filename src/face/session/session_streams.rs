@@ -242,7 +242,7 @@ mod tests {
     use crate::task::Principal;
 
     #[tokio::test]
-    async fn the_newest_stream_is_told_and_what_is_closed_leaves_nothing_behind() {
+    async fn the_newest_stream_gets_messages_and_closed_streams_leave_nothing() {
         let (streams, caller) = (Arc::new(SessionStreams::default()), Caller::of(Principal::local()));
         assert!(streams.newest(1, |_| true).is_none());
         let mut first = streams.open(1, &caller);

@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_that_waits_takes_no_room_for_what_it_will_do_with_its_response() {
+    fn a_waiting_request_has_no_memory_for_its_response_yet() {
         const fn returned_bytes<R>(_: fn(StatelessForward, AcceptedTypes) -> R) -> usize {
             size_of::<R>()
         }

@@ -94,7 +94,7 @@ fn a_heartbeat_that_went_back_is_a_new_one() {
 }
 
 #[test]
-fn an_observer_whose_own_heartbeats_stay_unanswered_claims_nobody() {
+fn an_observer_whose_own_heartbeats_stay_unanswered_declares_no_death() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
     for second in 5..60 {
@@ -392,7 +392,7 @@ proptest! {
     }
 
     #[test]
-    fn after_an_outage_of_the_store_nobody_is_claimed_before_a_whole_new_window(
+    fn after_an_outage_of_the_store_no_death_is_declared_before_a_whole_new_window(
         lease in 4_u64..=60,
         outages in prop::collection::vec(outage(), 1..4),
         killed in prop::option::of(10_000_u64..300_000),

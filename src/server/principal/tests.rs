@@ -17,7 +17,7 @@ fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<
 
 /// B73.
 #[test]
-fn everyone_is_who_the_configuration_says_whatever_the_headers_say() {
+fn the_configuration_decides_the_principal_and_no_header_does() {
     for everyone in [Principal::local(), Principal::anonymous()] {
         let request = Request::builder()
             .header("x-forwarded-for", "192.0.2.1")

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_network_pays_for_what_is_not_active_and_other_networks_do_not() {
+    async fn a_network_pays_for_inactive_tokens_and_other_networks_do_not() {
         let budget = QuestionBudget::default();
         for _ in 0..10_000 {
             budget.take(HERE).unwrap().give_back();

@@ -43,7 +43,7 @@ async fn row(store: &impl TaskStore, key: &TaskKey) -> StoredTask {
     store.load(key, START).await.unwrap().expect("the row is there")
 }
 
-pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(store: &impl TaskStore) {
+pub(super) async fn a_row_names_its_holder_while_work_is_left(store: &impl TaskStore) {
     let (one, other) = (task("a", 1), task("a", 2));
     let own = Some(store.holder());
     let first = store.insert(&one).await.unwrap();
@@ -121,7 +121,7 @@ pub(super) async fn a_clock_that_leapt_ahead_is_distrusted_for_one_task<K: Store
 }
 
 /// Only commands change a row before it is claimed; afterwards its former holder is fenced.
-pub(super) async fn what_an_incarnation_left_is_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+pub(super) async fn rows_of_an_ended_incarnation_are_claimed_once<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..6_u8).map(|id| task(["a", "b"][usize::from(id % 2)], id.into())).collect();
     for one in &rows {
         store.insert(one).await.unwrap();
@@ -197,7 +197,7 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
 }
 
 /// L9: rows without a runner are searched for among these.
-pub(super) async fn an_incarnation_holds_what_it_made_or_took_over<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+pub(super) async fn an_incarnation_holds_its_inserted_and_claimed_rows<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
     let rows: Vec<Task> = (1..7_u8).map(|id| task("a", id.into())).collect();
     for one in &rows {
         store.insert(one).await.unwrap();
@@ -278,7 +278,7 @@ async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
     tokio::time::timeout(DECISION_MAX, deciding).await.expect("it is known in time")
 }
 
-pub(super) async fn without_an_unknown_commit_a_row_is_what_it_was(store: &impl TaskStore) {
+pub(super) async fn without_an_unknown_commit_a_row_is_unchanged(store: &impl TaskStore) {
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
     let found = store.resolve_write(&one.key, START).await.unwrap().unwrap();
@@ -291,10 +291,7 @@ pub(super) async fn without_an_unknown_commit_a_row_is_what_it_was(store: &impl 
     assert!(store.resolve_write(&task("a", 2).key, START).await.unwrap().is_none());
 }
 
-pub(super) async fn incarnations_beside_each_other_see_what_the_other_writes(
-    one: &impl TaskStore,
-    other: &impl TaskStore,
-) {
+pub(super) async fn concurrent_incarnations_see_each_others_writes(one: &impl TaskStore, other: &impl TaskStore) {
     assert_ne!(one.holder(), other.holder());
     let made = task("a", 1);
     let first = one.insert(&made).await.unwrap();
@@ -320,7 +317,7 @@ pub(super) async fn incarnations_beside_each_other_see_what_the_other_writes(
     assert!(one.load(&made.key, START).await.unwrap().is_none());
 }
 
-pub(super) async fn what_an_incarnation_beside_holds_and_has_not_settled_is_not_removed(
+pub(super) async fn unsettled_rows_of_a_concurrent_incarnation_are_not_removed(
     one: &impl TaskStore,
     other: &impl TaskStore,
 ) {
@@ -336,14 +333,14 @@ pub(super) async fn what_an_incarnation_beside_holds_and_has_not_settled_is_not_
 }
 
 /// L6.
-pub(super) async fn one_name_is_one_task_whoever_inserts(one: &impl TaskStore, other: &impl TaskStore) {
+pub(super) async fn one_name_is_one_task_for_all_incarnations(one: &impl TaskStore, other: &impl TaskStore) {
     one.insert(&named("a", 1)).await.unwrap();
     assert!(matches!(other.insert(&named("a", 2)).await, Err(StoreError::Exists)));
     let found = other.find_idempotent(&task("a", 1).key.owner, &NAME.key, START).await.unwrap();
     assert_eq!(found.map(|row| row.task.key.id.bits()), Some(1));
 }
 
-pub(super) async fn an_incarnation_hears_of_what_others_write(one: &impl TaskStore, other: &impl TaskStore) {
+pub(super) async fn an_incarnation_gets_hints_of_others_writes(one: &impl TaskStore, other: &impl TaskStore) {
     let mut hints = one.changes();
     one.insert(&task("a", 1)).await.unwrap();
     let made = task("a", 2);

@@ -238,7 +238,7 @@ async fn a_settled_row_is_read_from_the_disk_once() {
 
 /// A row read before a commit must not overwrite the committed one.
 #[tokio::test]
-async fn what_was_read_before_a_commit_is_not_kept_after_it() {
+async fn a_row_that_was_read_before_a_commit_is_not_cached_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     let one = task("a", 1);

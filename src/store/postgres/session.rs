@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_match_is_left_to_the_library() {
+    fn other_parameters_are_left_to_the_library() {
         for url in ["postgres://me@a/base", "host=a,b,c port=1,2 user=me"] {
             let config = read_url(url).unwrap();
             assert!(each_host(&config) == [config]);

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_held_to_what_the_store_needs() {
+    fn urls_are_checked_for_the_needs_of_the_store() {
         let tls = |url| read_url(url).map(|config| config.get_ssl_mode()).map_err(|error| error.to_string());
         assert_eq!(tls("postgres://t@db1,db2,db3/taskgate"), Ok(SslMode::Require));
         assert_eq!(tls("postgres://t@db1/taskgate?sslmode=prefer"), Ok(SslMode::Require));

@@ -285,7 +285,7 @@ mod tests {
 
     /// Each later statement may have been its own transaction.
     #[test]
-    fn n5_what_came_behind_a_begin_that_failed_has_an_unknown_commit_whatever_was_answered() {
+    fn n5_statements_after_a_failed_begin_have_an_unknown_commit_after_any_answer() {
         for error in [refused("08P01"), refused("42601"), refused("53300"), LOST] {
             check(Err(error), made_in(Some("own")), Ok(()), UNKNOWN);
             check(Err(error), Err(refused("23505")), Ok(()), UNKNOWN);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_that_is_an_error_says_what_became_of_it() {
+    fn the_first_error_among_the_answers_decides_the_commit() {
         let fatal = Some(SqlNotice { severity: "FATAL", sqlstate: "57P01" });
         for (error, expected) in [(refused("23505"), WriteFate::NotDone), (fatal, UNKNOWN), (LOST, UNKNOWN)] {
             check(Ok(()), Err(error), Ok(()), expected);

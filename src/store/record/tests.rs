@@ -233,7 +233,7 @@ fn any_phase() -> impl Strategy<Value = Phase> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded_again(
+    fn an_encoded_record_decodes_to_the_same(
         owner in any_text(),
         id in any::<u128>(),
         times in any::<[u64; 5]>(),

@@ -110,7 +110,7 @@ fn a_call_needs_the_rules_the_keys_lists_and_the_tools_scopes() {
 
 /// Two tokens of one person at the same table: the memory does not mix them up.
 #[test]
-fn what_is_remembered_of_one_credential_is_not_of_another() {
+fn the_cached_access_of_one_credential_is_not_anothers() {
     let who = RuleWho { scopes: texts(&["read"]), ..RuleWho::default() };
     let items = RuleItems { prompts: Some(ItemPatterns::new(texts(&["a*"]))), ..RuleItems::default() };
     let rule = AccessRule { line: Arc::from("f:1"), who, upstreams: None, items, arguments: Vec::new(), allow: true };

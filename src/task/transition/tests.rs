@@ -385,7 +385,7 @@ fn a_call_that_is_sent_again_is_a_try_of_its_own() {
 
 /// F23: a process that only waits for a permit does not count against a call; one that resumed it counts until a sign.
 #[test]
-fn f23_only_lives_that_took_a_call_up_without_a_sign_count_against_it() {
+fn f23_only_processes_that_resumed_a_call_without_an_event_count_against_it() {
     let attempt = Attempt(2);
     let (queued, effects) = transition(in_phase(Phase::Queued), Event::TakenUp { attempt }, NOW);
     assert_eq!((queued.recovery.crashes, effects), (1, vec![]));

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_waits_for_its_answer_takes_no_room_for_what_it_will_do_with_it() {
+    fn a_waiting_call_has_no_memory_for_its_answer_yet() {
         let bytes = returned_bytes(HttpCall::run);
         assert!(bytes <= 2_048, "{bytes}");
     }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_brings_back_what_it_was_made_of() {
+    fn a_token_reads_back() {
         let mut point = SseResumePoint { last_event: None, retry: Some(Duration::from_millis(250)) };
         let request = RequestId::text("tg:1");
         assert_eq!(
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_reached_once_all_before_it_was_heard() {
+    fn an_offset_is_reached_once_all_earlier_events_were_received() {
         let at = |positions: &mut StreamPositions, received| {
             positions.received(received).last_event.clone().map(|id| id.to_str().unwrap().to_owned())
         };

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_credentials_is_read_from_a_challenge() {
+    fn the_issuer_of_credentials_is_read_from_a_challenge() {
         for (challenge, expected) in [
             (
                 r#"Bearer realm="x", resource_metadata="https://h/.well-known/a?b", scope="c""#,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_speaks_of_the_upstream_is_trouble() {
+    fn only_failures_of_the_upstream_are_reported() {
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#;
         let note = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
         let url = "http://127.0.0.1:9/mcp".parse().unwrap();

@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_line_whatever_stood_between_its_parts() {
+    fn a_message_is_one_line_with_any_whitespace_between_its_parts() {
         let line = line_of(&Bytes::from_static(b"{\n\t\"a\":\r\n\"b\\n\"}"));
         assert_eq!(line, b"{ \t\"a\":  \"b\\n\"}\n");
     }

@@ -171,7 +171,7 @@ fn a_method_is_a_short_text_without_control_characters() {
 
 /// B96: a response is read as a response; whether its sender may send one is for the face.
 #[test]
-fn a_response_without_a_usable_id_belongs_to_nobody() {
+fn a_response_without_a_usable_id_belongs_to_no_request() {
     for id in ["null", "true", "1.5"] {
         assert_eq!(response_of(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#)).id, None);
     }

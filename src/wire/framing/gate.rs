@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_kept_however_large_it_is() {
+    fn a_message_that_is_no_answer_is_kept_at_any_size() {
         let gate = || {
             EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).filtering(
                 16,
@@ -634,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_ask_comes_whole_and_all_else_as_soon_as_it_shows_itself() {
+    fn only_possible_questions_come_whole_and_others_as_soon_as_their_kind_shows() {
         let (pass, asking) = (PrimerPolicy::Pass, HoldPolicy::Asking);
         let question = "id: 1\ndata: {\"method\":\ndata:\"roots/list\",\"id\":1}\n\n";
         let answer = "data: {\"result\":\n: \"\ndata: {\"method\":\"roots/list\"}}\n\n";
@@ -662,7 +662,7 @@ mod tests {
         }
 
         #[test]
-        fn what_passes_reads_as_the_events_with_data(
+        fn forwarded_text_reads_as_the_events_with_data(
             text in "(data: ?|id: ?|:|x|\n|\r\n){0,40}\n\n",
             cuts in prop::array::uniform2(0_usize..200),
         ) {

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_methods_are_told_from_what_asks() {
+    fn answers_and_notifications_are_distinguished_from_questions() {
         for text in [
             r#"{"jsonrpc":"2.0","id":1,"result":{"method":"elicitation/create","error":1}}"#,
             r#"{"result":{"a":["{\"method\":\"elicitation/create\"}"]},"id":1}"#,
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shows_itself_shows_at_once() {
+    fn a_member_that_decides_the_kind_decides_at_once() {
         let mut classifier = MessageClassifier::default();
         assert_eq!(classifier.feed(br#"{"jsonrpc":"2.0","id":1"#), MessageClass::Nothing);
         assert_eq!(classifier.feed(br#","result":"#), MessageClass::Nothing);

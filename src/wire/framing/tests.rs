@@ -155,7 +155,7 @@ fn events_before_one_that_is_too_large_come_first() {
 }
 
 #[test]
-fn what_is_written_reads_back_as_one_event() {
+fn a_written_event_reads_back_as_one() {
     let written = BodyPart::message(Bytes::from_static(b"{\"a\":1}")).into_bytes();
     assert_eq!(written, "event: message\ndata: {\"a\":1}\n\n");
     let several = BodyPart::message(Bytes::from_static(b"{\r\n\"a\":\r1}\n")).into_bytes();

@@ -124,7 +124,7 @@ fn names_that_differ_in_case_alone_are_found() {
 }
 
 #[test]
-fn edits_change_what_they_name_and_nothing_else() {
+fn edits_change_the_named_members_alone() {
     #[track_caller]
     fn check(text: &str, edit: impl FnOnce(ObjectEdit<'_>) -> ObjectEdit<'_>, expected: &str) {
         assert_eq!(edit(object(text).edit()).finish().as_str(), expected);
@@ -157,7 +157,7 @@ fn an_edit_without_effect_returns_the_original_bytes() {
 }
 
 #[test]
-fn what_stays_and_is_large_is_not_copied() {
+fn large_unchanged_members_are_not_copied() {
     let object = object(r#"{"large":"xxxxxxxxxxxxxxxx","small":1}"#);
     let pieces = object.edit().set("more", payload("2")).pieces(16);
     assert_eq!(pieces, [r#"{"#, r#""large":"xxxxxxxxxxxxxxxx""#, r#","small":1,"more":2}"#]);

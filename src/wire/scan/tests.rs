@@ -433,7 +433,7 @@ fn assert_agrees(text: &str) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn whatever_is_nearly_json_is_judged_as_serde_json_judges_it(text in nearly_json()) {
+    fn texts_that_are_nearly_json_have_the_verdict_of_serde_json(text in nearly_json()) {
         assert_agrees(&text)?;
     }
 
@@ -448,7 +448,7 @@ proptest! {
     }
 
     #[test]
-    fn a_walk_over_scanned_text_finds_what_the_scan_found(value in json_value(), pretty in any::<bool>()) {
+    fn a_walk_over_scanned_text_agrees_with_the_scan(value in json_value(), pretty in any::<bool>()) {
         let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.unwrap();
         let walked = members(text.as_bytes());
         prop_assert_eq!(walked.is_some(), value.is_object());

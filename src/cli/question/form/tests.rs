@@ -85,7 +85,7 @@ fn a_line_becomes_a_value_or_the_reason_why_not() {
 }
 
 #[test]
-fn an_empty_line_stands_for_the_default_or_skips_what_is_optional() {
+fn an_empty_line_means_the_default_or_skips_an_optional_field() {
     let long = json!({ "type": "string", "maxLength": 2, "default": "long" });
     for (schema, required, expected) in [
         (json!({ "type": "string", "default": "x" }), true, Ok(Some(json!("x")))),
@@ -125,7 +125,7 @@ fn fields_keep_the_servers_order_and_skipped_ones_stay_out() {
 }
 
 #[test]
-fn prompts_say_what_is_wanted() {
+fn prompts_name_the_expected_input() {
     for (schema, required, prompt) in [
         (json!({ "type": "string", "title": "Name" }), true, "Name (text): "),
         (

@@ -62,7 +62,7 @@ fn resume() -> RecoveryDecision {
 
 /// GW-39, T-82.
 #[test]
-fn a_call_made_with_a_clients_credential_goes_on_in_nobodys_name() {
+fn a_call_with_a_clients_credential_does_not_continue_without_it() {
     let gone = |executed| lost(Reason::UpstreamAuth, executed);
     let expired = RecoveryDecision::Expire;
     let unsent = Task { phase: Phase::Queued, ..in_flight(Some(call(false)), None) };
@@ -154,7 +154,7 @@ fn a_call_whose_elements_have_rows_waits_for_them() {
 
 /// F20, and T-56 for hidden ones.
 #[test]
-fn what_nobody_can_go_on_with_is_settled_or_told() {
+fn a_row_that_cannot_continue_is_settled_or_its_cancel_is_sent() {
     let policy = policy(AfterCrash::Rerun);
     let row = || in_flight(Some(call(true)), Some("here"));
     assert_eq!(verdict(&row(), None, NOW, WHY_LOST), unknown(), "its upstream is not configured any more");

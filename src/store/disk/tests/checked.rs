@@ -77,7 +77,7 @@ async fn f56_damage_is_found_by_a_check_that_had_to_make_way() {
 
 /// F57: the connection of the check keeps a lost log, too.
 #[tokio::test]
-async fn f57_a_check_during_which_the_log_is_lost_begins_anew() {
+async fn f57_a_check_during_which_the_log_is_lost_starts_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data/tasks.db");
     let fails = Arc::new(AtomicBool::new(false));

@@ -65,7 +65,7 @@ const DONE: &str = "the result of the one ";
 
 /// Recovery, sweeps, lists and all other tasks continue, for every kind of fault in one row.
 #[tokio::test]
-async fn one_row_that_cannot_be_read_delays_nobody() {
+async fn one_unreadable_row_delays_no_other() {
     let ways = [files::flip as fn(&Path, &str), break_chain, make_newer, make_unknown];
     for (way, is_newer) in ways.into_iter().zip([false, false, true, true]) {
         let folder = tempfile::tempdir().unwrap();
@@ -260,7 +260,7 @@ async fn no_list_reads_a_record() {
 
 /// However many lists are read, single tasks can be read beside them.
 #[tokio::test]
-async fn lists_take_no_place_of_those_who_ask_for_one_task() {
+async fn lists_take_no_reader_from_reads_of_one_task() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     let one = settled(task("a", 1), "r");
@@ -311,7 +311,7 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
 
 /// A write that met damage and then fails for another reason is retried once, with the file reopened.
 #[tokio::test]
-async fn what_follows_on_damage_begins_with_the_file_opened_anew() {
+async fn the_work_after_damage_begins_with_a_reopened_file() {
     let folder = tempfile::tempdir().unwrap();
     let codes: Arc<Mutex<Vec<std::ffi::c_int>>> = Arc::default();
     let failing = Arc::clone(&codes);

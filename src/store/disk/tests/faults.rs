@@ -308,7 +308,7 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
 }
 
 #[tokio::test]
-async fn f57_the_content_of_a_removed_log_is_saved_and_the_file_is_opened_anew() {
+async fn f57_the_content_of_a_removed_log_is_saved_and_the_file_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&folder);
     settings.tuning.tick = Duration::from_millis(20);

@@ -122,7 +122,7 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
 
 /// B171: a cleanup may remove the lock file, so the folder itself is locked.
 #[tokio::test]
-async fn b171_whoever_removes_the_lock_file_lets_nobody_in() {
+async fn b171_a_removed_lock_file_lets_no_second_process_in() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(&folder).await;
     fs::remove_file(folder.path().join("data/tasks.lock")).unwrap();

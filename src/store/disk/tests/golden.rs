@@ -177,7 +177,7 @@ fn kept_name() -> String {
 
 /// The format cannot change without a new schema version: another program would take the rows for damaged.
 #[tokio::test]
-async fn a_change_of_what_is_written_needs_a_new_schema_version_and_file() {
+async fn a_changed_file_format_needs_a_new_schema_version_and_file() {
     let kept = kept_in().join(kept_name());
     if std::env::var_os("UPDATE_GOLDEN").is_some() && !kept.exists() {
         make(&kept).await;

@@ -145,7 +145,7 @@ fn a_ballast_follows_no_link() {
 }
 
 #[test]
-fn a_folder_in_which_everybody_may_write_is_told_from_others() {
+fn a_world_writable_folder_is_distinguished() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let folder = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ fn at(server: &PostgresServer, url: String) -> PostgresSettings {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_may_lose_what_it_acknowledges_is_refused() {
+async fn a_server_that_may_lose_acknowledged_writes_is_refused() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     for setting in ["fsync", "full_page_writes"] {
         for value in ["off", "on"] {
@@ -160,7 +160,7 @@ async fn tls_is_held_to_the_authority_that_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_tls_is_used_where_nobody_can_listen_and_if_that_is_said() {
+async fn a_server_without_tls_is_used_on_this_machine_or_if_the_url_allows_it() {
     let Some(server) = shared() else { return };
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", server.port());
     let refused = refusal(at(server, url.clone())).await;

@@ -72,7 +72,7 @@ async fn a_row_with_an_unknown_commit_whose_handle_another_gateway_gave_out_stay
 
 /// A row without a later write is removed, since no client was notified of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_with_an_unknown_commit_that_nobody_was_told_of_is_removed() {
+async fn a_row_with_an_unknown_commit_whose_handle_was_not_sent_is_removed() {
     let Some(server) = shared() else { return };
     let at = Deafened::begin(server).await;
     let one = named("a", 1);

@@ -41,7 +41,7 @@ fn wait_a_day(server: &PostgresServer, schema: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_incarnation_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it() {
+async fn rows_of_a_long_dead_incarnation_are_removed_once_none_needs_them() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [old, store] = &two(server, &schema).await;
@@ -310,7 +310,7 @@ async fn the_number_of_a_prior_incarnation_that_another_gateway_has_by_now_says_
 
 /// The sums read last may be outdated.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_left_alone_counts_its_own_sums_alone() {
+async fn the_only_living_incarnation_counts_its_own_sums_alone() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [gone, store] = two(server, &schema).await;
@@ -395,7 +395,7 @@ async fn sums_that_come_to_nothing_with_those_of_another_incarnation_go() {
 
 /// The other replica may have reassigned its sums to incarnation 0, and be gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobodys_sums_are_counted_by_whoever_is_left_alone() {
+async fn sums_without_an_incarnation_are_counted_by_the_only_living_one() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = opened(settings(server, &schema)).await;

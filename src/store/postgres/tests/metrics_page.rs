@@ -16,7 +16,7 @@ async fn until_some(page: &PrometheusHandle, name: &str) {
 }
 
 #[test]
-fn what_becomes_of_a_database_is_counted() {
+fn the_state_of_a_database_is_in_the_metrics() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();

@@ -127,7 +127,7 @@ async fn rule_2_a_commit_that_is_acknowledged_with_a_warning_is_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_3_what_changed_nothing_is_answered_only_after_a_write_of_ones_own() {
+async fn rule_3_a_batch_without_changes_is_answered_only_after_an_own_write() {
     for number in 0..2 {
         let Some(at) = Waiting::begin(READ_EACH).await else { return };
         let one = task("a", 1);
@@ -146,7 +146,7 @@ async fn rule_3_what_changed_nothing_is_answered_only_after_a_write_of_ones_own(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_4_what_was_read_is_believed_behind_a_barrier_alone() {
+async fn rule_4_a_read_row_is_trusted_only_after_a_barrier() {
     let Some(at) = Waiting::begin(READ_EACH).await else { return };
     let key = task("a", 1).key;
     assert!(at.store.load(&key, START).await.unwrap().is_some());
@@ -189,7 +189,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
 
 /// While the commit waits, no connection is made, which would itself require a barrier.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt() {
+async fn rule_5_no_earlier_barrier_proves_a_read_after_an_unknown_commit() {
     let Some(at) = Waiting::begin(TRUSTING).await else { return };
     let one = task("a", 1);
     for _ in 0..4 {
@@ -259,7 +259,7 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unknown() {
 
 /// Each heartbeat also checks the standby names.
 #[tokio::test(flavor = "multi_thread")]
-async fn n2_names_that_are_emptied_are_noticed_where_nobody_writes() {
+async fn n2_emptied_names_of_standbys_are_noticed_without_writes() {
     let Some([server, _standby]) = pair().await else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
     let store = opened(settings).await;
@@ -309,7 +309,7 @@ pub(super) async fn pair() -> Option<[PostgresServer; 2]> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trusted() {
+async fn n4_reads_of_an_old_primary_are_trusted_for_read_trust_alone() {
     // Longer than a promotion takes.
     for read_trust in [Duration::ZERO, Duration::from_secs(12)] {
         let Some([old, new]) = pair().await else { return };
@@ -351,7 +351,7 @@ async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trust
 
 /// An old primary that keeps running, with commits that wait for a standby that has been promoted.
 #[tokio::test(flavor = "multi_thread")]
-async fn n4_a_host_where_commits_wait_keeps_nobody_from_the_new_primary() {
+async fn n4_a_host_where_commits_wait_keeps_no_gateway_from_the_new_primary() {
     let Some([old, new]) = pair().await else { return };
     let hosts = [&old, &new].map(|server| format!("{}:{}", server.host().replace('/', "%2F"), server.port()));
     let settings = with(settings(&old, &new_schema()), |access| {

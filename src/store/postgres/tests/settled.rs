@@ -21,7 +21,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
 
 /// Its client's answer was that it is gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
+async fn a_task_that_was_removed_here_is_not_shown_after_any_other_removal() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = opened(settings(server, &schema)).await;
@@ -46,7 +46,7 @@ async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
 
 /// The removal's commit was unknown for a while, so no hint was sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
+async fn others_are_notified_of_the_writes_of_a_lost_connection() {
     let Some(server) = shared() else { return };
     let at = Deafened::begin(server).await;
     listens(&at.other).await;
@@ -67,7 +67,7 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
 
 /// It may have ended before it could send a hint.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_gateway_may_have_removed_before_it_died_is_looked_for_again() {
+async fn tasks_that_a_dead_gateway_may_have_removed_are_read_again() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [gone, store] = two(server, &schema).await;

@@ -91,7 +91,7 @@ impl RoleStore {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apart() {
+async fn the_kinds_of_temporary_trouble_of_a_server_are_distinguished() {
     let Some(at) = RoleStore::begin().await else { return };
     let read_only = |is: &str| format!("ALTER ROLE {ROLE} SET default_transaction_read_only = {is}");
     at.server.psql(&read_only("on"));
@@ -122,7 +122,7 @@ async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apar
 
 /// The control and writer connections are open, and the role's connection limit excludes others.
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
+async fn refused_readers_are_reported_and_connect_later_by_themselves() {
     let Some(at) = RoleStore::begin().await else { return };
     let count = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{ROLE}'");
     until("no other client is connected", || at.server.psql(&count) == "2").await;
@@ -211,7 +211,7 @@ async fn a_server_that_becomes_read_only_is_not_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
+async fn a_changed_password_is_read_again_at_the_next_connect() {
     let Some(at) = RoleStore::begin().await else { return };
     at.server.psql(&format!("ALTER ROLE {ROLE} PASSWORD 'second'"));
     at.store.insert(&task("a", 9)).await.expect("old connections live on");
@@ -224,7 +224,7 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
 
 /// The other replicas declare such a gateway dead, and would claim a row that it inserts (7.5).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_whose_heartbeats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
+async fn a_gateway_without_acknowledged_heartbeats_takes_no_tasks_and_continues_its_own() {
     let Some(at) = RoleStore::leased(LeaseTerms::LEASE_MIN).await else { return };
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
     let control =
@@ -266,7 +266,7 @@ async fn a_half_sent_batch_is_rolled_back_by_the_server() {
 
 /// A server that falls silent between the connect and the first heartbeat.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_connects_anew_to_send_heartbeats_does_not_wait_for_ever() {
+async fn a_gateway_that_reconnects_for_heartbeats_does_not_wait_for_ever() {
     let Some(server) = shared() else { return };
     let (schema, proxy) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let store = opened(behind(&proxy, settings(server, &schema))).await;
@@ -308,7 +308,7 @@ fn disk_is_full(server: &PostgresServer, schema: &str, when: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
+async fn a_full_disk_refuses_only_writes_without_room() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = opened(settings(server, &schema)).await;
@@ -337,7 +337,7 @@ async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_was_full_is_tried_again_where_nobody_writes() {
+async fn a_disk_that_was_full_is_tried_again_without_other_writes() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let store = opened(settings(server, &schema)).await;

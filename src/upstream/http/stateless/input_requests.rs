@@ -294,7 +294,7 @@ mod tests {
 
     /// A question that is still asked gets one more event under its name; another is withdrawn, even one of an earlier process.
     #[test]
-    fn a_question_of_an_earlier_life_is_taken_back_unless_the_task_still_asks_it() {
+    fn a_question_of_an_earlier_process_is_withdrawn_unless_it_is_still_open() {
         let earlier = || {
             let mut questions = InputRequests::default();
             questions.of_task();
@@ -332,7 +332,7 @@ mod tests {
 
     /// U29, MOD-27.
     #[test]
-    fn what_is_no_question_and_the_33rd_open_one_are_refused() {
+    fn an_invalid_question_and_the_33rd_open_one_are_refused() {
         assert!(InputRequests::default().take(&requests(&[("a", "ping")])).is_err());
         let text = Bytes::from_static(br#"{"a":1}"#);
         let odd = Object::of(&Payload::parse(&text, ScanLimits::UPSTREAM).unwrap()).unwrap();

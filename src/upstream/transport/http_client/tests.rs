@@ -122,7 +122,7 @@ async fn sec_90_a_limit_without_a_clients_own_credential_concerns_the_server() {
 
 /// F27: a port with a full queue answers no packet, as a black hole does.
 #[tokio::test]
-async fn f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent() {
+async fn f27_an_unanswered_connect_ends_at_its_limit_and_nothing_was_sent() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(0).unwrap();

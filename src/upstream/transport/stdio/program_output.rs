@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_a_program_says_the_last_lines_are_kept() {
+    fn the_last_lines_of_a_programs_output_are_kept() {
         let last = Arc::new(LastLines::default());
         let output_log = ProgramOutputLog::new(Arc::from("local"), 1, Some(Arc::clone(&last)), StderrUse::Never);
         (0..1_000).for_each(|n| output_log.said(format!("line {n}").as_bytes()));

@@ -157,7 +157,7 @@ async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
 }
 
 #[tokio::test]
-async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
+async fn messages_before_the_first_listener_are_kept_within_a_bound() {
     let mut table = CallTable::new();
     let kept = (0..100).filter(|_| note(&mut table, "notifications/tools/list_changed", json!({})).is_ok()).count();
     assert_eq!(kept, EARLY_MAX);
@@ -166,7 +166,7 @@ async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
 
 /// The connection is idle from the end of the last stream on.
 #[tokio::test(start_paused = true)]
-async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
+async fn a_connection_is_not_idle_while_a_listener_or_a_call_is_there() {
     let ten = Duration::from_secs(10);
     let mut table = CallTable::new();
     tokio::time::advance(ten).await;
@@ -205,7 +205,7 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
 }
 
 #[tokio::test]
-async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
+async fn messages_before_the_session_is_open_are_not_the_handshakes() {
     let mut table = CallTable::new();
     let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().messages;
     assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::NoReceiver), "answered by the stand, if it is a ping");
@@ -235,7 +235,7 @@ async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_n
 
 /// A question with a picture is larger than many a message, and may wait: many of them may not.
 #[tokio::test]
-async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
+async fn a_large_message_is_accepted_and_the_queue_is_bounded_in_bytes() {
     let mut table = CallTable::new();
     let mut begun = table.begin(&call(1)).unwrap();
     let large = MessageText::from(Bytes::from(vec![b'x'; 5 << 20]));

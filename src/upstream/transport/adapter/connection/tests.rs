@@ -57,7 +57,7 @@ fn post(session: Option<&HeaderValue>, message: &Value) -> OutgoingRequest {
 
 /// A server's log line and its question belong to the only call there is, even if the server has not received that call.
 #[tokio::test]
-async fn what_a_server_says_before_it_has_a_call_does_not_take_the_call_back() {
+async fn messages_before_the_server_has_a_call_do_not_cancel_the_call() {
     for said_early in [
         json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": { "level": "info", "data": "up" } }),
         json!({ "jsonrpc": "2.0", "id": "q", "method": "roots/list" }),

@@ -94,7 +94,7 @@ fn post(principal: &str, method: &str) -> OutgoingRequest {
 
 /// T-20: principals share no connection; one that was only probed is free for any.
 #[tokio::test]
-async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
+async fn t_20_each_principal_has_a_connection_and_the_first_call_takes_the_probed_one() {
     let wire = RecordingTransport::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
@@ -134,7 +134,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
 
 /// A slowly opening connection delays only its principal's requests, and is opened once.
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_another_principals_connection() {
+async fn no_principal_waits_for_anothers_connection() {
     let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
     let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
     let scope = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };

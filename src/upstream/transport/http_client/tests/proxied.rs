@@ -104,7 +104,7 @@ async fn a_server_that_only_the_proxy_knows_is_reached_through_it() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_serves_nothing_is_named_with_what_it_does() {
+async fn a_proxy_that_serves_nothing_is_named_with_its_behaviour() {
     for (manner, to, expected) in [
         (ProxyManner::Refuses(407), "https://up.invalid/mcp", "it asks for other credentials (HTTP 407)"),
         (ProxyManner::Refuses(407), "http://up.invalid/mcp", "the proxy asks for other credentials"),

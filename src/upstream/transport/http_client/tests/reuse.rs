@@ -159,7 +159,7 @@ async fn a_connection_is_kept_once_its_answer_has_come_whole() {
 }
 
 #[tokio::test]
-async fn a_request_nobody_waits_for_any_more_gives_up_its_connection() {
+async fn a_dropped_request_releases_its_connection() {
     let (listener, url, _, tls) = listen_with_tls("http/1.1").await;
     let client = client(&url, tls);
     let sending = sent(&client);

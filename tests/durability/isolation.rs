@@ -20,7 +20,7 @@ use support::history::History;
 use support::hostile_twin;
 use support::scripted::{BodySender, ScriptedServer, answer, in_time};
 
-use self::crowd::{Crowd, FEW_NAMES, KINDS, NAMES, Talk, Told};
+use self::crowd::{Answer, Crowd, FEW_NAMES, KINDS, NAMES, Talk};
 use super::kill_cycles::keeper::Keeper;
 
 const AT_ONCE: usize = 16;
@@ -126,15 +126,15 @@ fn stranger(nth: usize, all: usize) -> usize {
 }
 
 /// Requests that name a task, in either era.
-async fn asks_about(talk: &mut Talk<'_>, session: &str, id: &str, key: &str) -> Vec<Told> {
+async fn asks_about(talk: &mut Talk<'_>, session: &str, id: &str, key: &str) -> Vec<Answer> {
     let answers = json!({ key: { "action": "accept", "content": {} } });
-    let mut told = vec![
+    let mut replies = vec![
         talk.ask("tasks/get", json!({ "taskId": id })).await,
         talk.ask("tasks/update", json!({ "taskId": id, "inputResponses": answers })).await,
         talk.ask("tasks/cancel", json!({ "taskId": id })).await,
     ];
-    told.push(talk.in_session(Some(session), "tasks/result", json!({ "taskId": id })).await);
-    told
+    replies.push(talk.in_session(Some(session), "tasks/result", json!({ "taskId": id })).await);
+    replies
 }
 
 fn ids(own: &Own) -> BTreeSet<&str> {
@@ -171,7 +171,7 @@ pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address:
             "{nth} about {}'s",
             stranger(nth, all.len())
         );
-        assert!(unknown.iter().all(|told| told.json()["error"]["code"] == -32602), "{unknown:?}");
+        assert!(unknown.iter().all(|reply| reply.json()["error"]["code"] == -32602), "{unknown:?}");
     })
     .await;
 }
@@ -184,9 +184,9 @@ pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], ad
         let mut get = async |id: &str| {
             in_time(async {
                 loop {
-                    let told = talk.ask("tasks/get", json!({ "taskId": id })).await;
-                    if told.status != 429 {
-                        return told;
+                    let reply = talk.ask("tasks/get", json!({ "taskId": id })).await;
+                    if reply.status != 429 {
+                        return reply;
                     }
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }

@@ -86,7 +86,7 @@ struct Caller {
 
 /// The client's knowledge of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Learnt {
+enum KnownOutcome {
     Ran(String),
     MayHaveRun,
     /// It did not run, or nothing is known: the call is made again under its key.
@@ -106,10 +106,10 @@ impl Caller {
         }
     }
 
-    async fn call(&mut self, at: SocketAddr, key: &str) -> Option<Learnt> {
+    async fn call(&mut self, at: SocketAddr, key: &str) -> Option<KnownOutcome> {
         let mut params = json!({"name": "pay", "arguments": {"key": key}});
         if self.kind == Kind::Sse {
-            return sse_call(at, key, params).await.map(|answer| learnt(&answer));
+            return sse_call(at, key, params).await.map(|answer| outcome_of(&answer));
         }
         if self.kind == Kind::SessionTasks {
             params["task"] = json!({});
@@ -126,15 +126,15 @@ impl Caller {
                 let params = json!({"taskId": result["taskId"]});
                 let task = self.ask(at, "tasks/get", params, None).await?["result"].take();
                 if task["status"] != "working" {
-                    return Some(learnt(&task));
+                    return Some(outcome_of(&task));
                 }
                 sleep(Duration::from_millis(20)).await;
             },
             (Kind::SessionTasks, result) if result["task"].is_object() => {
                 let params = json!({"taskId": result["task"]["taskId"]});
-                Some(learnt(&self.ask(at, "tasks/result", params, None).await?))
+                Some(outcome_of(&self.ask(at, "tasks/result", params, None).await?))
             }
-            _ => Some(learnt(&answer)),
+            _ => Some(outcome_of(&answer)),
         }
     }
 
@@ -237,11 +237,11 @@ fn last(text: &str) -> Value {
     if read.is_array() { read[0].clone() } else { read }
 }
 
-fn learnt(answer: &Value) -> Learnt {
+fn outcome_of(answer: &Value) -> KnownOutcome {
     match (&answer["result"]["content"][0]["text"], &answer["error"]["data"]["executed"]) {
-        (Value::String(text), _) => Learnt::Ran(text.clone()),
-        (_, executed) if *executed == "unknown" => Learnt::MayHaveRun,
-        _ => Learnt::Again,
+        (Value::String(text), _) => KnownOutcome::Ran(text.clone()),
+        (_, executed) if *executed == "unknown" => KnownOutcome::MayHaveRun,
+        _ => KnownOutcome::Again,
     }
 }
 
@@ -275,7 +275,7 @@ pub(crate) struct KeyCourse {
     _server: ScriptedServer,
     runs: Runs,
     next: AtomicUsize,
-    heard: Mutex<Vec<(String, Kind, Learnt)>>,
+    outcomes: Mutex<Vec<(String, Kind, KnownOutcome)>>,
     exposure: Mutex<KillExposure>,
 }
 
@@ -294,7 +294,7 @@ impl KeyCourse {
             _server: server,
             runs,
             next,
-            heard: Mutex::default(),
+            outcomes: Mutex::default(),
             exposure: Mutex::default(),
         }
     }
@@ -323,25 +323,25 @@ impl KeyCourse {
             // A killed gateway may lose the answer of any call: the client asks again under the key.
             let mut is_unsure = false;
             self.exposure.lock().enter(&key);
-            let learnt = loop {
+            let outcome = loop {
                 let at = {
                     let places = places.wait_for(|places| !places.is_empty()).await.unwrap();
                     places[call % places.len()]
                 };
                 match caller.call(at, &key).await {
-                    Some(Learnt::MayHaveRun) if !is_unsure => is_unsure = true,
-                    Some(learnt) if learnt != Learnt::Again => break learnt,
+                    Some(KnownOutcome::MayHaveRun) if !is_unsure => is_unsure = true,
+                    Some(outcome) if outcome != KnownOutcome::Again => break outcome,
                     _ => sleep(Duration::from_millis(20)).await,
                 }
             };
             self.exposure.lock().leave(&key);
-            self.heard.lock().push((key, caller.kind, learnt));
+            self.outcomes.lock().push((key, caller.kind, outcome));
         }
     }
 
     /// Returns once so many parts of all calls are answered.
     pub(crate) async fn is_at(&self, part: usize, parts: usize) {
-        while self.heard.lock().len() < self.calls * part / parts {
+        while self.outcomes.lock().len() < self.calls * part / parts {
             sleep(Duration::from_millis(5)).await;
         }
     }
@@ -360,26 +360,26 @@ impl KeyCourse {
 
     /// Each key's call ran once, unless a kill met it, and all its clients got the same outcome.
     pub(crate) fn check(&self) {
-        let (runs, heard, mut unsure) = (self.runs.lock(), self.heard.lock(), 0);
+        let (runs, outcomes, mut may_have_run) = (self.runs.lock(), self.outcomes.lock(), 0);
         let keys = self.calls / CALLS_UNDER_A_KEY;
         let met = &self.exposure.lock().met;
         for key in (0..keys).map(|number| format!("key-{number}")) {
             let ran = runs.get(&key).copied().unwrap_or_default();
-            let of_key: Vec<_> = heard.iter().filter(|(name, ..)| *name == key).collect();
+            let of_key: Vec<_> = outcomes.iter().filter(|(name, ..)| *name == key).collect();
             let first = &of_key[0].2;
-            assert!(of_key.iter().all(|(_, _, learnt)| learnt == first), "{key}: {of_key:?}");
+            assert!(of_key.iter().all(|(_, _, outcome)| outcome == first), "{key}: {of_key:?}");
             match first {
-                Learnt::Ran(text) => assert_eq!((ran, text), (1, &key), "{of_key:?}"),
-                Learnt::MayHaveRun | Learnt::Again => {
+                KnownOutcome::Ran(text) => assert_eq!((ran, text), (1, &key), "{of_key:?}"),
+                KnownOutcome::MayHaveRun | KnownOutcome::Again => {
                     assert!(ran <= 1, "{key} ran {ran} times");
                     assert!(met.contains(&key), "{key}: no kill met its call: {of_key:?}");
-                    unsure += 1;
+                    may_have_run += 1;
                 }
             }
         }
         println!(
-            "{} calls under {keys} keys ran {} times; {unsure} keys of {} that a kill met say that theirs may have run",
-            heard.len(),
+            "{} calls under {keys} keys ran {} times; {may_have_run} keys of {} that a kill met say that theirs may have run",
+            outcomes.len(),
             runs.len(),
             met.len()
         );

@@ -56,10 +56,10 @@ fn the_store_at_work() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         // Closing brings the log into the file, so there are checkpoints among the moments.
-        for life in 0..3 {
+        for process in 0..3 {
             let store = DiskStore::open(settings.clone()).await.unwrap();
-            rows::work(&store, life).await;
-            if life < 2 {
+            rows::work(&store, process).await;
+            if process < 2 {
                 store.close().await;
             }
         }
@@ -103,8 +103,8 @@ fn cut(events: &[Event], images: usize, dice: &mut Dice) -> Vec<String> {
     let (mut disk, mut acknowledged, mut at, mut lost) = (Disk::default(), Acknowledged::default(), 0, Vec::new());
     for moment in moments {
         for event in &events[at..moment] {
-            if let Event::Said(line) = event {
-                acknowledged.hear(line);
+            if let Event::Printed(line) = event {
+                acknowledged.record(line);
             }
             disk.happen(event);
         }
@@ -139,11 +139,11 @@ fn seed() -> u64 {
     seed
 }
 
-/// Lines that were said, writes, and syncs.
+/// Printed lines, writes, and syncs.
 fn count(events: &[Event]) -> [usize; 3] {
     let count = |is_meant: fn(&Event) -> bool| events.iter().filter(|event| is_meant(event)).count();
     [
-        count(|event| matches!(event, Event::Said(_))),
+        count(|event| matches!(event, Event::Printed(_))),
         count(|event| matches!(event, Event::Wrote { .. })),
         count(|event| matches!(event, Event::Synced { .. })),
     ]
@@ -156,10 +156,10 @@ fn f55_every_acknowledged_row_survives_a_power_cut() {
         return;
     }
     let events = record(true);
-    let [said, wrote, synced] = count(&events);
-    assert!(said > 300 && wrote > 300 && synced > 100, "{said} lines, {wrote} writes, {synced} syncs");
+    let [printed, wrote, synced] = count(&events);
+    assert!(printed > 300 && wrote > 300 && synced > 100, "{printed} lines, {wrote} writes, {synced} syncs");
     // The images know of one folder; those that it lies in were made, too, and a promise is worth nothing without them.
-    let promised = events.iter().position(|event| matches!(event, Event::Said(_))).unwrap();
+    let promised = events.iter().position(|event| matches!(event, Event::Printed(_))).unwrap();
     let above = |event: &&Event| matches!(event, Event::SyncedAbove(_));
     let named: Vec<&Event> = events[..promised].iter().filter(above).collect();
     assert_eq!(named.len(), 3, "the entries of one, two and data: {named:?}");
@@ -176,8 +176,8 @@ fn a_store_that_does_not_sync_is_detected() {
         return;
     }
     let events = record(false);
-    let [said, wrote, synced] = count(&events);
-    assert!(said > 300 && wrote > 300 && synced < 20, "{said} lines, {wrote} writes, {synced} syncs");
+    let [printed, wrote, synced] = count(&events);
+    assert!(printed > 300 && wrote > 300 && synced < 20, "{printed} lines, {wrote} writes, {synced} syncs");
     let lost = cut(&events, IMAGES_WITHOUT_SYNC, &mut Dice(seed()));
     assert!(lost.len() > IMAGES_WITHOUT_SYNC / 2, "only {lost:?}");
 }

@@ -35,12 +35,12 @@ const PATIENCE: Duration = WAIT_MAX;
 const CLIENTS: usize = 6;
 
 /// One process of the program, on a listener that outlives it.
-struct Life {
+struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Life {
+impl Process {
     /// Starts it as a service manager does: the socket is descriptor 3, and two variables say so.
     fn start(folder: &Path, socket: &TcpListener) -> Self {
         let script = "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve --config taskgate.toml 3<&0 0</dev/null";
@@ -136,22 +136,22 @@ async fn restarts_under_load_fail_no_request_and_lose_no_task() {
     std::fs::write(folder.path().join("taskgate.toml"), text).unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
-    let mut first = Life::start(folder.path(), &socket);
+    let mut first = Process::start(folder.path(), &socket);
     first.serves().await;
     let (watch, is_over) = (Watch::default(), AtomicBool::new(false));
     let clients = join_all((0..CLIENTS).map(|number| watch.client(number, address, &is_over)));
     let restarts = async {
-        let mut life = first;
+        let mut process = first;
         for _ in 0..count {
             sleep(Duration::from_millis(150)).await;
             // It waits for the store until its predecessor has ended.
-            let mut next = Life::start(folder.path(), &socket);
-            life.leave().await;
+            let mut next = Process::start(folder.path(), &socket);
+            process.leave().await;
             next.serves().await;
-            life = next;
+            process = next;
         }
         is_over.store(true, Ordering::Relaxed);
-        life
+        process
     };
     let (_, _last) = tokio::join!(clients, restarts);
     let mistakes = watch.mistakes.lock();

@@ -57,13 +57,13 @@ pub(crate) struct Talk<'p> {
 
 /// An answer, without the time of day.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Answer {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
 
-impl Told {
+impl Answer {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
@@ -155,7 +155,7 @@ impl Person {
 
 impl Talk<'_> {
     /// A request of 2026-07-28 by a client with tasks.
-    pub(crate) async fn ask(&mut self, method: &str, mut params: Value) -> Told {
+    pub(crate) async fn ask(&mut self, method: &str, mut params: Value) -> Answer {
         let response = self.open(method, &mut params).await;
         read(response).await
     }
@@ -175,7 +175,7 @@ impl Talk<'_> {
     }
 
     /// A request of 2025-11-25.
-    pub(crate) async fn in_session(&mut self, session: Option<&str>, method: &str, params: Value) -> Told {
+    pub(crate) async fn in_session(&mut self, session: Option<&str>, method: &str, params: Value) -> Answer {
         let headers: Vec<_> = session.iter().map(|id| ("mcp-session-id", (*id).to_owned())).collect();
         let response = self.send(&headers, method, &params).await;
         read(response).await
@@ -197,10 +197,10 @@ impl Talk<'_> {
     }
 }
 
-async fn read(response: http::Response<Incoming>) -> Told {
+async fn read(response: http::Response<Incoming>) -> Answer {
     let (head, body) = response.into_parts();
     let text = in_time(body.collect()).await.unwrap().to_bytes();
     let headers = head.headers.iter().filter(|(name, _)| *name != "date");
     let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
-    Told { status: head.status.as_u16(), headers: headers.collect(), body: String::from_utf8(text.to_vec()).unwrap() }
+    Answer { status: head.status.as_u16(), headers: headers.collect(), body: String::from_utf8(text.to_vec()).unwrap() }
 }

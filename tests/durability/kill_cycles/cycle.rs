@@ -184,17 +184,17 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
         }
     }));
     let tools = Tools { ledger: &ledger, proxy: &proxy, crowd: &crowd };
-    let lives = async {
-        let lived = first_life(plan, &mut dice, &mut keeper, tools).await;
+    let processes = async {
+        let ended = first_process(plan, &mut dice, &mut keeper, tools).await;
         // The clients go on after any end of the first process.
         if plan.end == End::Paused {
-            return lived;
+            return ended;
         }
         let again = keeper.start(&[]).await.ok_or_else(|| "the program does not start again".to_owned());
-        lived.and(again)
+        ended.and(again)
     };
-    let (_, lived) = tokio::join!(work, lives);
-    lived.map_err(|error| format!("{error}; see {}", keeper.log().display()))?;
+    let (_, ended) = tokio::join!(work, processes);
+    ended.map_err(|error| format!("{error}; see {}", keeper.log().display()))?;
     crowd.look_again().await;
     keeper.kill().await;
     let entries = history.entries();
@@ -226,7 +226,7 @@ impl Tools<'_> {
 }
 
 /// From the first start to the end that the plan names.
-async fn first_life(plan: Plan, dice: &mut Dice, keeper: &mut Keeper, tools: Tools<'_>) -> Result<(), String> {
+async fn first_process(plan: Plan, dice: &mut Dice, keeper: &mut Keeper, tools: Tools<'_>) -> Result<(), String> {
     let point = match plan.end {
         End::Point(name, max) => Some(format!("{name}:{}", dice.between(1, max))),
         End::Signal(_, name) => Some(format!("{name}:1")),

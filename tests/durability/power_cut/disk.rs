@@ -82,7 +82,7 @@ impl Disk {
                     file.is_named = true;
                 }
             }
-            Event::Said(_) | Event::SyncedAbove(_) => (),
+            Event::Printed(_) | Event::SyncedAbove(_) => (),
         }
     }
 

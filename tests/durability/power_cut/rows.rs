@@ -16,7 +16,7 @@ use taskgate::wire::Payload;
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 /// Rows that are written at the same time, so that a transaction holds several.
 const AT_ONCE: u32 = 6;
-const ROWS_PER_LIFE: u32 = 84;
+const ROWS_PER_PROCESS: u32 = 84;
 
 /// A row's first state follows from its number.
 fn made(number: u32) -> Task {
@@ -42,7 +42,7 @@ fn done(number: u32) -> Task {
     transition(made(number), event, START).0
 }
 
-fn say(number: u32, what: &str) {
+fn print(number: u32, what: &str) {
     let line = format!("row {number} {what}\n");
     // Past the harness, which would keep it for later.
     std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
@@ -50,8 +50,8 @@ fn say(number: u32, what: &str) {
 }
 
 /// The work of one process.
-pub(crate) async fn work(store: &DiskStore, life: u32) {
-    let numbers: Vec<u32> = (1..=ROWS_PER_LIFE).map(|number| life * ROWS_PER_LIFE + number).collect();
+pub(crate) async fn work(store: &DiskStore, process: u32) {
+    let numbers: Vec<u32> = (1..=ROWS_PER_PROCESS).map(|number| process * ROWS_PER_PROCESS + number).collect();
     for together in numbers.chunks(usize::try_from(AT_ONCE).unwrap()) {
         join_all(together.iter().map(|number| one(store, *number))).await;
     }
@@ -59,15 +59,15 @@ pub(crate) async fn work(store: &DiskStore, life: u32) {
 
 async fn one(store: &DiskStore, number: u32) {
     let revision = store.insert(&made(number)).await.unwrap();
-    say(number, "made");
+    print(number, "made");
     if number.is_multiple_of(2) {
         store.replace(revision, WriteRole::Holder, &done(number)).await.unwrap();
-        say(number, "done");
+        print(number, "done");
     }
     if number.is_multiple_of(5) {
-        say(number, "going");
+        print(number, "going");
         store.remove(&made(number).key).await.unwrap();
-        say(number, "gone");
+        print(number, "gone");
     }
 }
 
@@ -76,7 +76,7 @@ async fn one(store: &DiskStore, number: u32) {
 pub(crate) struct Acknowledged(BTreeMap<u32, String>);
 
 impl Acknowledged {
-    pub(crate) fn hear(&mut self, line: &str) {
+    pub(crate) fn record(&mut self, line: &str) {
         let (number, word) = line.strip_prefix("row ").and_then(|rest| rest.split_once(' ')).unwrap();
         self.0.insert(number.parse().unwrap(), word.to_owned());
     }

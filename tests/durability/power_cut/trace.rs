@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Something that happened to a file of the store, or a line that the program said.
+/// Something that happened to a file of the store, or a line that the program printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Wrote {
@@ -26,7 +26,7 @@ pub(crate) enum Event {
     SyncedNames,
     /// The list of names of a folder above it is.
     SyncedAbove(String),
-    Said(String),
+    Printed(String),
 }
 
 /// Reads the record of a program whose store is in `folder`.
@@ -66,8 +66,8 @@ fn event(call: &str, folder: &str, positions: &mut HashMap<String, usize>) -> Op
     let path = &*text(path);
     if name == "write" && number == "1" {
         let line = text(rest.split('"').nth(1)?);
-        let said = line.trim_end();
-        return rows_line(said).then(|| Event::Said(said.to_owned()));
+        let printed = line.trim_end();
+        return rows_line(printed).then(|| Event::Printed(printed.to_owned()));
     }
     if path == folder {
         return matches!(name, "fsync" | "fdatasync").then_some(Event::SyncedNames);
@@ -100,8 +100,8 @@ fn event(call: &str, folder: &str, positions: &mut HashMap<String, usize>) -> Op
 }
 
 /// Whether the program printed this line; the others come from the harness of tests.
-fn rows_line(said: &str) -> bool {
-    said.split(' ').count() == 3 && said.starts_with("row ")
+fn rows_line(printed: &str) -> bool {
+    printed.split(' ').count() == 3 && printed.starts_with("row ")
 }
 
 /// The name of a file that the store's promise rests on. The content of the others does not matter.

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WAITS: &str = r#""a call waits for the store","step":"Mark""#;
 
 /// When a new call was answered, and how.
-type Told = Vec<(Instant, NewCall)>;
+type AnswerLog = Vec<(Instant, NewCall)>;
 
 /// A gateway's answer to a call that is to become a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl NewCall {
 /// The answers of one gateway to new calls.
 struct NewCalls {
     at: usize,
-    told: watch::Sender<Told>,
+    answers: watch::Sender<AnswerLog>,
 }
 
 impl NewCalls {
@@ -70,22 +70,22 @@ impl NewCalls {
             let (path, server) = [(RESUMABLE, "up"), (PLAIN, "plain")][number % 2];
             let job = job(&format!("{server}-{label}-{number}-"), 20);
             let answer = site.crowd.leave_a_task_at(place, &job, client(Flavour::Extension, path)).await;
-            self.told.send_modify(|told| told.push((Instant::now(), NewCall::of(&answer))));
+            self.answers.send_modify(|answers| answers.push((Instant::now(), NewCall::of(&answer))));
             sleep(PAUSE).await;
         }
     }
 
     /// How long after the kill calls became tasks again. The caller bounds it.
-    async fn go_on(&self, killed: Instant) -> Duration {
-        let mut told = self.told.subscribe();
-        let told = told.wait_for(|told| goes_on(told, killed).is_some()).await.unwrap();
-        goes_on(&told, killed).unwrap() - killed
+    async fn recovery(&self, killed: Instant) -> Duration {
+        let mut answers = self.answers.subscribe();
+        let answers = answers.wait_for(|answers| recovered_at(answers, killed).is_some()).await.unwrap();
+        recovered_at(&answers, killed).unwrap() - killed
     }
 }
 
 /// The first handle after the first refusal after the kill.
-fn goes_on(told: &Told, killed: Instant) -> Option<Instant> {
-    let after = told.iter().skip_while(|(at, how)| *at < killed || *how != NewCall::Refused);
+fn recovered_at(answers: &AnswerLog, killed: Instant) -> Option<Instant> {
+    let after = answers.iter().skip_while(|(at, how)| *at < killed || *how != NewCall::Refused);
     after.skip_while(|(_, how)| *how != NewCall::Handed).map(|(at, _)| *at).next()
 }
 
@@ -128,7 +128,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
         .map(|(_, task)| task)
         .collect();
     let over = CancellationToken::new();
-    let new_calls = [0, 1].map(|at| NewCalls { at, told: watch::Sender::default() });
+    let new_calls = [0, 1].map(|at| NewCalls { at, answers: watch::Sender::default() });
     let callers = new_calls.iter().flat_map(|calls| (0..CALLERS).map(move |nth| (calls, nth))).map(|(calls, nth)| {
         let (site, over) = (&*site, &over);
         async move { calls.make(site, &format!("new-{round}-{}-{nth}", calls.at), over).await }
@@ -145,7 +145,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
         // An outcome cannot be stored yet; a task that settled before shows nothing else.
         site.plain.fallback.release();
         site.crowd.look_again().await;
-        let times = timeout(FAILOVER_MAX, join_all(new_calls.iter().map(|calls| calls.go_on(killed)))).await;
+        let times = timeout(FAILOVER_MAX, join_all(new_calls.iter().map(|calls| calls.recovery(killed)))).await;
         let times = times.unwrap_or_else(|_| panic!("writes do not go on: {}", cluster.logs()));
         for replica in &site.replicas {
             until("it is ready again", async || replica.is_ready().await).await;
@@ -162,8 +162,8 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     cluster.start_again(leader);
     let next = cluster.agrees().await;
     assert_ne!(next, leader, "another one leads");
-    let told = new_calls.iter().flat_map(|calls| calls.told.borrow().clone());
-    (times, told.filter(|(_, how)| *how == NewCall::Unknown).count())
+    let answers = new_calls.iter().flat_map(|calls| calls.answers.borrow().clone());
+    (times, answers.filter(|(_, how)| *how == NewCall::Unknown).count())
 }
 
 /// F74, L1 to L8: each acknowledged task is there, each call is sent once and ends with its server's answer, and no

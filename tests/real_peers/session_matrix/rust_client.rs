@@ -152,7 +152,7 @@ async fn deleted(
     // This client names the whole URL in its requests.
     let after =
         |heard: &str| heard.split_once("DELETE http")?.1.split_once("HTTP/1.1 ")?.1.get(..3)?.parse::<u16>().ok();
-    let deleted = bridge.heard().iter().find_map(|heard| after(heard));
+    let deleted = bridge.transcripts().iter().find_map(|heard| after(heard));
     let ids = session_ids(bridge);
     let id = ids.first().ok_or("there was no session id")?;
     let body = json!({ "jsonrpc": "2.0", "id": "after-the-end", "method": "tools/list", "params": {} }).to_string();
@@ -170,7 +170,7 @@ async fn deleted(
 /// The session ids that the gateway gave out.
 fn session_ids(bridge: &UnixSocketProxy) -> Vec<String> {
     let mut ids = Vec::new();
-    for heard in bridge.heard() {
+    for heard in bridge.transcripts() {
         // Answers only: requests repeat the id.
         for answer in heard.split("HTTP/1.1 200").skip(1) {
             let head = answer.split("\r\n\r\n").next().unwrap_or_default();
@@ -185,7 +185,7 @@ fn session_ids(bridge: &UnixSocketProxy) -> Vec<String> {
 
 /// How many streams were resumed.
 fn resumed(bridge: &UnixSocketProxy) -> usize {
-    bridge.heard().iter().map(|heard| heard.to_lowercase().matches("\r\nlast-event-id: ").count()).sum()
+    bridge.transcripts().iter().map(|heard| heard.to_lowercase().matches("\r\nlast-event-id: ").count()).sum()
 }
 
 fn params_of(given: &Value) -> CallToolRequestParams {

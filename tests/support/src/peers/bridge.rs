@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use url::Url;
 
 /// The bytes that are kept of one connection; these tests send less.
-const HEARD_BYTES_MAX: usize = 1 << 20;
+const TRANSCRIPT_BYTES_MAX: usize = 1 << 20;
 
 /// The bytes of both directions of one connection, in the order in which they passed.
 type Transcript = Arc<Mutex<Vec<u8>>>;
@@ -21,7 +21,7 @@ type Transcript = Arc<Mutex<Vec<u8>>>;
 #[derive(Debug)]
 pub struct UnixSocketProxy {
     dir: TempDir,
-    heard: Arc<Mutex<Vec<Transcript>>>,
+    transcripts: Arc<Mutex<Vec<Transcript>>>,
     _running: JoinSet<()>,
 }
 
@@ -35,23 +35,26 @@ impl UnixSocketProxy {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         let to = url.socket_addrs(|| None).map_err(|error| error.to_string())?;
         let listener = UnixListener::bind(socket_in(dir.path())).map_err(|error| error.to_string())?;
-        let heard: Arc<Mutex<Vec<Transcript>>> = Arc::default();
-        let all = Arc::clone(&heard);
+        let transcripts: Arc<Mutex<Vec<Transcript>>> = Arc::default();
+        let all = Arc::clone(&transcripts);
         let mut running = JoinSet::new();
         running.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let (to, heard) = (to.clone(), Transcript::default());
-                all.lock().push(Arc::clone(&heard));
+                let (to, transcript) = (to.clone(), Transcript::default());
+                all.lock().push(Arc::clone(&transcript));
                 connections.spawn(async move {
                     let Ok(gateway) = TcpStream::connect(&*to).await else { return };
                     let (from_client, to_client) = client.into_split();
                     let (from_gateway, to_gateway) = gateway.into_split();
-                    tokio::join!(pass(from_client, to_gateway, &heard), pass(from_gateway, to_client, &heard));
+                    tokio::join!(
+                        pass(from_client, to_gateway, &transcript),
+                        pass(from_gateway, to_client, &transcript)
+                    );
                 });
             }
         });
-        Ok(Self { dir, heard, _running: running })
+        Ok(Self { dir, transcripts, _running: running })
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -59,8 +62,8 @@ impl UnixSocketProxy {
     }
 
     /// The transcript of each connection.
-    pub fn heard(&self) -> Vec<String> {
-        self.heard.lock().iter().map(|heard| String::from_utf8_lossy(&heard.lock()).into_owned()).collect()
+    pub fn transcripts(&self) -> Vec<String> {
+        self.transcripts.lock().iter().map(|one| String::from_utf8_lossy(&one.lock()).into_owned()).collect()
     }
 }
 
@@ -68,13 +71,13 @@ fn socket_in(dir: &Path) -> PathBuf {
     dir.join("gateway.sock")
 }
 
-async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, heard: &Transcript) {
+async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, transcript: &Transcript) {
     let mut chunk = vec![0; 16 << 10];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         {
-            let mut heard = heard.lock();
-            let room = HEARD_BYTES_MAX.saturating_sub(heard.len()).min(length);
-            heard.extend_from_slice(&chunk[..room]);
+            let mut kept = transcript.lock();
+            let room = TRANSCRIPT_BYTES_MAX.saturating_sub(kept.len()).min(length);
+            kept.extend_from_slice(&chunk[..room]);
         }
         if to.write_all(&chunk[..length]).await.is_err() {
             return;

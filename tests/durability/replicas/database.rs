@@ -177,7 +177,7 @@ fn write_password(replica: &Replica, password: &str) -> PathBuf {
 async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_running_call_is_lost() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     server.psql("ALTER ROLE postgres PASSWORD 'first'");
-    server.let_in(&["host all postgres 127.0.0.1/32 scram-sha-256"]);
+    server.add_hba_lines(&["host all postgres 127.0.0.1/32 scram-sha-256"]);
     let mut site = Site::open("password", &server, Terms::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;

@@ -139,7 +139,7 @@ async fn gateways_whose_cables_are_pulled_lose_no_task_and_send_nothing_twice() 
     let namespaces: Vec<&str> = namespaces.split_whitespace().collect();
     let listens = format!("listen_addresses = '127.0.0.1,{}'", host(DATABASE_NET, 1));
     let server = WiredDatabase(PostgresServer::start(&[&listens]).expect("PostgreSQL"));
-    server.0.let_in(&["host all all 127.98.0.0/16 trust"]);
+    server.0.add_hba_lines(&["host all all 127.98.0.0/16 trust"]);
     let mut site = Site::open("cables", &server, Terms::default()).await;
     let mut upstreams = site.upstreams().to_owned();
     let mut servers = Vec::new();

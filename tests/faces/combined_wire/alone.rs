@@ -208,8 +208,8 @@ async fn u65_a_server_whose_streams_end_at_once_does_not_make_the_client_list_ev
 #[tokio::test]
 async fn u95_a_listener_hears_a_server_that_does_not_know_one_resource() {
     for code in [-32602, -32002] {
-        let (refusing, generous) = (refusing("test://gone", code), SubscriptionServer::generous());
-        let (speaker, other) = (Arc::clone(&refusing), Arc::clone(&generous));
+        let (refusing, granting_all) = (refusing("test://gone", code), SubscriptionServer::granting_all());
+        let (speaker, other) = (Arc::clone(&refusing), Arc::clone(&granting_all));
         let (one, two) =
             (stateless(move |seen| speaker.reply(seen)).await, stateless(move |seen| other.reply(seen)).await);
         let gate = combined(&one, &two, "").await;

@@ -317,7 +317,7 @@ async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
 #[tokio::test]
 async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {
     let server = ScriptedServer::polite().await;
-    let replicas = Replicas::hasty_pair(&server).await;
+    let replicas = Replicas::pair_with_real_timeout(&server).await;
     let there = replicas.at(1, &replicas.client().await);
     let [home, other] = [0, 1].map(|at| replicas.all[at].member());
     let line = FaultProxy::start(home.peer.address).await;

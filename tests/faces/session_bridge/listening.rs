@@ -42,7 +42,7 @@ async fn subscribe(client: &Client, what: &str, uri: &str) -> Value {
 /// UPC-15, UPC-21, GW-27: one stream for all sessions with the same notifications, from the first to the last of them.
 #[tokio::test]
 async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstream() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
     let clients = [session(&gate).await, session(&gate).await, session(&gate).await];
@@ -71,7 +71,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
 /// GW-27: the sessions' subscriptions become the gateway's own.
 #[tokio::test]
 async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at_the_server() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
@@ -99,7 +99,7 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at
 /// GW-27: an acknowledged subscription is kept, also while the session's stream is not read.
 #[tokio::test]
 async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
     let clients = [session(&gate).await, session(&gate).await];
@@ -159,7 +159,7 @@ async fn mod_24_a_subscription_that_the_server_does_not_grant_is_refused() {
 #[tokio::test]
 async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_changed() {
     for in_order in [true, false] {
-        let speaker = SubscriptionServer::generous();
+        let speaker = SubscriptionServer::granting_all();
         let server = speaking(&speaker).await;
         let gate = TestGateway::before(&server).await;
         let client = session(&gate).await;
@@ -240,7 +240,7 @@ async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
 
 #[tokio::test]
 async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
@@ -262,7 +262,7 @@ async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
 /// LEG-08: no message comes on two streams.
 #[tokio::test]
 async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_all() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker).await;
     let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;

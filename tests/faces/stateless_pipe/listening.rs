@@ -72,7 +72,7 @@ impl Listener {
 /// EXT-49, EXT-51, MOD-24, MOD-25.
 #[tokio::test]
 async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_the_clients_own_id() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let (calls, once) = Once::events();
     let server = speaking(&speaker, Some(once)).await;
     let gate = TestGateway::with(server.address, ALWAYS).await;
@@ -111,7 +111,7 @@ async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_t
 /// MOD-37: a notification of a change ends the cache of a list at once.
 #[tokio::test]
 async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
-    let speaker = SubscriptionServer::generous();
+    let speaker = SubscriptionServer::granting_all();
     let server = speaking(&speaker, None).await;
     let gate = TestGateway::with(server.address, "").await;
     let client = client(&gate);

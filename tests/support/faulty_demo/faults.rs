@@ -43,7 +43,7 @@ impl Faults {
     }
 
     /// Handles a request before `initialize`; whether the demo gets it. `strict`: the process ends. `mute`: no answer.
-    pub(crate) fn hears_before_initialize(&self) -> bool {
+    pub(crate) fn accepts_before_initialize(&self) -> bool {
         if self.has("strict") {
             std::process::exit(5);
         }

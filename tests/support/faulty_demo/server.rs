@@ -39,7 +39,7 @@ async fn pass_on(mut input: BufReader<Stdin>, mut to_demo: DuplexStream, faults:
         let mut is_heard = true;
         match (message["method"].as_str(), is_open) {
             (Some(method::INITIALIZE), _) => is_open = true,
-            (Some(_), false) if is_request => is_heard = faults.hears_before_initialize(),
+            (Some(_), false) if is_request => is_heard = faults.accepts_before_initialize(),
             (Some(method::TOOLS_CALL), true) => faults::in_a_call(&message),
             (Some(method::CANCELLED), true) => faults.at_a_cancel(),
             _ => (),

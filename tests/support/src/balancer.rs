@@ -44,7 +44,7 @@ pub struct BalancedGateways {
 impl BalancedGateways {
     /// `served` begins within the section of the listener.
     pub async fn serving(mode: BalancerMode, served: &str) -> Self {
-        let replicas = Replicas::going_by(Arc::new(SystemClock), 2, served, &[]).await;
+        let replicas = Replicas::with_clock(Arc::new(SystemClock), 2, served, &[]).await;
         let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
         Self { replicas, balancer: Balancer::before(addresses, mode).await }
     }

@@ -74,7 +74,7 @@ fn members(object: &Object) {
     let mut tree = match object.payload().read() {
         Ok(Tree(Value::Object(tree))) => tree,
         Ok(Tree(_)) => panic!("not an object"),
-        Err(error) => return assert!(is_about_half_a_pair(&error), "{error}"),
+        Err(error) => return assert!(is_lone_surrogate_error(&error), "{error}"),
     };
     assert_eq!(object.entries().count(), tree.len());
     for (key, value) in object.entries() {
@@ -110,7 +110,7 @@ pub fn scan(text: &[u8]) -> &'static str {
             assert_eq!(serde_json::to_string(&payload).ok().as_deref(), Some(payload.as_str()));
             Object::of(&payload).iter().for_each(members);
         }
-        (Ok(payload), Err(error)) if is_about_half_a_pair(&error) => {
+        (Ok(payload), Err(error)) if is_lone_surrogate_error(&error) => {
             Object::of(&payload).iter().for_each(members);
         }
         // Next to the largest double `serde_json` rounds up to infinity where correct rounding does not.
@@ -187,7 +187,7 @@ impl<'de> Visitor<'de> for TreeVisitor {
 }
 
 /// Whether `serde_json` stopped at half of a surrogate pair, which the scan carries in values.
-fn is_about_half_a_pair(error: &serde_json::Error) -> bool {
+fn is_lone_surrogate_error(error: &serde_json::Error) -> bool {
     let text = error.to_string();
     text.contains("surrogate") || text.contains("hex escape")
 }

@@ -197,7 +197,7 @@ impl LedgerState {
         call.readers.send_modify(|readers| *readers += 1);
         self.tracker.spawn(async move {
             tokio::select! {
-                () = fallback.tell(&call, &events, from) => (),
+                () = fallback.send_events(&call, &events, from) => (),
                 () = events.abandoned() => (),
             }
             call.readers.send_modify(|readers| *readers -= 1);
@@ -206,7 +206,7 @@ impl LedgerState {
     }
 
     /// Sends all events from `from` on, also later ones, until the answer.
-    async fn tell(&self, call: &Call, events: &BodySender, from: usize) {
+    async fn send_events(&self, call: &Call, events: &BodySender, from: usize) {
         let mut grew = call.grew.subscribe();
         for index in from.. {
             if grew.wait_for(|count| *count > index).await.is_err() {

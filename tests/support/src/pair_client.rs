@@ -265,8 +265,8 @@ impl PairClient {
     }
 
     async fn respond(&mut self, question: &Value, manner: UserBehaviour) {
-        let Some(said) = said(question, manner) else { return };
-        let response = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
+        let Some(answer) = answer_to(question, manner) else { return };
+        let response = json!({"jsonrpc": "2.0", "id": question["id"], "result": answer});
         let reply = self.client.post(response.to_string()).await;
         assert_eq!(reply.status.as_u16(), 202, "an answer is accepted");
     }
@@ -293,8 +293,8 @@ impl PairClient {
                 if !self.seen_keys.insert(key.clone()) {
                     return Err(format!("{key} was asked twice"));
                 }
-                match said(question, manner) {
-                    Some(said) => answers[key] = said,
+                match answer_to(question, manner) {
+                    Some(answer) => answers[key] = answer,
                     None => return self.wait_for_refusals(params, state).await,
                 }
             }
@@ -486,7 +486,7 @@ fn check_fields(task: &Value, names: &[&str]) -> Result<(), String> {
 }
 
 /// The user's answer to a question.
-fn said(question: &Value, manner: UserBehaviour) -> Option<Value> {
+fn answer_to(question: &Value, manner: UserBehaviour) -> Option<Value> {
     let text = question["params"]["message"].as_str().unwrap_or_default();
     let name = if text.contains("first") { "Ada" } else { "Grace" };
     match manner {

@@ -196,16 +196,16 @@ impl PostgresServer {
         }
     }
 
-    /// Puts lines in front of those that say who is let in, and waits until they hold.
-    pub fn let_in(&self, lines: &[&str]) {
+    /// Puts lines before the others in pg_hba.conf, and waits until they are in force.
+    pub fn add_hba_lines(&self, lines: &[&str]) {
         let loaded = || self.psql("SELECT pg_conf_load_time()");
         let (before, begin) = (loaded(), Instant::now());
         let path = self.folder.join("data/pg_hba.conf");
-        let rest = fs::read_to_string(&path).expect("who is let in");
+        let rest = fs::read_to_string(&path).expect("pg_hba.conf");
         fs::write(&path, format!("{}\n{rest}", lines.join("\n"))).expect("written");
         self.reload();
         while loaded() == before {
-            assert!(begin.elapsed() < READY_MAX, "the server does not read who is let in");
+            assert!(begin.elapsed() < READY_MAX, "the server does not read pg_hba.conf");
             std::thread::sleep(Duration::from_millis(100));
         }
     }

@@ -54,20 +54,20 @@ impl Replicas {
     }
 
     /// The same, with the time to connect that gateways have outside of tests.
-    pub async fn hasty_pair(server: &ScriptedServer) -> Self {
+    pub async fn pair_with_real_timeout(server: &ScriptedServer) -> Self {
         let clock = Arc::new(ManualClock::at(NOW));
         Self::reaching_within(replica_link::REACH_MAX, clock, 2, (&before(server), &[])).await
     }
 
     /// So many; `served` begins within the section of the listener. Replicas with certificates use them.
     pub async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
-        Self::going_by(Arc::new(ManualClock::at(NOW)), many, served, tls).await
+        Self::with_clock(Arc::new(ManualClock::at(NOW)), many, served, tls).await
     }
 }
 
 impl<C: Clock + 'static> Replicas<C> {
     /// The same by another clock.
-    pub async fn going_by(clock: Arc<C>, many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
+    pub async fn with_clock(clock: Arc<C>, many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
         Self::reaching_within(REACH_MAX, clock, many, (served, tls)).await
     }
 

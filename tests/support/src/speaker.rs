@@ -32,7 +32,7 @@ pub struct SubscriptionStream {
 
 impl SubscriptionServer {
     /// Grants each subscription.
-    pub fn generous() -> Arc<Self> {
+    pub fn granting_all() -> Arc<Self> {
         Self::of(|asked| Ok(Some(asked.clone())))
     }
 

@@ -30,7 +30,7 @@ impl RoleStore {
     async fn leased(span: Duration) -> Option<Self> {
         let server = PostgresServer::start(&[])?;
         server.psql(&format!("CREATE ROLE {ROLE} LOGIN PASSWORD 'first'; GRANT CREATE ON DATABASE postgres TO {ROLE}"));
-        server.let_in(&[&format!("local all {ROLE} scram-sha-256")]);
+        server.add_hba_lines(&[&format!("local all {ROLE} scram-sha-256")]);
         let folder = tempfile::tempdir().unwrap();
         write_secret(&folder.path().join("password"), "first\n");
         let settings = with(settings(&server, &new_schema()), |access| {
@@ -288,7 +288,7 @@ async fn a_role_that_owns_the_schema_need_not_be_allowed_to_make_one() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let schema = new_schema();
     server.psql(&format!("CREATE ROLE {ROLE} LOGIN; CREATE SCHEMA {schema} AUTHORIZATION {ROLE}"));
-    server.let_in(&[&format!("local all {ROLE} trust")]);
+    server.add_hba_lines(&[&format!("local all {ROLE} trust")]);
     let settings = with(settings(&server, &schema), |access| {
         access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
     });

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::messages::{detail, ending};
-use super::{Ending, LONGEST, POLL, PairClient, UserBehaviour, check_fields, own_id, said};
+use super::{Ending, LONGEST, POLL, PairClient, UserBehaviour, answer_to, check_fields, own_id};
 
 impl PairClient {
     /// The extension: a plain answer or a handle, questions in `tasks/get`.
@@ -48,8 +48,8 @@ impl PairClient {
         let mut answers = json!({});
         for (key, question) in task["inputRequests"].as_object().into_iter().flatten() {
             self.questions += usize::from(self.seen_keys.insert(key.clone()));
-            if let Some(said) = said(question, manner) {
-                answers[key] = said;
+            if let Some(answer) = answer_to(question, manner) {
+                answers[key] = answer;
             }
         }
         if answers.as_object().is_some_and(|answers| !answers.is_empty()) {

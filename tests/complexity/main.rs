@@ -5,7 +5,7 @@
 //! nothing is counted, and the run says so, unless `TASKGATE_PEERS` is set: then it is an error.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-#![allow(clippy::async_yields_async, reason = "what is prepared is an act that is counted later")]
+#![allow(clippy::async_yields_async, reason = "the prepared act is counted later")]
 
 mod bench;
 mod bodies;

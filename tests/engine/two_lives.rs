@@ -300,7 +300,7 @@ async fn f67_a_drained_call_is_left_in_its_session_for_the_next_process() {
         upstream.close().await;
         left
     });
-    assert_eq!(in_time(drained).await.unwrap(), 0, "nobody waits for it");
+    assert_eq!(in_time(drained).await.unwrap(), 0, "no drain waits for it");
     assert_eq!(server.world.all(|seen| seen.method == Method::DELETE).len(), 0, "its session stays");
     drop(first);
     let store = store.next_life().await;

@@ -270,7 +270,7 @@ async fn asked_by_the_parent(stage: &Stage) {
     assert_eq!((&task["status"], &early(&task)[0]["index"]), (&json!("working"), &json!(0)));
     assert_eq!(early(&task)[0]["result"]["content"], text("a")["content"]);
     let seen = stage.person().await.task(&top).await;
-    assert_eq!((&seen["status"], seen.get("childTaskIds")), (&json!("working"), None), "SUB-06: nobody reads them");
+    assert_eq!((&seen["status"], seen.get("childTaskIds")), (&json!("working"), None), "SUB-06: they are not shown");
     stage.tree.end(TOP, "completed", &text("all"));
     stateless_until(&stage.gate, &top, |task| task["status"] == "completed").await;
 }

@@ -139,7 +139,7 @@ fn b174_a_low_limit_is_raised_and_where_it_cannot_be_less_is_served() {
     let mut streams: Vec<_> = (0..6).map(|_| connect(low.clients)).collect();
     assert!(streams.iter_mut().all(is_served), "as many as there is room for");
     assert!(!is_served(&mut connect(low.clients)), "and no more");
-    assert!(is_served(&mut streams[0]), "which harms nobody");
+    assert!(is_served(&mut streams[0]), "other streams are served");
     drop(streams);
     eventually("places come back", || is_served(&mut connect(low.clients)).then_some(()));
 }
@@ -164,7 +164,7 @@ fn f60_a_shortage_of_descriptors_harms_no_connection_and_passes() {
     eventually("it is told", || program.log().contains("accepting pauses").then_some(()));
     let (began, before) = (Instant::now(), program.busy());
     while began.elapsed() < Duration::from_secs(2) {
-        assert!(is_served(&mut held), "what is there is served");
+        assert!(is_served(&mut held), "open connections are served");
         // Few requests: their own processor time must not count.
         std::thread::sleep(Duration::from_millis(250));
     }
@@ -177,7 +177,7 @@ fn f60_a_shortage_of_descriptors_harms_no_connection_and_passes() {
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         stream.read(&mut [0; 1]).ok()
     });
-    assert!(ended.count() > 0, "nobody was told");
+    assert!(ended.count() > 0, "no stream ended");
     drop(streams);
     eventually("it passes", || is_served(&mut connect(program.clients)).then_some(()));
     assert!(is_served(&mut held));

@@ -31,7 +31,7 @@ async fn gateway(server: &PeerServer, what: &str) -> Gateway {
 async fn facts(what: &str, peers: &Peers, program: &str, words: Vec<String>) -> Value {
     let mut client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
     loop {
-        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it says what it found out");
+        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it prints its report");
         if let Some(facts) = line.strip_prefix("facts ") {
             return serde_json::from_str(facts).unwrap();
         }

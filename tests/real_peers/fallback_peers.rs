@@ -33,7 +33,7 @@ async fn facts<const N: usize>(what: &str, peers: &Peers, program: &str, argumen
 /// A driver's report, after calls of any length.
 async fn facts_of(mut client: Child) -> Value {
     loop {
-        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it says what it found out");
+        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it prints its report");
         if let Some(facts) = line.strip_prefix("facts ") {
             return serde_json::from_str(facts).unwrap();
         }

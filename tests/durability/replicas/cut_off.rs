@@ -86,7 +86,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     until("it is ready again", async || cut_off.is_ready().await).await;
     until("it counts no task of the life before", async || tasks_in_flight(cut_off).await == 0.0).await;
     site.records_outage(false);
-    assert_eq!(tables.sql("SELECT sum(rev) FROM tg_task"), revisions, "what it heard of its calls changes no row");
+    assert_eq!(tables.sql("SELECT sum(rev) FROM tg_task"), revisions, "late answers of its calls change no row");
     nothing_more_was_sent(&site, [4, 4]);
     site.show_only(&[0, 1]);
     assert_eq!(site.judge().await, 8);
@@ -190,7 +190,7 @@ async fn f85_gateways_cut_off_from_each_other_refuse_foreign_sessions_and_share_
     for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
         assert_eq!(other.shows(path, task).await["status"], "working");
     }
-    assert_eq!(tables.count("tg_replica WHERE dead"), 0, "nobody is taken for dead");
+    assert_eq!(tables.count("tg_replica WHERE dead"), 0, "no gateway is declared dead");
     // Without the database, too, the owner is dead for the other gateway, which takes over from it.
     site.records_outage(true);
     home.cut_off();

@@ -183,7 +183,7 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
         for replica in &site.replicas {
             assert_eq!(site.tables.lives_of(replica.name).len(), 1, "it was not replaced");
         }
-        assert_eq!(site.tables.count("tg_replica WHERE dead"), 0, "nobody was taken for dead");
+        assert_eq!(site.tables.count("tg_replica WHERE dead"), 0, "no gateway was declared dead");
     }
     let handles = site.handles();
     let calls_of = |server: &str| handles.iter().filter(|(nonce, _)| nonce.starts_with(server)).count();
@@ -192,7 +192,7 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
         handles.len()
     );
     nothing_more_was_sent(&site, [calls_of("up-"), calls_of("plain-")]);
-    assert_eq!(site.resumable.fallback.count("resumed"), 0, "whoever ran a call still runs it");
+    assert_eq!(site.resumable.fallback.count("resumed"), 0, "each call still has its first runner");
     assert_eq!(site.completed().await, handles.len(), "no call is lost, whether it ran or waited for its turn");
     assert!(site.replicas[1].keeper.said().contains(WAITS), "no task got its place while there was no database");
     assert_eq!(site.judge().await, handles.len());

@@ -87,7 +87,7 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     site.show_only(&[1]);
     site.records_outage(true);
     database.part(&site, "old_primary").await;
-    until("what it reads is not believed any more", async || {
+    until("its reads are not trusted any more", async || {
         let answer = left.poll(RESUMABLE, &tasks[0]).await;
         let is_open = answer.json()["result"]["status"] == "working";
         assert!(answer.is_whole && (is_open || is_refused_for_now(&answer)), "{answer:?}");
@@ -108,7 +108,7 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     site.records_outage(false);
     nothing_more_was_sent(&site, [4, 4]);
     assert_eq!(site.completed().await, 6, "all but those that cannot be taken up");
-    assert_eq!(tables.count("tg_task"), 8, "nothing is left of what was in doubt");
+    assert_eq!(tables.count("tg_task"), 8, "no row of an unknown commit is left");
     site.show_only(&[0, 1]);
     assert_eq!(site.judge().await, 8);
 }

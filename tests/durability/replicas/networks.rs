@@ -105,7 +105,7 @@ async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
         until("its home is away", async || reason(&listed().await) == "replica_unavailable").await;
         sleep(QUIET).await;
         assert!(cut_off.is_ready().await && other.is_ready().await, "either serves what needs no home");
-        assert_eq!(tables.lives_of("a").len(), lives, "nobody is replaced");
+        assert_eq!(tables.lives_of("a").len(), lives, "no gateway is replaced");
     }
     if is_without_database {
         cut_off.is_unready("store unavailable").await;

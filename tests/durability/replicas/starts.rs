@@ -82,7 +82,7 @@ async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
     let mut same = site.replica("a").await;
     let said = refused(&mut same, 75).await;
     assert!(said.starts_with("key `replica.name`: another replica named \"a\" uses the database"), "{said}");
-    assert_eq!(site.tables.lives_of("a").len(), 1, "whoever was first goes on");
+    assert_eq!(site.tables.lives_of("a").len(), 1, "the first gateway goes on");
     assert!(site.replicas[0].is_ready().await);
     site.tables.sql("UPDATE tg_meta SET schema_version = 1000");
     let mut older = site.replica("c").await;

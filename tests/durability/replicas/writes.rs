@@ -132,7 +132,7 @@ async fn f73_a_write_without_an_answer_is_resolved_before_anything_depends_on_it
         way.set(None);
     }
     nothing_more_was_sent(&site, [2, 0]);
-    assert_eq!(site.resumable.fallback.count("resumed"), 0, "whoever ran a call still runs it");
+    assert_eq!(site.resumable.fallback.count("resumed"), 0, "each call still has its first runner");
     assert_eq!(site.completed().await, 2);
     assert_eq!(site.judge().await, 2);
 }

@@ -85,5 +85,5 @@ fn a_barrier_closes_the_store_to_batches_of_before_its_doubt() {
     let barrier = epoch.next();
     assert!(barrier.may_be_taken(epoch) && barrier.may_be_taken(barrier) && !epoch.may_be_taken(barrier));
     assert!(epoch.is_admitted(epoch) && barrier.is_admitted(barrier));
-    assert!(!epoch.is_admitted(barrier) && !barrier.is_admitted(epoch), "one that nobody took");
+    assert!(!epoch.is_admitted(barrier) && !barrier.is_admitted(epoch), "an epoch that was not taken");
 }

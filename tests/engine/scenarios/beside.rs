@@ -293,7 +293,7 @@ async fn taken_over_after(trouble: impl AsyncFnOnce([&World; 3], &str)) -> std::
     one.life.end();
     one.store.is_declared_ended();
     while one.upstream.calls().len() == sent {
-        assert!(one.age() - began < seconds(60), "nobody takes it over");
+        assert!(one.age() - began < seconds(60), "it is not taken over");
         tokio::time::sleep(millis(100)).await;
     }
     one.age() - began
@@ -415,7 +415,7 @@ async fn random_replacements(seed: u64) {
     let most = if after_crash == AfterCrash::Fail { 1 } else { 1 + fleet.replaced.len() };
     assert!(sent.values().all(|times| *times <= most), "{case}: {sent:?}");
     let done = fleet.tasks.iter().filter(|(_, (_, status))| *status == "completed");
-    assert!(done.clone().all(|(number, _)| sent.contains_key(number)), "{case}: what was not sent has a result");
+    assert!(done.clone().all(|(number, _)| sent.contains_key(number)), "{case}: an unsent call has a result");
     assert_eq!(fleet.living[0].upstream.cancels(), 0, "{case}");
     if after_crash == AfterCrash::Rerun {
         assert!(done.count() * 2 > number, "{case}: most calls come to their end");

@@ -246,7 +246,7 @@ async fn a_sweep_goes_on_past_a_row_that_is_stuck() {
     *world.store.stuck.lock() = Some(key(&ids[0]));
     assert!(sweep(&world.engine).await.is_err(), "one could not be ended");
     let usage = world.store.usage();
-    assert_eq!((usage.unsettled, usage.tasks), (1, 5), "the others are ended, and what was settled is freed");
+    assert_eq!((usage.unsettled, usage.tasks), (1, 5), "the others are ended, and the settled one is freed");
     *world.store.stuck.lock() = None;
     sweep(&world.engine).await.unwrap();
     assert_eq!(world.store.usage().unsettled, 0);

@@ -46,8 +46,8 @@ async fn calls_end_with_the_gateway_and_no_task_does() {
         let events = plain.await.unwrap().events().await;
         let data = &events.last().unwrap().1["error"]["data"];
         assert_eq!(*data, json!({ "source": "gateway", "reason": told, "executed": "unknown" }));
-        assert_eq!(world.engine.drain(seconds(1)).await, 0, "nobody runs them any more");
-        assert_eq!(world.get(&id).await["status"], "working", "what is stored is not changed");
+        assert_eq!(world.engine.drain(seconds(1)).await, 0, "no runner is left");
+        assert_eq!(world.get(&id).await["status"], "working", "the row is unchanged");
     }
 }
 

@@ -473,7 +473,7 @@ async fn a_split_call_of_a_gateway_that_was_replaced_goes_on_at_another() {
     assert_eq!(texts(&task["result"]), ["1", "3", "5", "2", "4"]);
     assert_eq!(task, others[1].get(&id).await);
     assert_eq!((ended > 0, world.upstream.begins() - begun), (true, 5 - ended));
-    assert_eq!(world.upstream.cancels(), 0, "calls are let go of");
+    assert_eq!(world.upstream.cancels(), 0, "calls are dropped");
     for other in &others {
         other.is_idle().await;
     }

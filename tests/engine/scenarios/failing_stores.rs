@@ -332,7 +332,7 @@ async fn a_slow_store_delays_no_other_task() {
     tokio::time::sleep(millis(10)).await;
     let began = world.age();
     assert_eq!(world.get(&other).await["status"], "working");
-    assert_eq!(world.get(&slow).await["status"], "working", "what is not stored yet is shown to nobody");
+    assert_eq!(world.get(&slow).await["status"], "working", "a change that is not stored yet is not shown");
     assert!(world.age() - began < millis(10));
     assert!(cancelling.await.unwrap().at >= seconds(5));
     assert_eq!(world.get(&slow).await["status"], "cancelled");

@@ -40,7 +40,7 @@ pub(super) fn resumes(world: &World) -> usize {
 async fn is_silent(world: &World) {
     tokio::time::sleep(seconds(400)).await;
     assert_eq!((answers(world), world.upstream.cancels()), (Vec::new(), 0), "{:?}", world.upstream.saw());
-    assert_eq!(world.engine.permits_taken(), 0, "the call is let go of");
+    assert_eq!(world.engine.permits_taken(), 0, "the call is dropped");
 }
 
 async fn row(heir: &GatedStore, id: &str) -> Arc<Task> {

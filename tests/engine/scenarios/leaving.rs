@@ -41,7 +41,7 @@ async fn a_client_that_leaves_before_its_call_was_sent_leaves_nothing_at_all() {
     leave_after(&world, &Ask::call(), seconds(1)).await;
     assert_eq!(world.upstream.saw(), [Saw::Begin { call: 0, rows: 0 }]);
     world.is_idle().await;
-    assert!(world.age() < seconds(2), "the handshake is let go too");
+    assert!(world.age() < seconds(2), "the handshake is dropped too");
 }
 
 /// F49: the stream of a call that cannot become a task is the call.

@@ -52,7 +52,7 @@ fn answers(world: &World) -> Vec<(String, String)> {
 async fn f06_f09_a_call_that_can_be_taken_up_goes_on_and_is_never_sent_twice() {
     let script = Script::returns(seconds(60), "done").resumed(Resumes::Follows);
     let (world, id) = crashed(DURABLE, &Ask::call(), script).await;
-    assert_eq!(world.get(&id).await["status"], "working", "nobody has looked at it yet");
+    assert_eq!(world.get(&id).await["status"], "working", "it was not examined yet");
     world.recover().await;
     assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
     assert_eq!((world.upstream.begins(), resumes(&world), world.upstream.cancels()), (1, 1, 0));
@@ -466,7 +466,7 @@ async fn a_drain_leaves_resumable_calls_to_the_next_process() {
     let waited_for = world.handle(&Ask::tool("other")).await;
     let queued = world.handle(&Ask::call()).await;
     assert_eq!(world.engine.drain(seconds(600)).await, 0);
-    assert_eq!(world.age(), seconds(22), "as long as what nobody could take up");
+    assert_eq!(world.age(), seconds(22), "as long as the call that cannot be resumed");
     assert_eq!(world.get(&waited_for).await["status"], "completed");
     assert_eq!((world.upstream.begins(), world.upstream.cancels()), (2, 0));
     let world = world.next_life();

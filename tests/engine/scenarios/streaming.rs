@@ -130,7 +130,7 @@ async fn mod_22_a_silent_call_shows_progress_that_hardly_rises() {
     };
     let shown = progress_of(never, chatty()).await;
     let at: Vec<_> = shown.iter().map(|(at, _)| *at).collect();
-    assert_eq!(at, [15, 30, 40, 55, 64, 79, 94], "what is not for this client does not break the silence");
+    assert_eq!(at, [15, 30, 40, 55, 64, 79, 94], "messages for other clients do not break the silence");
     let values: Vec<_> = shown.iter().map(|(_, value)| value.unwrap()).collect();
     assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
     assert!(values[3] < 1e-6 && values[6] - 1.0 < 1e-6, "next to nothing: {values:?}");

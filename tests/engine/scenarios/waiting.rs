@@ -83,7 +83,7 @@ async fn asked_in(trouble: Trouble, script: Script) -> (World, String) {
     let id = task(&world, Ask::call()).await;
     trouble.strike(&world);
     tokio::time::sleep(seconds(100)).await;
-    assert_eq!((answers(&world), world.upstream.cancels()), (Vec::new(), 0), "{trouble:?}: nobody is refused");
+    assert_eq!((answers(&world), world.upstream.cancels()), (Vec::new(), 0), "{trouble:?}: no question is refused");
     (world, id)
 }
 

@@ -168,7 +168,7 @@ async fn one_stream_has_the_notifications_of_all_upstreams() {
     let granted = stream.until("\n\n").await;
     assert!(granted.contains("notifications/subscriptions/acknowledged"), "{granted}");
     assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("test://two_only"), "{granted}");
-    assert!(!granted.contains("promptsListChanged"), "nobody declares that: {granted}");
+    assert!(!granted.contains("promptsListChanged"), "no server declares that: {granted}");
     let subscribed = two.world.first(|seen| seen.rpc() == "resources/subscribe").await;
     assert_eq!(subscribed.body["params"]["uri"], "test://two_only");
     assert_eq!(one.world.count("resources/subscribe"), 0);

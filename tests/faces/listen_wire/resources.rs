@@ -43,7 +43,7 @@ async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener(
         }
     };
     server.world.first(is_end("file:///b")).await;
-    assert_eq!(asked(&server, "resources/unsubscribe"), ["file:///b"], "somebody listens to a");
+    assert_eq!(asked(&server, "resources/unsubscribe"), ["file:///b"], "a client still listens to a");
     push(&events[0], UPDATED, &json!({ "uri": "file:///a" }));
     assert_eq!(second.line().await, format!("{UPDATED} file:///a"));
     drop(second);

@@ -34,7 +34,7 @@ fn a_request_that_is_passed_on_is_counted_once() {
             let before = counted("refused");
             assert_eq!(there.delete().await.status, 503);
             // The endpoint is no upstream.
-            assert_eq!(counted("refused") - before, u32::from(!is_endpoint), "nobody answered it elsewhere");
+            assert_eq!(counted("refused") - before, u32::from(!is_endpoint), "no other replica answered it");
         }
     };
     metrics::with_local_recorder(&recorder, || runtime.block_on(asking));

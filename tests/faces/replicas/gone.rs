@@ -47,7 +47,7 @@ async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
         assert!(reply.text().await.contains("replica_unavailable"));
     }
     assert_eq!(server.world.count("tools/call"), 1, "nothing was sent");
-    assert_eq!(server.world.count("initialize"), 1, "nobody took the session over");
+    assert_eq!(server.world.count("initialize"), 1, "the session was not taken over");
 }
 
 /// The id of a task that a client of a session makes.
@@ -405,7 +405,7 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
         assert_ne!(there.get(last_event).await.status, StatusCode::SERVICE_UNAVAILABLE, "{last_event:?}");
     }
     let resumed = server.world.all(|seen| seen.method == "GET" && seen.header("last-event-id").is_some());
-    assert_eq!(resumed.len(), 3, "a stream of the server's is taken up there, whoever asks");
+    assert_eq!(resumed.len(), 3, "the server's stream is resumed at the owner, through any replica");
     assert_eq!(there.post(call(2)).await.json().await["result"]["n"], 2, "and this was not");
     drop(events);
 }

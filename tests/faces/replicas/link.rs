@@ -119,7 +119,7 @@ async fn a_principal_with_all_its_permits_is_refused_at_once_and_others_are_serv
     held.clear();
     assert!(way.carry_for(&ada, number + 2, 2).await.is_ok(), "there is room again");
     way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));
-    assert!(way.send(number + 3, 2).await.is_ok(), "a replica that was let go of is reached anew");
+    assert!(way.send(number + 3, 2).await.is_ok(), "a released connection is opened again");
 }
 
 /// The unspecified address leads here, too, and could be any machine's.

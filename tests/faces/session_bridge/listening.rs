@@ -49,7 +49,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
     assert_eq!(speaker.count(), 0, "a client without a stream costs nothing");
     let (mut first, mut second) = (stream_of(&clients[0]).await, stream_of(&clients[1]).await);
     let told = speaker.stream(0).await;
-    assert_eq!(told.asked(), &json!({ "toolsListChanged": true, "resourcesListChanged": true }), "what is declared");
+    assert_eq!(told.asked(), &json!({ "toolsListChanged": true, "resourcesListChanged": true }), "the declared lists");
     let header = |name| told.seen.header(name);
     assert_eq!((header("mcp-method"), header("mcp-session-id")), (Some(LISTEN), None));
     assert_eq!(header("mcp-protocol-version"), Some("2026-07-28"));
@@ -76,7 +76,7 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at
     let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
-    assert_eq!(speaker.count(), 0, "nobody could be told");
+    assert_eq!(speaker.count(), 0, "no session has a stream");
     let mut own = stream_of(&client).await;
     let first = speaker.stream_about(&["file:///a"]).await;
     first.say(UPDATED, &json!({ "uri": "file:///a" }));
@@ -206,7 +206,7 @@ async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() 
         let gate = TestGateway::before(&server).await;
         let client = session(&gate).await;
         for uri in ["file:///gone", "file:///here"] {
-            assert_eq!(subscribe(&client, "subscribe", uri).await["result"], json!({}), "nobody could be told");
+            assert_eq!(subscribe(&client, "subscribe", uri).await["result"], json!({}), "no session has a stream");
         }
         let mut own = stream_of(&client).await;
         // The first stream was a trial of this resource alone.

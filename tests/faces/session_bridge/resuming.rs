@@ -74,7 +74,7 @@ async fn leg_09_a_client_resumes_a_lost_stream_and_gets_the_missed_events() {
     progress(&events, &seen, 3);
     events.result(&seen, &json!({ "resultType": "complete", "content": [] }));
     let (said, last) = rest(again).await;
-    assert_eq!(said, [json!(2), json!(3), json!(7)], "what was missed, then what comes");
+    assert_eq!(said, [json!(2), json!(3), json!(7)], "the missed events, then new ones");
     assert_eq!(rest(client.get(Some(&beginning)).await).await.0, [json!(1), json!(2), json!(3), json!(7)]);
     assert_eq!(rest(client.get(last.as_deref()).await).await.0, Vec::<Value>::new(), "it has heard it all");
     let stranger = open(&gate, "2025-11-25", &json!({})).await;

@@ -17,7 +17,7 @@ async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
     let second = TestGateway::before(&server).await;
     client.address = second.gateway.address();
     assert_eq!(client.post(call(2)).await.json().await["result"], json!({"n": 2}));
-    assert_eq!(server.world.count("initialize"), 1, "nobody shakes hands again");
+    assert_eq!(server.world.count("initialize"), 1, "there is no second handshake");
 }
 
 /// LEG-04, LEG-06.

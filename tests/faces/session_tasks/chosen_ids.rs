@@ -98,7 +98,7 @@ async fn d86_06_an_id_stands_for_one_call_of_its_session() {
     assert_eq!(again["error"], json!({"code": -32602, "message": message}));
     for method in ["tasks/get", "tasks/result", "tasks/cancel", "tasks/delete"] {
         let refused = asked(&other, method, "one").await;
-        assert_eq!(refused, asked(&other, method, "none").await, "{method}: as one that nobody knows");
+        assert_eq!(refused, asked(&other, method, "none").await, "{method}: as an unknown one");
         assert_eq!(code(&refused), -32602, "{method}");
     }
     assert_eq!(other.answered("tasks/list", &json!({})).await["result"], json!({"tasks": []}));
@@ -146,7 +146,7 @@ async fn d86_18_taking_the_call_back_cancels_its_task_and_leaving_does_not() {
     let cancelled = asked(&person, "tasks/cancel", "third").await;
     assert_eq!(cancelled["result"]["status"], "cancelled", "{cancelled}");
     let rest = stream.rest().await;
-    assert_eq!((rest.len(), &rest[0]["id"], code(&rest[0])), (1, &json!(7), -32603), "nobody took the call back");
+    assert_eq!((rest.len(), &rest[0]["id"], code(&rest[0])), (1, &json!(7), -32603), "the call was not cancelled");
 }
 
 /// D86-09, D86-25.

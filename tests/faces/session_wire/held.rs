@@ -40,7 +40,7 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
     let later = text(caller.get(&face, &own_event(0)).await).await;
     assert!(later.ends_with(&answer) && with_short_ids(&later).starts_with("id: S."), "{later}");
     let number: u64 = later.split_once('\n').unwrap().0.rsplit('.').next().unwrap().parse().unwrap();
-    assert_eq!(text(caller.get(&face, &own_event(number)).await).await, "", "whoever has seen it has seen it all");
+    assert_eq!(text(caller.get(&face, &own_event(number)).await).await, "", "after the last event there are no more");
     advance(seconds(11)).await;
     let gone = text(caller.get(&face, &own_event(0)).await).await;
     assert!(!gone.contains("result"), "it is kept no longer: {gone}");
@@ -174,5 +174,5 @@ async fn a_made_stream_resumes_after_the_last_event_that_its_client_saw() {
     sleep(seconds(5)).await;
     let again = without_ids(&text(caller.get(&face, &own_event(1)).await).await);
     assert!(again.starts_with(STEP) && again.ends_with(LAST), "{again}");
-    assert_eq!(again.matches("notifications/message").count(), 1, "what it saw is not said again: {again}");
+    assert_eq!(again.matches("notifications/message").count(), 1, "seen events are not repeated: {again}");
 }

@@ -60,7 +60,7 @@ impl Upstream for Calls {
     }
 
     async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
-        unreachable!("nobody asks what the server is")
+        unreachable!("the server's description is not requested")
     }
 
     async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -73,7 +73,7 @@ impl Upstream for Calls {
     }
 
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        unreachable!("nobody listens")
+        unreachable!("no listener is there")
     }
 }
 

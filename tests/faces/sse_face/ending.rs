@@ -109,7 +109,7 @@ async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
     gate.gateway.reload(gate.config.clone()).unwrap();
     assert_eq!(idle.text().await, None);
     let question = busy.post(r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#).await;
-    assert_eq!(question.0, 202, "what is still open is still found");
+    assert_eq!(question.0, 202, "an open call is still found");
     assert_eq!(busy.message().await["id"], 2);
     word.notify_one();
     assert_eq!(busy.message().await["result"]["n"], 1);

@@ -251,7 +251,7 @@ async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
     let get = || request("GET", "/up/sse", ADA).header("accept", "text/event-stream").body(Full::default()).unwrap();
     let (refused, _connection) = exchange(address, get()).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().unwrap()));
-    assert_eq!(whole(address, posted(&streams[0].endpoint, ADA, PING)).await.0, 202, "those who are there are served");
+    assert_eq!(whole(address, posted(&streams[0].endpoint, ADA, PING)).await.0, 202, "open streams are served");
     streams.pop();
     in_time(async { while exchange(address, get()).await.0.status() != 200 {} }).await;
 }

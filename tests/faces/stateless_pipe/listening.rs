@@ -85,7 +85,7 @@ async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_t
         "taskIds": [id, "x"],
     });
     let mut listener = Listener::open(&client, &wishes).await;
-    assert_eq!(listener.granted().await, json!({ "toolsListChanged": true, "taskIds": [id] }), "what is offered");
+    assert_eq!(listener.granted().await, json!({ "toolsListChanged": true, "taskIds": [id] }), "the offered part");
     let told = speaker.stream(0).await;
     assert_eq!(told.asked(), &json!({ "toolsListChanged": true }), "tasks are the gateway's own");
     assert_ne!(told.seen.id(), "ab");

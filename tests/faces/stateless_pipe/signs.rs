@@ -74,7 +74,7 @@ impl Upstream for Slow {
     }
 
     async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
-        unreachable!("it is not asked what it is")
+        unreachable!("its description is not requested")
     }
 
     async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -86,7 +86,7 @@ impl Upstream for Slow {
     }
 
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        unreachable!("nobody listens")
+        unreachable!("no listener is there")
     }
 
     async fn era(&self, _: &ForwardedHeaders) -> Era {

@@ -218,7 +218,7 @@ async fn unknown_methods_are_404_and_notifications_are_taken_in_silence() {
     check_rows(&rows).await;
     let gate = Gate::start().await;
     let error = gate.send(&Ask::new("initialize", json!({}))).await.json()["error"].take();
-    assert_eq!(error["data"], json!({ "supported": ["2026-07-28"] }), "B100: what is served is named");
+    assert_eq!(error["data"], json!({ "supported": ["2026-07-28"] }), "B100: the served versions are named");
     let error = gate.send(&Ask::new("tasks/result", json!({}))).await.json()["error"].take();
     assert_eq!(error["message"], "Method not found: tasks/result; in 2026-07-28 `tasks/get` has the result");
 }

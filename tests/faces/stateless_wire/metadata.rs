@@ -155,7 +155,7 @@ async fn arguments_that_a_tool_mirrors_are_compared_with_their_headers() {
         ("boolean", mirrored(json!({ "dry": true })).with("Mcp-Param-Dry", "true"), ok),
         ("boolean in words", mirrored(json!({ "dry": true })).with("Mcp-Param-Dry", "True"), mismatch),
         ("B76", greet().with("Mcp-Param-Region", "eu"), ok),
-        ("UPC-16 invalid annotations bind nobody", Ask::call("badly-mirrored", json!({ "n": 1 })).at_odd(), ok),
+        ("UPC-16 invalid annotations have no effect", Ask::call("badly-mirrored", json!({ "n": 1 })).at_odd(), ok),
     ];
     check_rows(rows).await;
 }

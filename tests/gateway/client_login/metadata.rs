@@ -193,7 +193,7 @@ async fn metadata_of_a_foreign_origin_is_not_fetched() {
         let reply = ask(&gate, "GET", "/.well-known/oauth-protected-resource/mcp", &[]).await;
         assert_eq!(reply.status, expected, "{announced:?} {own}");
     }
-    assert_eq!(elsewhere.world.all(|_| true).len(), 0, "nobody went there");
+    assert_eq!(elsewhere.world.all(|_| true).len(), 0, "no request went there");
 }
 
 #[tokio::test]

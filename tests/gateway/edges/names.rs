@@ -34,7 +34,7 @@ async fn every_kind_of_client_lists_and_calls_tools_by_the_operators_names() {
         assert_eq!(names, ["generate_report", "generate_map", "plain"], "{client} {kind}: nothing else was sent");
         if kind == STATELESS {
             let headers: Vec<_> = sent.iter().map(|seen| seen.header("mcp-name").unwrap()).collect();
-            assert_eq!(headers, names, "{client} {kind}: what a balancer sees is what is run");
+            assert_eq!(headers, names, "{client} {kind}: the header names the tool that runs");
         }
     }
 }

@@ -15,7 +15,7 @@ async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_too
         let stage = Stage::of(server, &[]).await;
         let gate = Gate::open(&stage.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
-        assert_eq!(said(&person.call("quick", json!({})).await), "quick", "{what}: what is quick stays as it is");
+        assert_eq!(said(&person.call("quick", json!({})).await), "quick", "{what}: a quick call is unchanged");
 
         let notice = person.call("slow", json!({})).await;
         let id = notice["structuredContent"]["taskId"].as_str().unwrap_or_else(|| panic!("{what}: {notice}"));

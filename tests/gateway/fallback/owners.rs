@@ -24,7 +24,7 @@ async fn a_foreign_task_is_answered_like_an_unknown_one_byte_for_byte() {
             }
         }
         let status = ada.call("task_status", json!({ "id": id })).await;
-        assert_eq!(status["structuredContent"]["status"], "working", "{what}: nobody cancelled it");
+        assert_eq!(status["structuredContent"]["status"], "working", "{what}: it was not cancelled");
         // From another session of hers it is hers all the same.
         let again = Person::with(&gate, client, json!({}), Some(ADA)).await;
         let cancelled = again.call("task_cancel", json!({ "id": id })).await;

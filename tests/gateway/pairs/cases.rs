@@ -215,7 +215,7 @@ pub(crate) async fn run(
     if must_stop && !is_over {
         told(ledger, tool).await?;
     } else if ledger.cancelled(tool) > 0 {
-        return Err("the server was told to stop".to_owned());
+        return Err("the server got a cancel".to_owned());
     }
     no_secrets(upstream)?;
     Ok(if story.is_task { Way::Task } else { Way::Plain })
@@ -267,8 +267,8 @@ pub(crate) async fn run_queued(
         }
         match (ledger.runs(case.tool()), ledger.cancelled(HOLDING)) {
             (0, 0) => Ok(if story.is_task { Way::Task } else { Way::Plain }),
-            (0, _) => Err("the server was told to stop what ran".to_owned()),
-            (runs, _) => Err(format!("what was cancelled was run {runs} times")),
+            (0, _) => Err("the server got a cancel of a running call".to_owned()),
+            (runs, _) => Err(format!("a cancelled call ran {runs} times")),
         }
     };
     let (held, way) = tokio::join!(holding, cancelling);

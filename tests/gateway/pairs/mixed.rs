@@ -131,5 +131,5 @@ async fn own_tool(mut speaker: PairClient, members: &[Member]) -> Result<(), Str
     if story.ending != Ending::Result("done".to_owned()) {
         return Err(format!("{OWN_TOOL}: {:?}", story.ending));
     }
-    cases::once(&owner.ok_or("nobody has it")?.2, OWN_TOOL)
+    cases::once(&owner.ok_or("no member has it")?.2, OWN_TOOL)
 }

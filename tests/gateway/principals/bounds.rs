@@ -75,7 +75,7 @@ async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
             check_wait(&misses.until_refused(&gate, &ask, missed).await, "rate_limited", "200");
         }
     }
-    assert_eq!(gate.send(&get(&own)).await.summary(), "200 ok", "what is there is found");
+    assert_eq!(gate.send(&get(&own)).await.summary(), "200 ok", "an existing task is found");
     let other = Ask::new(BOB, "tasks/get", json!({ "taskId": UNKNOWN }));
     assert_eq!(gate.send(&other).await.summary(), "200 -32602", "others are not told to wait");
 }
@@ -110,7 +110,7 @@ async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
     check_wait(&refused, "rate_limited", "429");
     let own = json!([gate.task(BOB, "held").await]);
     let (first, _) = gate.open(&listen(own)).await;
-    assert!(first.contains("acknowledged"), "what is there is listened to: {first}");
+    assert!(first.contains("acknowledged"), "an open stream stays: {first}");
 }
 
 /// B125, D86-28: all requests count, polls separately; each principal has its own count.

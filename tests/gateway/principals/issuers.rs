@@ -249,7 +249,7 @@ async fn an_issuer_that_cannot_be_reached_does_not_hold_the_start() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let gate = Gate::of(LISTEN, &auth(&format!("jwks_url = \"http://{address}/keys\""), ""), "").await;
-    assert!(readiness(&gate).await.contains("issuer_unknown"), "nobody answers there, and it serves");
+    assert!(readiness(&gate).await.contains("issuer_unknown"), "the issuer does not answer, and the gateway serves");
     assert_eq!(gate.send(&ping(super::gate::ADA)).await.summary(), "200 ok", "holders of keys are served");
     drop(listener);
     assert_eq!(status_of(&gate, &IssuerKey::es256("k1").token(&claims("ada"))).await, "503");

@@ -76,7 +76,11 @@ async fn a_client_without_key_is_told_of_keys_and_finds_no_oauth() {
             assert!(answer.body.contains("no OAuth"), "{answer:?}");
         }
     }
-    assert_eq!(gate.send(&list(EVE).at("/elsewhere")).await.status(), "401", "nobody learns which paths there are");
+    assert_eq!(
+        gate.send(&list(EVE).at("/elsewhere")).await.status(),
+        "401",
+        "a refusal does not show which paths exist"
+    );
 }
 
 /// SEC-05: every verb and path requires a key.
@@ -155,7 +159,11 @@ async fn a_key_stands_beside_the_servers_credential_and_is_never_forwarded() {
         "the key's task"
     );
     assert_eq!(gate.send(&get).await.summary(), "200 ok", "whichever way the key comes");
-    assert_eq!(gate.send(&beside(get, BOB, Some("Bearer theirs"))).await.summary(), "200 -32602", "and nobody else's");
+    assert_eq!(
+        gate.send(&beside(get, BOB, Some("Bearer theirs"))).await.summary(),
+        "200 -32602",
+        "and not another principal's"
+    );
     for seen in gate.server.world.all(|_| true) {
         let text = format!("{:?} {:?}", seen.headers, seen.bytes);
         assert!(!text.contains("tg_ada") && !text.contains("tg_bob") && !text.contains("tg_eve"), "{text}");
@@ -305,7 +313,7 @@ async fn the_command_line_comes_with_a_key_and_never_shows_it() {
         assert_eq!(code, Some(69), "{flavour}: {text}");
         assert!(text.contains("401"), "{flavour}: {text}");
         let (code, text) = program(&[&call[..], &["--key", EVE]].concat(), Some(ADA)).await;
-        assert_eq!(code, Some(69), "what is written goes before the environment: {text}");
+        assert_eq!(code, Some(69), "the option precedes the environment: {text}");
         assert!(!text.contains("tg_"), "{text}");
     }
     let (_, help) = program(&["call", "--help"], Some(ADA)).await;

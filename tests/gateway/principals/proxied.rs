@@ -34,7 +34,7 @@ async fn session(gate: &Gate, headers: Headers<'_>) -> String {
     let offers = opened.json()["result"]["capabilities"]["tasks"].get("list").is_some();
     let id = opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned();
     let listed = send(gate, Ask::session(NO_KEY, Some(&id), "tasks/list", &json!({})), headers).await;
-    assert_eq!(listed.summary() == "200 ok", offers, "what is offered is served: {listed:?}");
+    assert_eq!(listed.summary() == "200 ok", offers, "the offered list is served: {listed:?}");
     id
 }
 
@@ -170,7 +170,7 @@ async fn two_people_behind_a_proxy_do_not_see_each_others_tasks() {
             .to_owned();
         assert_eq!(twice, "200", "one credential");
         let twice = dressed(Ask::new(NO_KEY, "tools/list", json!({})), &alice).with("authorization", "Bearer bob");
-        assert_eq!(gate.send(&twice).await.status(), "400", "two are nobody's");
+        assert_eq!(gate.send(&twice).await.status(), "400", "two credentials are refused");
     }
 }
 
@@ -244,11 +244,11 @@ async fn anonymous_clients_share_no_idempotency_key() {
     assert_eq!(handle(&one, "a").await, first, "its own");
     assert_ne!(handle(&two, "a").await, first, "a stranger's");
     let three = session(&gate, &[HOST]).await;
-    assert_ne!(handle(&three, "b").await, first, "and nobody is refused for a stranger's");
+    assert_ne!(handle(&three, "b").await, first, "and none is refused for another client's key");
     let refused = gate.send(&named(None, "a")).await;
     assert_eq!(refused.summary(), "200 -32602");
     assert!(refused.body.contains("idempotency key"), "{refused:?}");
-    assert_eq!(gate.send(&named(None, "b")).await.summary(), refused.summary(), "whatever others did");
+    assert_eq!(gate.send(&named(None, "b")).await.summary(), refused.summary(), "after any call of others");
     assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "task").len(), 3);
 }
 
@@ -282,7 +282,7 @@ async fn clients_behind_a_trusted_proxy_have_a_rate_for_each_address() {
     // A rate that every machine exceeds.
     let limits = "[limits]\nrequests_per_second = 1\nrequests_burst = 100\n";
     let gate = Gate::of("trusted_proxies = [\"127.0.0.0/8\"]", limits, "").await;
-    assert_eq!(who(&gate, &[]).await, Who::Anonymous, "a proxy is in front, whatever a request looks like");
+    assert_eq!(who(&gate, &[]).await, Who::Anonymous, "a proxy is in front, for every kind of request");
     let noisy = served(&gate, &["192.0.2.1"], 400).await[0];
     assert!((100..400).contains(&noisy), "it has its burst and its rate: {noisy}");
     assert_eq!(served(&gate, &["192.0.2.2", "192.0.2.3, 127.0.0.9", "6.6.6.6, 192.0.2.4"], 20).await, [20; 3]);

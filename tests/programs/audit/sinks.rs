@@ -122,7 +122,7 @@ async fn sec_34_a_session_is_told_under_200_that_its_call_cannot_be_recorded() {
         assert_eq!((refused.status, &error["code"]), (200, &json!(-32603)), "{refused:?}");
         assert_eq!((&error["data"]["reason"], &error["data"]["executed"]), (&json!(REFUSED), &json!("no")), "{error}");
     }
-    assert_eq!(ask(&headers, "ping", json!({})).await.status, 200, "what is no call goes on");
+    assert_eq!(ask(&headers, "ping", json!({})).await.status, 200, "a request that is no call is served");
     assert_eq!(server.world.count("tools/call"), 0, "nothing was sent");
 }
 

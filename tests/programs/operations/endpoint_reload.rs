@@ -128,7 +128,7 @@ async fn an_upstream_that_joins_is_there_for_sessions_that_are_open() {
     workers[2].calls(1).await;
     workers[2].answer_all();
     assert!(in_time(call).await.unwrap().contains("done"));
-    assert_eq!(workers[0].sessions_opened(), opened, "what was open at the others stays so");
+    assert_eq!(workers[0].sessions_opened(), opened, "sessions at the others stay open");
 }
 
 #[tokio::test]

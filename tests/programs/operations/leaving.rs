@@ -57,7 +57,7 @@ async fn say(program: &Program, ids: &[String], call: impl Fn(&str) -> Call, sho
     for (n, id) in ids.iter().enumerate() {
         let request = call(id).bytes("/up/mcp");
         for tried in 0.. {
-            assert!(tried < TRIES_MAX, "what was said of {id} was never heard");
+            assert!(tried < TRIES_MAX, "a request about {id} never arrived");
             leave(program.clients, &request, n % 2 == 1).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
             let status = about(program, "tasks/get", &json!({"taskId": id})).await["status"].take();

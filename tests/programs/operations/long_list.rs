@@ -92,7 +92,7 @@ async fn u35_a_list_that_is_far_too_long_is_cut_off_and_the_last_whole_one_serve
         let params = json!({"name": format!("t{}", expected - 1), "arguments": {"n": 7}});
         // Of a client without tasks: to read a list takes long on a busy machine.
         let called = Call::declaring("tools/call", &params, &json!({})).send(program.clients, "/up/mcp").await;
-        assert_eq!(called.json()["result"]["n"], 7, "its calls are checked against what was shown: {}", called.body);
+        assert_eq!(called.json()["result"]["n"], 7, "its calls are checked against the shown list: {}", called.body);
     }
     program.says("the tool list is too long: clients get its beginning", 2).await;
     // The metric of the replaced server is 0 again, once its last call has ended.

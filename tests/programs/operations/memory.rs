@@ -97,8 +97,8 @@ async fn check(folder: Folder) {
     // One row in a thousand may be missing: a call that met a closed connection has no result.
     assert!(counted >= (results << 10) / 1_000 * 999, "{results} results are {counted} bytes");
     let slack = if results >= MANY { 0 } else { SLACK };
-    println!("{results} results: resident memory grew by {grown} bytes, what is counted by {counted}");
-    assert!(grown <= counted * 3 / 2 + slack, "memory grew by {grown}, what is counted by {counted}");
+    println!("{results} results: resident memory grew by {grown} bytes, counted memory by {counted}");
+    assert!(grown <= counted * 3 / 2 + slack, "memory grew by {grown}, counted memory by {counted}");
 }
 
 #[tokio::test]

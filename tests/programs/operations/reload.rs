@@ -173,7 +173,7 @@ async fn f24_an_upstream_that_moved_is_not_let_go_of_before_its_last_task_ends()
     folder.write(&block("up", &new.server));
     program.says(READ, 1).await;
     let ended = old.server.world.first(|seen| seen.method == "DELETE");
-    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it was let go of");
+    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it was ended");
     assert!(!program.log().contains("sessions were closed"), "{}", program.log());
     old.answer_all();
     program.until("/up/mcp", &task, "completed").await;

@@ -57,7 +57,7 @@ fn the_service_has_the_time_for_a_drain_as_it_is_by_default() {
     let service = unit("taskgate.service");
     let seconds = values(&service, "TimeoutStopSec")[0][0].strip_suffix('s').and_then(|text| text.parse::<u64>().ok());
     let example = std::fs::read_to_string("config/taskgate.example.toml").unwrap();
-    assert!(example.contains("\ndrain_max = \"5m\"\n"), "whoever changes the default changes the unit");
+    assert!(example.contains("\ndrain_max = \"5m\"\n"), "the unit must follow a change of the default");
     assert!(seconds.is_some_and(|seconds| seconds >= 5 * 60 + 5 + 10), "{seconds:?}");
     assert_eq!(values(&service, "KillMode"), [["mixed"]], "programs end with their calls");
 }

@@ -75,7 +75,7 @@ async fn a_host_has_several_servers_and_the_tasks_of_each() {
     host.leave();
     let (status, _) = host.ended().await;
     assert_eq!(status.code(), Some(0), "{}", host.log());
-    assert!(!file.folder.path().join("taskgate-data").exists(), "nobody wrote a store");
+    assert!(!file.folder.path().join("taskgate-data").exists(), "no store was written");
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn without_a_public_url_a_proxy_decides_by_the_host_that_it_passes_on() {
                 let opened =
                     client.post(support::session_client::initialize("2025-11-25", &json!({}))).await.json().await;
                 let tasks = &opened["result"]["capabilities"]["tasks"];
-                assert!(tasks.is_object() && tasks.get("list").is_none(), "nobody in particular: {opened}");
+                assert!(tasks.is_object() && tasks.get("list").is_none(), "the client is anonymous: {opened}");
             }
         }
     }

@@ -44,7 +44,7 @@ pub fn envelope(text: &[u8]) -> &'static str {
             ("response", written)
         }
     };
-    let again = envelope::read(&written, ScanLimits::CLIENT).expect("what is written reads back");
+    let again = envelope::read(&written, ScanLimits::CLIENT).expect("the written message reads back");
     let rewritten = match &again {
         Message::Request(request) => envelope::request(&request.id, &request.method, payload(&request.params)),
         Message::Notification(call) => envelope::notification(&call.method, payload(&call.params)),
@@ -273,7 +273,7 @@ pub fn schema(text: &[u8]) -> &'static str {
         HeaderAnnotations::Valid(found) if found.is_empty() => "none",
         HeaderAnnotations::Valid(_) => "valid",
         HeaderAnnotations::Stripped { schema: stripped, kept } => {
-            let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
+            let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("the rest is JSON");
             assert_eq!(header_annotations::read(&again), HeaderAnnotations::Valid(kept));
             // A text with half of a surrogate pair has no tree.
             if let (Some(mut before), Some(mut after)) = (tree_of(&schema), tree_of(&again)) {

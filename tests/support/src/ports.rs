@@ -53,8 +53,8 @@ mod tests {
         let ports: BTreeSet<_> = reserved.iter().map(SocketAddr::port).collect();
         assert!(others.len() >= 500 && others.iter().all(|other| !ports.contains(&other.local_addr().unwrap().port())));
         let address = reserved[0];
-        assert_eq!(TcpStream::connect(address).expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(TcpStream::connect(address).expect_err("no listener is there").kind(), ErrorKind::ConnectionRefused);
         let _listener = TcpListener::bind(address).expect("who asks for it by number gets it");
-        TcpStream::connect(address).expect("somebody listens");
+        TcpStream::connect(address).expect("a listener is there");
     }
 }

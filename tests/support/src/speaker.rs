@@ -92,7 +92,7 @@ impl SubscriptionServer {
 
     /// The newest stream.
     pub fn last(&self) -> SubscriptionStream {
-        self.streams.lock().last().cloned().expect("somebody listens")
+        self.streams.lock().last().cloned().expect("a listener is there")
     }
 
     pub fn count(&self) -> usize {

@@ -148,7 +148,7 @@ async fn f36_an_unread_answer_fills_no_memory() {
     };
     let stalled = still().await;
     // Nearly all of it is the kernel's: two sockets of loopback, each way.
-    assert!(stalled < 24 * MIB, "{stalled} bytes were taken for nobody");
+    assert!(stalled < 24 * MIB, "{stalled} bytes were read without a reader");
     // It flows again.
     let mut read = 0;
     let mut piece = vec![0; 1 << 16];

@@ -67,7 +67,7 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
     );
     assert_eq!(gate.server.calls(0).len(), 6, "nothing was sent");
     assert_eq!(gate.plain(1).await.summary(), "200 fine {\"n\":1}", "another upstream is another matter");
-    assert_eq!(gate.get(0, &handle).await["status"], "working", "what is held goes on");
+    assert_eq!(gate.get(0, &handle).await["status"], "working", "a held call goes on");
     gate.server.release.cancel();
     let ended = in_time(async {
         loop {
@@ -79,7 +79,7 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
         }
     })
     .await;
-    assert_eq!(ended["result"]["structuredContent"]["n"], 1, "what was held ends as if nothing were");
+    assert_eq!(ended["result"]["structuredContent"]["n"], 1, "the held call ends normally");
     let again = until_closed(&gate).await;
     assert_eq!(again, "200 fine {\"n\":1}", "the first try closes it");
     assert_eq!(gate.piped(0).await.summary(), "200 fine {\"n\":1}");

@@ -61,8 +61,7 @@ const NO_MCP: &str = "no MCP";
 const TYPED: &str = "results of 2026-07-28 have a type, and in sessions it is one unknown member among others";
 const VALUE: &str = "a result goes through piece by piece; to judge its value or its size the pipe would hold it whole";
 const HIDDEN: &str = "a member with an escaped name may be a question in 2026-07-28, so the result is read whole there";
-const BEGINNING: &str =
-    "what shows no beginning of a message is not begun, whatever length was announced; its end is told";
+const BEGINNING: &str = "an answer without the beginning of a message is not forwarded, with any announced length; its client gets an error";
 const BEGUN: &str = "the client has the beginning by then, and can be told of the end by an end alone";
 const EVENT: &str = "the pipe of 2026-07-28 holds an event until it knows that it asks nothing, a session's does not";
 const EVENTS: &str = "each event goes through as it came: its client reads or drops what the gateway would not count";

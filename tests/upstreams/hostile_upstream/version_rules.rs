@@ -27,7 +27,7 @@ const NOTIFICATION: &str = "MOD-22, MOD-23, MOD-24: nothing comes that was not a
 const REQUEST: &str = "MOD-18: no request is sent to a client";
 const MESSAGE: &str = "an event is one message";
 const UNREADABLE: &str = "what readers may read in two ways is not written anew";
-const NO_MESSAGE: &str = "what is no message at all asks nothing, and goes through";
+const NO_MESSAGE: &str = "a text that is no message asks nothing, and is forwarded";
 
 impl Exception {
     const fn new(row: &'static str, rule: &'static str, reason: &'static str) -> Self {

@@ -11,7 +11,7 @@ use super::gate::{GatewayProcess, WAIT_MAX, command_line, in_time};
 #[tokio::test]
 async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
     let gate = GatewayProcess::new().await;
-    assert_eq!(gate.processes().len(), 0, "nobody asked for it yet");
+    assert_eq!(gate.processes().len(), 0, "no request needed it yet");
     let client = StandaloneClient::session(&gate).await;
     assert_eq!(gate.processes().len(), 2, "it and its supervisor");
     client.leave().await;

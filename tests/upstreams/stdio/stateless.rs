@@ -52,7 +52,7 @@ async fn upc22_a_server_that_refuses_ends_or_hangs_at_the_question_is_spoken_to_
         gate.until_processes(2).await;
         let began = tokio::time::Instant::now();
         assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!", "{faults}");
-        assert!(began.elapsed() < Duration::from_secs(8), "{faults}: nobody asks again");
+        assert!(began.elapsed() < Duration::from_secs(8), "{faults}: the server is not asked again");
     }
 }
 

@@ -101,7 +101,7 @@ async fn a_redirect_is_not_followed() {
         reply
     };
     check("U05", answer, &["lost UpstreamRedirect Unknown"]).await;
-    assert!(elsewhere.world.all(|_| true).is_empty(), "U05: nobody was sent there");
+    assert!(elsewhere.world.all(|_| true).is_empty(), "U05: no request went there");
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn an_error_of_the_upstream_stays_its_own() {
         *reply.status_mut() = StatusCode::BAD_REQUEST;
         reply
     };
-    check("at 400, of nobody", of_nobody, &["lost UpstreamHttpStatus Unknown"]).await;
+    check("at 400, without an id", of_nobody, &["lost UpstreamHttpStatus Unknown"]).await;
 }
 
 /// F34.

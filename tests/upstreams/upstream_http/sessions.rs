@@ -146,7 +146,7 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
     assert!(all.iter().all(|lines| lines == &["returned {}"]), "U04: {all:?}");
     assert_eq!(server.world.all(is_initialize).len(), 2, "F39: one handshake, then one for all who wait");
     assert_eq!(server.world.all(SeenRequest::is_call).len(), 100, "U04: each sent again once");
-    assert!(server.world.all(is_delete).is_empty(), "what is forgotten need not be ended");
+    assert!(server.world.all(is_delete).is_empty(), "a forgotten session need not be ended");
 }
 
 /// UPC-17: servers built after the SDKs' examples answer 400 in place of 404, and name no session.
@@ -348,7 +348,7 @@ async fn a_question_on_the_sessions_stream_goes_to_the_only_call_or_to_none() {
     let second = begin(&upstream).await;
     server.world.nth(1, SeenRequest::is_call).await;
     events.message(&question(2));
-    assert_eq!(answer_to(&server.world, 2).await["error"]["code"], -32603, "T-20: nobody knows whose it is");
+    assert_eq!(answer_to(&server.world, 2).await["error"]["code"], -32603, "T-20: its call is unknown");
 
     drop(second);
     events.message(&question(3));
@@ -562,5 +562,5 @@ async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
     }
     let first = of("key:ada", 0);
     let _held = lines(&mut try_begin(&upstream, call(&json!({})), first).await.unwrap()).await;
-    open("key:dave", 0).await.expect("what is only listened in gives way");
+    open("key:dave", 0).await.expect("a session with a listener alone is closed");
 }

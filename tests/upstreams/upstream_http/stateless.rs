@@ -210,7 +210,7 @@ async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() 
     assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
     assert_eq!(exchange.resume_token().unwrap().0.as_str(), r#"{"task":"up","open":["0/a","0/b"]}"#, "UPC-13");
     answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
-    assert_eq!(exchange.resume_token(), None, "nobody else has the answer");
+    assert_eq!(exchange.resume_token(), None, "no other process has the answer");
     let rest = lines(&mut exchange).await;
     assert_eq!(rest, ["withdrawn \"0/b\"", r#"returned {"content":[],"n":1,"resultType":"complete"}"#]);
     let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;

@@ -224,9 +224,9 @@ async fn t_20_a_question_on_the_sessions_stream_goes_to_the_task_it_names_or_to_
     events.message(&question(2, Some("u-2")));
     assert_eq!(line(&next(&mut second).await), format!("asked 2 {ASKED}"), "the one it names");
     events.message(&question(3, None));
-    assert_eq!(answer_to(&server.world, 3).await["error"]["code"], -32603, "nobody knows whose it is");
+    assert_eq!(answer_to(&server.world, 3).await["error"]["code"], -32603, "its call is unknown");
     events.message(&question(4, Some("u-3")));
-    assert_eq!(answer_to(&server.world, 4).await["error"]["code"], -32603, "a task that nobody here has");
+    assert_eq!(answer_to(&server.world, 4).await["error"]["code"], -32603, "an unknown task");
 }
 
 #[tokio::test]

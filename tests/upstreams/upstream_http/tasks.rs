@@ -241,7 +241,7 @@ async fn told_of_cancel(capabilities: Value) -> Vec<String> {
 async fn upc_06_a_task_is_cancelled_as_a_task_where_that_is_served() {
     assert_eq!(told_of_cancel(tasks_declared()).await, ["tasks/cancel"]);
     let without = json!({"tasks": {"requests": {"tools": {"call": {}}}}});
-    assert_eq!(told_of_cancel(without).await, Vec::<String>::new(), "else the task is only let go");
+    assert_eq!(told_of_cancel(without).await, Vec::<String>::new(), "otherwise the task gets no cancel");
 }
 
 #[tokio::test]

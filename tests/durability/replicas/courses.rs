@@ -18,12 +18,12 @@ use super::harness::{PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, answered,
 use super::killed::mixed;
 use crate::kill_cycles::dice::{Dice, seed};
 
-/// Faults of one course: what clients were told is in memory until it is judged.
+/// Faults of one course: its history is in memory until it is judged.
 const OF_A_COURSE: u64 = 15;
 /// Clients that make one call after the other.
 const CLIENTS: usize = 10;
 
-/// What is at hand for faults.
+/// The targets of faults.
 struct Course<'a> {
     replicas: &'a mut [Replica],
     history: &'a History,
@@ -31,7 +31,7 @@ struct Course<'a> {
 }
 
 impl Course<'_> {
-    /// Has a fault happen, and end; says which one.
+    /// Injects a fault, and ends it; returns its name.
     async fn suffer(&mut self, dice: &mut Dice) -> String {
         let at = usize::try_from(dice.between(0, self.replicas.len() as u64 - 1)).unwrap();
         let span = Duration::from_millis(dice.between(300, 8_000));
@@ -60,7 +60,7 @@ impl Course<'_> {
                 "stopped"
             }
             4 | 5 => {
-                // Its life may be over without anybody's knowing when.
+                // Its process may lose the store at an unknown moment.
                 for fact in [Fact::Ends, Fact::StoreFails] {
                     self.history.record(fact);
                 }
@@ -89,8 +89,8 @@ impl Course<'_> {
     }
 }
 
-/// Waits until all tasks are settled. Those whose handles were lost on their way to a client are cancelled before, as nobody answers
-/// what they ask; how many.
+/// Waits until all tasks are settled. Tasks with a handle that was lost on its way to a client are cancelled before, as no client
+/// answers their questions; returns their number.
 async fn settle(site: &Site<'_>) -> usize {
     let heard: BTreeSet<_> = site.handles().into_iter().map(|(_, task)| task).collect();
     let unsettled = "FROM tg_task WHERE NOT settled";
@@ -107,14 +107,14 @@ async fn settle(site: &Site<'_>) -> usize {
         let logs: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
         panic!("not settled in time: {rows}\nsee {}", logs.join(", "));
     }
-    // One that was replaced answers for no task before it has begun anew.
+    // A replaced gateway shows no task before it has restarted.
     for replica in site.replicas.iter().filter(|replica| replica.keeper.is_running()) {
         until("it is ready", async || replica.is_ready().await).await;
     }
     unheard.len()
 }
 
-/// One course: what happened, and how many tasks settled.
+/// Runs one course; returns its faults, and how many tasks settled.
 async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, usize) {
     let mut site = Site::of(3, "course", server, Terms { alone_max: "10s", ..Terms::default() }).await;
     let (is_over, next) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,5 +1,5 @@
-//! Gateways in processes of their own on one database, each with a proxy of its own on the way there, before two servers that
-//! keep ledgers: one whose streams can be taken up again, one whose cannot.
+//! Gateways in processes of their own on one database, each behind a proxy of its own, in front of two servers that keep
+//! ledgers: one with resumable streams, one without.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -36,36 +36,36 @@ use crate::kill_cycles::keeper::Keeper;
 use super::waits::LOOK;
 pub(super) use super::waits::{PATIENCE, is_in_time, until, until_none_is_left};
 
-/// Time of service until a task must be settled once it may be: no call runs that long (L3).
+/// Time of service until a released task must be settled: no call runs that long (L3).
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-/// How many broken laws are told with their stories.
+/// How many broken laws are printed with their stories.
 const TOLD_MAX: usize = 10;
 /// How long before its gateway ended an answer may have been on its way.
 const ON_ITS_WAY_MAX: Duration = Duration::from_millis(500);
 
-/// Nothing comes through any more, and nobody is told.
+/// Nothing comes through any more, and no error reports it.
 pub(super) const SILENCE: Fault = Fault::up("", 0, Verb::Stall);
 
-/// The paths of the two servers: streams of the first one can be taken up again.
+/// The paths of the two servers: streams of the first one are resumable.
 pub(super) const RESUMABLE: &str = "/up/mcp";
 pub(super) const PLAIN: &str = "/plain/mcp";
 
-/// Tasks whose calls have been heard of, and of which it is kept where they can be taken up, if they can. What a row says first of its
-/// call may be without that: it follows within a second.
+/// Tasks whose calls have sent an event, and whose rows have the resume position, if the server has one. The position may follow an
+/// event's own write within a second.
 pub(super) const KEPT: &str =
     "tg_task WHERE rev > 1 AND (position('last_event'::bytea IN record) > 0 OR position('plain'::bytea IN record) > 0)";
 
 /// Tasks that have not ended.
 pub(super) const OPEN: &str = "tg_task WHERE NOT settled";
 
-/// What gateways are started with.
+/// The settings of the gateways.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) lease: &'static str,
     pub(super) alone_max: &'static str,
     pub(super) durability: &'static str,
     pub(super) write_max: &'static str,
-    /// Time of service until a task must be seen to be settled, calls that are held and outages included (L3).
+    /// Time of service until a task must be settled, with held calls and outages (L3).
     pub(super) settle_max: Duration,
     /// How many calls run at each server, at all gateways together.
     pub(super) in_flight_max: usize,
@@ -95,16 +95,16 @@ pub(super) struct Tables<'a> {
     schema: &'static str,
 }
 
-/// One gateway, and its ways to the database's servers.
+/// One gateway, and its proxies in front of the database's servers.
 pub(super) struct Replica {
     pub(super) name: &'static str,
     pub(super) keeper: Keeper,
     pub(super) to_database: Vec<FaultProxy>,
-    /// Where it listens for the others.
+    /// Its address for the other replicas.
     pub(super) internal: SocketAddr,
 }
 
-/// All that takes part.
+/// The gateways, servers and clients of one test.
 pub(super) struct Site<'a> {
     pub(super) tables: Tables<'a>,
     pub(super) replicas: Vec<Replica>,
@@ -123,7 +123,7 @@ pub(super) fn true_time() -> Duration {
     SystemClock.now().since(Timestamp::from_millis(0))
 }
 
-/// Asks again for as long as a busy machine's database takes too long.
+/// Repeats a request while a busy machine's database takes too long.
 pub(super) async fn answered(wire: &WireClient, place: SocketAddr, method: &str, params: Value) -> Answer {
     let asked = async {
         loop {
@@ -138,13 +138,13 @@ pub(super) async fn answered(wire: &WireClient, place: SocketAddr, method: &str,
 }
 
 impl Tables<'_> {
-    /// What statements print, made in the schema.
+    /// Runs statements in the schema, and returns their output.
     pub(super) fn sql(self, statements: &str) -> String {
         let Self { server, schema } = self;
         tokio::task::block_in_place(|| server.psql(&format!("SET search_path TO {schema}; {statements}")))
     }
 
-    /// A session of somebody else's, in which statements were made; dropping it ends it.
+    /// Another client's session, after these statements; dropping it ends it.
     pub(super) async fn session(self, statements: &str) -> Client {
         let address = self.server.addresses()[0];
         let there = format!("host={} port={} user=postgres dbname=postgres", address.ip(), address.port());
@@ -158,12 +158,12 @@ impl Tables<'_> {
         self.sql(&format!("SELECT count(*) FROM {from}")).parse().unwrap()
     }
 
-    /// How many unsettled tasks belong to any life of a gateway.
+    /// How many unsettled tasks any process of a gateway holds.
     pub(super) fn open_tasks_of(self, name: &str) -> usize {
         self.count(&format!("tg_task JOIN tg_replica ON holder = incarnation WHERE NOT settled AND name = '{name}'"))
     }
 
-    /// The lives that a gateway had, the last one first.
+    /// The incarnations of a gateway, the last one first.
     pub(super) fn lives_of(self, name: &str) -> Vec<u64> {
         let lives = self.sql(&format!("SELECT incarnation FROM tg_replica WHERE name = '{name}' ORDER BY 1 DESC"));
         lives.lines().map(|life| life.parse().unwrap()).collect()
@@ -184,7 +184,7 @@ impl Replica {
         self.keeper.kill().await;
     }
 
-    /// Nothing that it sends comes to the database any more, until [`Replica::heal`].
+    /// Drops everything that it sends to the database, until [`Replica::heal`].
     pub(super) fn cut_off(&self) {
         self.to_database.iter().for_each(|server| server.set(Some(SILENCE)));
     }
@@ -193,12 +193,12 @@ impl Replica {
         self.to_database.iter().for_each(|server| server.set(None));
     }
 
-    /// What operators are told at `target`.
+    /// The answer of the operators' listener at `target`.
     pub(super) async fn tells(&self, target: &str) -> Answer {
         get(self.keeper.admin(), target).await
     }
 
-    /// Fails if its process is there and does not even say so.
+    /// Fails if its process runs and does not answer `/healthz`.
     async fn says_that_it_lives(&self) {
         let is_said = self.tells("/healthz").await.status == Some(200);
         assert!(is_said, "{} stands still, its threads in\n{}", self.name, self.keeper.threads());
@@ -217,13 +217,13 @@ impl Replica {
         .await;
     }
 
-    /// Waits until it has written a text to its log this often.
+    /// Waits until its log has a text this often.
     pub(super) async fn says(&self, text: &str, times: usize) {
         let is_said = is_in_time(async || self.keeper.said().matches(text).count() >= times).await;
         assert!(is_said, "did not say {text:?} {times} times, but: {}", self.keeper.said());
     }
 
-    /// How often it refused a connection while something went on, wherever it listens.
+    /// How often any of its listeners refused a connection while `meanwhile` ran.
     pub(super) async fn refusals_during(&self, meanwhile: impl Future<Output = ()>) -> usize {
         let mut refusals = 0;
         let connecting = async {
@@ -249,7 +249,7 @@ impl Replica {
         self.ask(path, "tasks/get", json!({"taskId": task})).await
     }
 
-    /// How a task stands, as soon as it says so.
+    /// The state of a task, as soon as the gateway shows it.
     pub(super) async fn shows(&self, path: &'static str, task: &str) -> Value {
         let asking = client(Flavour::Extension, path);
         let answer = answered(&asking, self.keeper.address(), "tasks/get", json!({"taskId": task})).await;
@@ -266,7 +266,7 @@ pub(super) fn client(flavour: Flavour, path: &'static str) -> WireClient {
     WireClient { path, ..WireClient::new(flavour) }
 }
 
-/// A call that its server holds until it is told to let go, and that may be sent once.
+/// A call that its server holds until it is released, and that may be sent once.
 pub(super) fn held_job(nonce: &str) -> Job {
     Job { arguments: json!({"ms": 20, "held": true}), ..job(nonce, 20) }
 }
@@ -277,12 +277,12 @@ pub(super) fn job(nonce: &str, ms: u64) -> Job {
     Job { nonce, owner, tool: "work", arguments: json!({"ms": ms}), cancels_after: None, calls_max: 1 }
 }
 
-/// Answered by nobody but a gateway that took nothing, and that says when to come again.
+/// The answer of a gateway that sent nothing, with a time to retry.
 pub(super) fn is_refused_for_now(answer: &Answer) -> bool {
     answer.status == Some(503) && answer.retry_after.is_some() && answer.text.contains("store_failed")
 }
 
-/// Nothing that was refused has reached a server, and nobody was told that a call is not wanted any more.
+/// No refused call has reached a server, and no call was cancelled.
 pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
     let ledgers = [&site.resumable, &site.plain];
     assert_eq!(
@@ -373,7 +373,7 @@ impl<'a> Site<'a> {
         Replica { name, keeper, to_database: Vec::new(), internal: address }
     }
 
-    /// What stands in each gateway's configuration behind the sections of its own.
+    /// The part of each gateway's configuration that is the same for all.
     pub(super) fn upstreams(&self) -> &str {
         &self.upstreams
     }
@@ -385,7 +385,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Stops a gateway as a machine that stands still. What reaches it is answered later, or by nobody.
+    /// Stops a gateway like a machine that is suspended. Requests to it are answered later, or never.
     pub(super) fn pause(&self, at: usize) {
         self.history.record(Fact::Ends);
         self.replicas[at].keeper.signal(Signal::STOP);
@@ -396,7 +396,7 @@ impl<'a> Site<'a> {
         self.history.record(Fact::Starts);
     }
 
-    /// Gives a gateway so many calls that their servers hold, half of them at each server; they have all arrived there.
+    /// Makes so many calls at a gateway that their servers hold, half of them at each server; all have arrived there.
     pub(super) async fn hold_calls_at(&self, at: usize, many: usize) {
         self.show_only(&[at]);
         let half = many / 2;
@@ -423,13 +423,13 @@ impl<'a> Site<'a> {
         self.plain.fallback.release();
     }
 
-    /// Servers hold such calls again that come from now on.
+    /// Servers hold such calls again from now on.
     pub(super) fn hold_calls(&self) {
         self.resumable.fallback.hold();
         self.plain.fallback.hold();
     }
 
-    /// All tasks that were handed out, with what their calls are known by.
+    /// All tasks whose handles clients have, with the nonces of their calls.
     pub(super) fn handles(&self) -> Vec<(String, String)> {
         let entries = self.history.entries().into_iter();
         let handles = entries.filter_map(|entry| {
@@ -438,7 +438,7 @@ impl<'a> Site<'a> {
         handles.collect()
     }
 
-    /// How many tasks ended with the server's own answer, as a client sees now.
+    /// How many tasks a client sees completed with the server's own answer.
     pub(super) async fn completed(&self) -> usize {
         self.crowd.look_until_answered(PATIENCE).await;
         let mut completed = BTreeSet::new();
@@ -452,13 +452,13 @@ impl<'a> Site<'a> {
         completed.len()
     }
 
-    /// How the database stands for clients.
+    /// Records that the database fails for clients, or works again.
     pub(super) fn records_outage(&self, is_out: bool) {
         self.history.record(if is_out { Fact::StoreFails } else { Fact::StoreHeals });
     }
 
-    /// Wants a word of each gateway that runs, looks at all tasks once more at each that is shown, ends all gateways, and judges
-    /// what happened. How many tasks were settled, in the words of each gateway.
+    /// Checks that each running gateway answers, polls all tasks once more at each shown one, kills all gateways, and judges the
+    /// history. Returns how many tasks were settled.
     pub(super) async fn judge(mut self) -> usize {
         let is_running = |replica: &&Replica| replica.keeper.is_running();
         join_all(self.replicas.iter().filter(is_running).map(Replica::says_that_it_lives)).await;

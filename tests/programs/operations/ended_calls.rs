@@ -1,4 +1,4 @@
-//! Calls that end with the gateway: what their clients hear, and what the log says of them.
+//! Calls that end with the gateway: the errors of their clients, and the log's lines.
 
 use std::net::SocketAddr;
 
@@ -87,7 +87,7 @@ async fn hold_calls(program: &Program) -> Vec<(String, JoinHandle<Answer>)> {
     held
 }
 
-/// Whatever its server speaks, and whether the gateway drives the call or passes it on.
+/// For every kind of server, and for calls that the gateway drives or forwards.
 #[tokio::test]
 async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
     let (worker, (_kept, other)) = (Worker::start().await, other_gateway().await);
@@ -156,8 +156,8 @@ async fn a_call_that_ends_with_the_gateway_before_it_was_sent_says_so() {
     assert_eq!(worker.server.world.count("tools/call"), 1);
 }
 
-/// Tasks at a program, of which nothing can be resumed: whatever ends the gateway, they did not end by their program's doing,
-/// and the next process sends again what may be sent again.
+/// Tasks at a program cannot be resumed: after any end of the gateway they are not failures of their program, and the next
+/// process sends the repeatable ones again.
 #[tokio::test]
 async fn tasks_at_a_program_are_left_as_they_are_to_the_next_process() {
     for (signals, drain_max) in [(&["INT"][..], "1s"), (&["INT", "TERM"], "10m")] {

@@ -1,7 +1,7 @@
-//! What clients, the upstream and the gateway's process did, on one clock, and the laws that it must keep: L1 to L8.
+//! The facts about clients, the upstream and the gateway's process, on one clock, and the laws that they must keep: L1 to L8.
 //!
-//! Clients write down what they were told, the upstream what reached it and what it sent. [`violations`] reads both
-//! and reports each law that was broken. It knows nothing of HTTP.
+//! Clients record their answers, the upstream its requests and answers. [`violations`] reads both and reports each broken
+//! law. It knows nothing of HTTP.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a law looks at the facts that it is about, and at no others")]
 
@@ -15,8 +15,8 @@ use tokio::time::Instant;
 /// Reasons for which a task may fail although its answer has arrived (L8).
 const TRUE_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full", "result_too_large"];
 
-/// How long a call that was sent before a cancel was acknowledged may be on its way to the server's notes. What a test
-/// cannot see at this distance, the engine's scenarios show: no call is begun after the cancel's commit.
+/// How long a call that was sent before the acknowledgement of a cancel may be on its way to the server's ledger. The
+/// engine's scenarios show the rest: no call is begun after the cancel's commit.
 const ON_THE_WAY: Duration = Duration::from_millis(500);
 /// The longest time from the end of the calls of a gateway that drains until its process is seen to have ended: clients are
 /// notified and sessions are closed, on a busy machine.
@@ -39,7 +39,7 @@ pub enum Fact {
         task: String,
         expires: Duration,
     },
-    /// It was told that nothing was sent upstream.
+    /// Its refusal said that nothing was sent upstream.
     Refused {
         nonce: String,
     },
@@ -71,7 +71,7 @@ pub enum Fact {
     Called {
         nonce: String,
     },
-    /// The upstream asks something, until it does not want to know any more.
+    /// The upstream asks a question, until it needs no answer any more.
     Asks {
         nonce: String,
     },
@@ -83,7 +83,7 @@ pub enum Fact {
         nonce: String,
         value: String,
     },
-    /// Somebody who reads was given the complete answer of the call.
+    /// A reader got the complete answer of the call.
     Returned {
         nonce: String,
         payload: String,
@@ -98,7 +98,7 @@ pub enum Fact {
     StoreHeals,
 }
 
-/// What a poll shows.
+/// The result of a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollResult {
     /// There is no such task.
@@ -118,11 +118,11 @@ pub struct Entry {
     pub fact: Fact,
 }
 
-/// Facts in the order in which they were written down.
+/// Facts in the order in which they were recorded.
 #[derive(Debug)]
 pub struct History {
     began: Instant,
-    /// The wall clock at the beginning, in milliseconds since 1970: what the gateway's times are compared with.
+    /// The wall clock at the beginning, since 1970: the gateway's times are compared with it.
     wall: Duration,
     entries: Mutex<Vec<Entry>>,
 }
@@ -151,7 +151,7 @@ impl History {
     }
 }
 
-/// A broken law, and what broke it.
+/// A broken law, and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub law: &'static str,
@@ -164,13 +164,13 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a history is judged by.
+/// The time limits of the laws.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// The longest that the gateway may serve until a task that it gave a handle for is settled (L3).
     pub settle_max: Duration,
-    /// How long before the process ended an accepted answer may have been on its way upstream, so that it is given to
-    /// nobody any more: at most once is promised first (L5).
+    /// How long before the process ended an accepted answer may have been on its way upstream, and is then not sent again:
+    /// at most once is promised first (L5).
     pub on_its_way_max: Duration,
 }
 
@@ -188,7 +188,7 @@ pub fn violations(entries: &[Entry], bounds: Bounds) -> Vec<Violation> {
     replay.found
 }
 
-/// What happened to the call that a violation is about, a line each.
+/// The facts about the call of a violation, a line each.
 pub fn story(entries: &[Entry], violation: &Violation) -> String {
     let handles = entries.iter().filter_map(|entry| {
         let Fact::Handle { nonce, task, .. } = &entry.fact else { return None };
@@ -214,7 +214,7 @@ struct HeldHandle<'a> {
     nonce: &'a str,
     since: Duration,
     expires: Duration,
-    /// When it was asked for, when it was answered, what was seen.
+    /// The times of the request and of the answer, and the result.
     polls: Vec<(Duration, Duration, &'a PollResult)>,
 }
 
@@ -256,7 +256,7 @@ impl<'a> Replay<'a> {
         self.entries.last().map_or(Duration::ZERO, |entry| entry.at)
     }
 
-    /// How long a gateway served between two moments, whichever it was.
+    /// How long at least one gateway served between two moments.
     fn served(&self, from: Duration, to: Duration) -> Duration {
         let (mut served, mut since, mut serving) = (Duration::ZERO, None, 0_usize);
         for Entry { at, fact } in self.entries {
@@ -373,7 +373,7 @@ impl<'a> Replay<'a> {
                 _ => (),
             }
         }
-        // Whoever reads so calls again.
+        // A client that reads this may repeat the call.
         for held in self.handles.values() {
             if let Some((_, PollResult::Settled { payload, .. })) = held.settled()
                 && payload.contains(r#""executed":"no""#)
@@ -485,7 +485,7 @@ impl<'a> Replay<'a> {
             if status == "completed" && !answers.iter().any(|(_, answer)| payload.contains(answer)) {
                 found.push(format!("{task} ({}) shows what the upstream never answered: {payload}", held.nonce));
             }
-            // What failed before the answer came, or while nobody could store it, was decided otherwise.
+            // A failure before the answer came, or while it could not be stored, had another cause.
             let is_kept_out = TRUE_REASONS.iter().any(|reason| payload.contains(reason));
             let in_time = |(sent, _): &&(Duration, &str)| updated >= sent && self.was_well(*sent, *updated);
             if status == "failed"

@@ -203,7 +203,7 @@ pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], ad
 }
 
 /// Each person with a held call cancels it, and is notified of its own task alone, although it subscribed to others.
-pub(crate) async fn each_is_told_of_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
+pub(crate) async fn each_is_notified_of_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     let holders: Vec<_> = (0..all.len()).filter(|nth| all[*nth].held.is_some()).take(40).collect();
     let mut streams = Vec::new();
     for (at, &nth) in holders.iter().enumerate() {
@@ -267,7 +267,7 @@ async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_othe
     let all = make_all(&crowd, &[keeper.address()]).await;
     each_sees_its_own_alone(&crowd, &all, keeper.address()).await;
     nothing_was_cancelled_or_answered(&server);
-    each_is_told_of_its_own_alone(&crowd, &all, keeper.address()).await;
+    each_is_notified_of_its_own_alone(&crowd, &all, keeper.address()).await;
     keeper.kill().await;
     keeper.start(&[]).await.unwrap();
     each_still_sees_its_own_alone(&crowd, &all, keeper.address()).await;

@@ -156,8 +156,8 @@ async fn restarts_under_load_fail_no_request_and_lose_no_task() {
     let (_, _last) = tokio::join!(clients, restarts);
     let mistakes = watch.mistakes.lock();
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-    let said = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR") || line.contains("drained"));
-    let said: Vec<_> = said.rev().take(30).collect();
-    assert!(mistakes.is_empty(), "{}\n{}", mistakes.join("\n"), said.join("\n"));
+    let lines = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR") || line.contains("drained"));
+    let lines: Vec<_> = lines.rev().take(30).collect();
+    assert!(mistakes.is_empty(), "{}\n{}", mistakes.join("\n"), lines.join("\n"));
     assert!(watch.completed.load(Ordering::Relaxed) >= count, "too little was tried");
 }

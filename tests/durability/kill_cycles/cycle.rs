@@ -195,7 +195,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     };
     let (_, ended) = tokio::join!(work, processes);
     ended.map_err(|error| format!("{error}; see {}", keeper.log().display()))?;
-    crowd.look_again().await;
+    crowd.poll_all().await;
     keeper.kill().await;
     let entries = history.entries();
     let handles = entries.iter().filter(|entry| matches!(entry.fact, Fact::Handle { .. })).count();
@@ -220,7 +220,7 @@ struct Tools<'a> {
 
 impl Tools<'_> {
     async fn reached(&self, milestone: &'static str, times: u64) -> Result<(), String> {
-        let reached = self.ledger.fallback.reached(milestone, usize::try_from(times).unwrap());
+        let reached = self.ledger.state.reached(milestone, usize::try_from(times).unwrap());
         timeout(PATIENCE, reached).await.map_err(|_| format!("the ledger did not see {milestone} {times} times"))
     }
 }

@@ -153,14 +153,14 @@ impl Keeper {
         &self.log
     }
 
-    /// All that it said so far.
-    pub(crate) fn said(&self) -> String {
+    /// The log so far.
+    pub(crate) fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Removes the log of a test that passed. L9: no task of it was without a runner.
     pub(crate) fn forget_log(&self) {
-        assert!(!self.said().contains("without a runner"), "see {}", self.log.display());
+        assert!(!self.log_text().contains("without a runner"), "see {}", self.log.display());
         let _ = fs::remove_file(&self.log);
     }
 
@@ -295,10 +295,10 @@ impl Keeper {
     /// The kernel function in which each thread of the program waits, a line each.
     pub(crate) fn threads(&self) -> String {
         let threads = fs::read_dir(format!("/proc/{}/task", self.process_id())).unwrap().flatten();
-        let told = |thread: &Path, file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
+        let read = |thread: &Path, file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
         let lines = threads.map(|thread| {
             let thread = thread.path();
-            format!("{}: {}", told(&thread, "comm").trim_end(), told(&thread, "wchan"))
+            format!("{}: {}", read(&thread, "comm").trim_end(), read(&thread, "wchan"))
         });
         let lines: Vec<_> = lines.collect();
         assert!(lines.len() > 1, "its runtime has some of its own");

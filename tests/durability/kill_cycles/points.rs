@@ -22,7 +22,7 @@ faults! {
     f06_a_kill_after_the_call_was_sent_is_recovered: Plan::new("F06", End::Ledger("called", 9));
     f07_a_kill_before_the_handle_is_written_leaves_a_task: Plan::new("F07", End::Point("handle-durable", 8));
     f08_a_kill_in_the_middle_of_a_handle_leaves_a_task: Plan::new("F08", End::Point("handle-half-written", 8));
-    f09_a_kill_while_the_tool_works_is_recovered: Plan::new("F09", End::Ledger("said", 20));
+    f09_a_kill_while_the_tool_works_is_recovered: Plan::new("F09", End::Ledger("sent", 20));
     f10_a_kill_between_an_event_and_its_place_is_recovered: Plan::new("F10", End::Point("event-heard", 12));
     f11_a_kill_before_a_question_is_stored_loses_no_answer: Plan::new("F11", End::Point("question-heard", 3));
     f12_a_kill_before_a_question_is_shown_loses_no_answer: Plan::new("F12", End::Point("question-stored", 2));

@@ -71,7 +71,7 @@ async fn one(store: &DiskStore, number: u32) {
     }
 }
 
-/// The last word that was said of each row.
+/// The last word that was printed about each row.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged(BTreeMap<u32, String>);
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use support::postgres;
 
-use super::harness::{PLAIN, Site, Terms, until};
+use super::harness::{PLAIN, Settings, Site, until};
 
 fn lines(path: &PathBuf) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -18,7 +18,7 @@ fn lines(path: &PathBuf) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sec_33_two_gateways_record_in_a_file_of_their_own_and_each_event_once() {
     let Some(database) = postgres::shared() else { return };
-    let mut site = Site::open("audited", database, Terms::default()).await;
+    let mut site = Site::open("audited", database, Settings::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let files = ["a", "b"].map(|name| folder.path().join(format!("{name}.jsonl")));
     for (name, file) in ["a", "b"].into_iter().zip(&files) {
@@ -33,7 +33,7 @@ async fn sec_33_two_gateways_record_in_a_file_of_their_own_and_each_event_once()
     third.keeper.add_keys(&format!("[audit]\npath = \"{}\"\n", files[0].display()));
     third.keeper.configure(site.upstreams());
     third.keeper.launch(&[]);
-    assert_eq!(third.keeper.ends().await, Some(75), "{}", third.keeper.said());
+    assert_eq!(third.keeper.ends().await, Some(75), "{}", third.keeper.log_text());
     assert_eq!(site.tables.count("tg_replica WHERE name = 'c' AND NOT dead"), 0, "the others do not wait for it");
 
     let [a, b] = [&site.replicas[0], &site.replicas[1]];

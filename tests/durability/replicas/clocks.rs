@@ -7,7 +7,7 @@ use serde_json::Value;
 use support::clock_shift::ClockShift;
 use support::postgres;
 
-use super::harness::{KEPT, PLAIN, RESUMABLE, Site, Terms, true_time, until};
+use super::harness::{PLAIN, RESUMABLE, Settings, Site, WITH_POSITION, true_time, until};
 
 /// Ahead, or behind, by as much.
 const SHIFT: Duration = Duration::from_secs(300);
@@ -20,13 +20,13 @@ fn time(task: &Value, key: &str) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_late() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(1, "clocks", server, Terms::default()).await;
+    let mut site = Site::of(1, "clocks", server, Settings::default()).await;
     let seconds = i64::try_from(SHIFT.as_secs()).unwrap();
     for (name, seconds) in [("b", seconds), ("c", -seconds)] {
         let mut other = site.replica(name).await;
         let clock = ClockShift::build(other.keeper.folder());
         clock.set(seconds);
-        assert!(other.keeper.start(&clock.environment()).await.is_some(), "{}", other.keeper.said());
+        assert!(other.keeper.start(&clock.environment()).await.is_some(), "{}", other.keeper.log_text());
         site.replicas.push(other);
     }
     let tables = site.tables;
@@ -40,14 +40,14 @@ async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_lat
         let path = if nonce.starts_with("up") { RESUMABLE } else { PLAIN };
         let mut seen = Vec::new();
         for replica in &site.replicas {
-            let shown = replica.shows(path, &task).await;
+            let shown = replica.task_state(path, &task).await;
             assert_eq!(shown["status"], "working", "{shown}");
             seen.push((time(&shown, "createdAt"), shown["ttlMs"].clone()));
         }
         assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "the same at each: {seen:?}");
         assert!(seen[0].0.abs_diff(true_time()) < SHIFT / 2, "by the clock of the first one: {seen:?}");
     }
-    until("places are kept", async || tables.count(KEPT) == 6).await;
+    until("positions are stored", async || tables.count(WITH_POSITION) == 6).await;
     // The gateways with wrong clocks take over the tasks of the other one.
     site.show_only(&[1, 2]);
     site.replicas[0].kill().await;

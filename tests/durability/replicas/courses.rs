@@ -14,25 +14,25 @@ use support::postgres::{PostgresServer, ServerStop};
 use support::wire_client::Flavour;
 use tokio::time::sleep;
 
-use super::harness::{PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, answered, client, is_in_time, until};
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Replica, Settings, Site, answered, client, is_in_time, until};
 use super::killed::mixed;
 use crate::kill_cycles::dice::{Dice, seed};
 
 /// Faults of one course: its history is in memory until it is judged.
-const OF_A_COURSE: u64 = 15;
+const FAULTS_PER_COURSE: u64 = 15;
 /// Clients that make one call after the other.
 const CLIENTS: usize = 10;
 
 /// The targets of faults.
-struct Course<'a> {
+struct FaultTargets<'a> {
     replicas: &'a mut [Replica],
     history: &'a History,
     server: &'a PostgresServer,
 }
 
-impl Course<'_> {
+impl FaultTargets<'_> {
     /// Injects a fault, and ends it; returns its name.
-    async fn suffer(&mut self, dice: &mut Dice) -> String {
+    async fn inject(&mut self, dice: &mut Dice) -> String {
         let at = usize::try_from(dice.between(0, self.replicas.len() as u64 - 1)).unwrap();
         let span = Duration::from_millis(dice.between(300, 8_000));
         let replica = &mut self.replicas[at];
@@ -92,11 +92,11 @@ impl Course<'_> {
 /// Waits until all tasks are settled. Tasks with a handle that was lost on its way to a client are cancelled before, as no client
 /// answers their questions; returns their number.
 async fn settle(site: &Site<'_>) -> usize {
-    let heard: BTreeSet<_> = site.handles().into_iter().map(|(_, task)| task).collect();
+    let known: BTreeSet<_> = site.handles().into_iter().map(|(_, task)| task).collect();
     let unsettled = "FROM tg_task WHERE NOT settled";
     let open = site.tables.sql(&format!("SELECT encode(id, 'hex') {unsettled}"));
-    let unheard: Vec<_> = open.lines().filter(|id| !heard.contains(*id)).collect();
-    for id in &unheard {
+    let lost: Vec<_> = open.lines().filter(|id| !known.contains(*id)).collect();
+    for id in &lost {
         for path in [RESUMABLE, PLAIN] {
             let asking = client(Flavour::Extension, path);
             answered(&asking, site.replicas[0].keeper.address(), "tasks/cancel", json!({"taskId": id})).await;
@@ -111,12 +111,12 @@ async fn settle(site: &Site<'_>) -> usize {
     for replica in site.replicas.iter().filter(|replica| replica.keeper.is_running()) {
         until("it is ready", async || replica.is_ready().await).await;
     }
-    unheard.len()
+    lost.len()
 }
 
 /// Runs one course; returns its faults, and how many tasks settled.
 async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, usize) {
-    let mut site = Site::of(3, "course", server, Terms { alone_max: "10s", ..Terms::default() }).await;
+    let mut site = Site::of(3, "course", server, Settings { alone_max: "10s", ..Settings::default() }).await;
     let (is_over, next) = (AtomicBool::new(false), AtomicU64::new(0));
     let Site { crowd, replicas, history, .. } = &mut site;
     let clients = join_all((0..CLIENTS).map(|_| async {
@@ -127,20 +127,20 @@ async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, 
         }
     }));
     let faults = async {
-        let mut course = Course { replicas, history, server };
-        let mut told = Vec::new();
+        let mut targets = FaultTargets { replicas, history, server };
+        let mut names = Vec::new();
         for _ in 0..faults {
             sleep(Duration::from_millis(dice.between(500, 3_000))).await;
-            told.push(course.suffer(dice).await);
+            names.push(targets.inject(dice).await);
         }
         is_over.store(true, Ordering::Relaxed);
-        told
+        names
     };
-    let (_, told) = tokio::join!(clients, faults);
-    let (unheard, tables) = (settle(&site).await, site.tables);
+    let (_, names) = tokio::join!(clients, faults);
+    let (lost, tables) = (settle(&site).await, site.tables);
     let settled = site.judge().await;
     tables.sql("DROP SCHEMA course CASCADE");
-    (format!("{}; {unheard} handles were lost", told.join(", ")), settled)
+    (format!("{}; {lost} handles were lost", names.join(", ")), settled)
 }
 
 /// L1 to L8, F71, F75 to F79.
@@ -151,10 +151,10 @@ async fn the_promises_hold_whatever_befalls_gateways_and_their_database() {
     let mut left: u64 = faults.map_or(3, |count| count.parse().expect("REPLICA_FAULTS is a number"));
     let mut seed = seed();
     while left > 0 {
-        let of_this = left.min(OF_A_COURSE);
+        let of_this = left.min(FAULTS_PER_COURSE);
         println!("KILL_SEED={seed}, {of_this} faults");
-        let (told, settled) = Box::pin(run(&server, of_this, &mut Dice::new(seed))).await;
-        println!("{told}: {settled} tasks settled");
+        let (summary, settled) = Box::pin(run(&server, of_this, &mut Dice::new(seed))).await;
+        println!("{summary}: {settled} tasks settled");
         assert!(settled > CLIENTS, "too little was tried");
         (left, seed) = (left - of_this, seed + 1);
     }

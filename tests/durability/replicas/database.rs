@@ -15,10 +15,10 @@ use support::wire_client::Flavour;
 use tokio::time::timeout;
 
 use super::harness::{
-    PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, client, get, held_job, is_refused_for_now, job, until,
+    PATIENCE, PLAIN, RESUMABLE, Replica, Settings, Site, client, get, held_job, is_refused_for_now, job, until,
 };
 use super::starts::refused;
-use super::writes::{all_goes_on, hands_out_nothing};
+use super::writes::{creates_no_task, recovers};
 
 /// The time of a first start until it says that it waits. `write_max` gives the database as long as it may have.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
@@ -52,8 +52,8 @@ fn is_closed(replica: &Replica) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
     let Some(server) = postgres::shared() else { return };
-    let terms = Terms { write_max: "60s", ..Terms::default() };
-    let mut site = Site::open("away_at_the_start", server, terms).await;
+    let settings = Settings { write_max: "60s", ..Settings::default() };
+    let mut site = Site::open("away_at_the_start", server, settings).await;
     for is_unavailable in [is_closed, Replica::cut_off] {
         let (mut ended, [clients, _]) = started_without_database(&site, "a", is_unavailable).await;
         let call = json!({"name": "work", "arguments": held_job("early-").arguments});
@@ -63,12 +63,12 @@ async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
             assert!(is_refused_for_now(&answer), "{method}: {answer:?}");
         }
         ended.keeper.signal(Signal::TERM);
-        assert_eq!(ended.keeper.ends().await, Some(0), "{}", ended.keeper.said());
+        assert_eq!(ended.keeper.ends().await, Some(0), "{}", ended.keeper.log_text());
         ended.keeper.forget_log();
     }
     let (mut waiting, [clients, admin]) = started_without_database(&site, "b", is_closed).await;
     waiting.to_database[0].retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
-    assert!(waiting.keeper.serves().await.is_some(), "{}", waiting.keeper.said());
+    assert!(waiting.keeper.serves().await.is_some(), "{}", waiting.keeper.log_text());
     assert_eq!([waiting.keeper.address(), waiting.keeper.admin()], [clients, admin], "where it listened all the time");
     until("it is ready", async || waiting.is_ready().await).await;
     site.replicas.push(waiting);
@@ -82,11 +82,11 @@ async fn f70_a_gateway_waits_for_a_database_that_is_unavailable_at_the_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_named_too() {
     let Some(server) = postgres::shared() else { return };
-    let terms = Terms { durability: "replicated", ..Terms::default() };
-    let site = Site::open("unnamed_standby", server, terms).await;
+    let settings = Settings { durability: "replicated", ..Settings::default() };
+    let site = Site::open("unnamed_standby", server, settings).await;
     let mut first = site.replica("a").await;
-    let said = refused(&mut first, 64).await;
-    assert!(said.contains("names no synchronous standby"), "{said}");
+    let message = refused(&mut first, 64).await;
+    assert!(message.contains("names no synchronous standby"), "{message}");
     let (mut waiting, [_, admin]) = started_without_database(&site, "b", is_closed).await;
     waiting.to_database[0].retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
     until("it says that none is named", async || {
@@ -95,7 +95,7 @@ async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_n
     })
     .await;
     waiting.keeper.signal(Signal::TERM);
-    assert_eq!(waiting.keeper.ends().await, Some(0), "{}", waiting.keeper.said());
+    assert_eq!(waiting.keeper.ends().await, Some(0), "{}", waiting.keeper.log_text());
     for replica in [&first, &waiting] {
         replica.keeper.forget_log();
     }
@@ -105,7 +105,7 @@ async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_n
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f71_calls_outlive_a_crash_of_the_database() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let site = Site::of(2, "crashed", &server, Terms::default()).await;
+    let site = Site::of(2, "crashed", &server, Settings::default()).await;
     site.hold_calls_at(0, 8).await;
     site.hold_calls_at(1, 8).await;
     site.show_only(&[0, 1]);
@@ -113,18 +113,18 @@ async fn f71_calls_outlive_a_crash_of_the_database() {
     tokio::task::block_in_place(|| server.stop(ServerStop::Immediate));
     for (at, replica) in site.replicas.iter().enumerate() {
         replica.is_unready("store unavailable").await;
-        hands_out_nothing(&site, at).await;
+        creates_no_task(&site, at).await;
     }
     site.release_calls();
     for replica in &site.replicas {
-        replica.says("an outcome is not stored yet", 8).await;
+        replica.until_logged("an outcome is not stored yet", 8).await;
     }
     tokio::task::block_in_place(|| server.restart());
     until("outcomes are stored", async || site.tables.are_all_settled()).await;
     site.records_outage(false);
     for replica in &site.replicas {
         until("it is ready again", async || replica.is_ready().await).await;
-        assert_eq!(site.tables.lives_of(replica.name).len(), 1, "it was not replaced");
+        assert_eq!(site.tables.incarnations_of(replica.name).len(), 1, "it was not replaced");
     }
     assert_eq!(site.completed().await, 16, "no running call is lost");
     assert_eq!(site.judge().await, 16);
@@ -141,7 +141,7 @@ const NO_ROOM: &str = "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsq
 async fn f87_calls_outlive_a_full_disk_of_the_database() {
     const AT_EACH: usize = 40;
     let Some(server) = postgres::shared() else { return };
-    let site = Site::of(2, "filled", server, Terms::default()).await;
+    let site = Site::of(2, "filled", server, Settings::default()).await;
     site.hold_calls_at(0, AT_EACH).await;
     site.hold_calls_at(1, AT_EACH).await;
     site.show_only(&[0, 1]);
@@ -155,10 +155,10 @@ async fn f87_calls_outlive_a_full_disk_of_the_database() {
     }
     site.release_calls();
     for replica in &site.replicas {
-        replica.says("an outcome is not stored yet", AT_EACH).await;
+        replica.until_logged("an outcome is not stored yet", AT_EACH).await;
     }
     site.tables.sql("DROP TRIGGER no_room ON tg_task");
-    all_goes_on(&site).await;
+    recovers(&site).await;
     assert_eq!(site.completed().await, 2 * AT_EACH, "no outcome is lost");
     assert_eq!(site.judge().await, 2 * AT_EACH);
 }
@@ -178,7 +178,7 @@ async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_runnin
     let Some(server) = PostgresServer::start(&[]) else { return };
     server.psql("ALTER ROLE postgres PASSWORD 'first'");
     server.add_hba_lines(&["host all postgres 127.0.0.1/32 scram-sha-256"]);
-    let mut site = Site::open("password", &server, Terms::default()).await;
+    let mut site = Site::open("password", &server, Settings::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;
         let path = write_password(&replica, "first");
@@ -196,12 +196,12 @@ async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_runnin
     site.tables.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %'");
     for (at, replica) in site.replicas.iter().enumerate() {
         replica.is_unready("store refuses connections").await;
-        hands_out_nothing(&site, at).await;
+        creates_no_task(&site, at).await;
         replica.is_unready("store refuses connections").await;
     }
     site.release_calls();
     site.replicas.iter().for_each(|replica| drop(write_password(replica, "second")));
-    all_goes_on(&site).await;
+    recovers(&site).await;
     assert_eq!(site.completed().await, 10, "no running call is lost");
     assert_eq!(site.judge().await, 10);
 }
@@ -211,7 +211,7 @@ async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_runnin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n09_a_long_transaction_is_reported_and_tasks_go_on() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::open("held_back", server, Terms::default()).await;
+    let mut site = Site::open("held_back", server, Settings::default()).await;
     let lasting = site.tables.session("BEGIN; SELECT pg_current_xact_id()").await;
     let mut replica = site.replica("a").await;
     replica.start().await;
@@ -223,8 +223,8 @@ async fn n09_a_long_transaction_is_reported_and_tasks_go_on() {
     });
     join_all(calls).await;
     let name = "taskgate_database_oldest_transaction_seconds ";
-    until("its age is told", async || {
-        let page = site.replicas[0].tells("/metrics").await.text;
+    until("its age is in the metrics", async || {
+        let page = site.replicas[0].admin_get("/metrics").await.text;
         let age = page.lines().find_map(|line| line.strip_prefix(name)?.parse::<f64>().ok());
         age.is_some_and(|age| age > 0.0)
     })

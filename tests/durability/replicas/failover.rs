@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{
-    OPEN, PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until,
+    OPEN, PLAIN, RESUMABLE, Settings, Site, client, is_refused_for_now, job, nothing_more_was_sent, until,
     until_none_is_left,
 };
 
@@ -69,7 +69,7 @@ impl NewCalls {
             }
             let (path, server) = [(RESUMABLE, "up"), (PLAIN, "plain")][number % 2];
             let job = job(&format!("{server}-{label}-{number}-"), 20);
-            let answer = site.crowd.leave_a_task_at(place, &job, client(Flavour::Extension, path)).await;
+            let answer = site.crowd.create_task_at(place, &job, client(Flavour::Extension, path)).await;
             self.answers.send_modify(|answers| answers.push((Instant::now(), NewCall::of(&answer))));
             sleep(PAUSE).await;
         }
@@ -140,11 +140,11 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
         let killed = Instant::now();
         tokio::task::block_in_place(|| cluster.kill(leader));
         for replica in &site.replicas {
-            until("it is not ready", async || replica.tells("/readyz").await.status == Some(503)).await;
+            until("it is not ready", async || replica.admin_get("/readyz").await.status == Some(503)).await;
         }
         // An outcome cannot be stored yet; a task that settled before shows nothing else.
-        site.plain.fallback.release();
-        site.crowd.look_again().await;
+        site.plain.state.release();
+        site.crowd.poll_all().await;
         let times = timeout(FAILOVER_MAX, join_all(new_calls.iter().map(|calls| calls.recovery(killed)))).await;
         let times = times.unwrap_or_else(|_| panic!("writes do not go on: {}", cluster.logs()));
         for replica in &site.replicas {
@@ -158,7 +158,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     assert!(refused.iter().all(|refused| *refused > 0), "polls of tasks that run are refused: {refused:?}");
     site.release_calls();
     until_none_is_left("all are settled", async || site.tables.count(OPEN)).await;
-    site.crowd.look_again().await;
+    site.crowd.poll_all().await;
     cluster.start_again(leader);
     let next = cluster.agrees().await;
     assert_ne!(next, leader, "another one leads");
@@ -175,13 +175,13 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
     let (kills, tasks) = kills.map_or((1, TASKS.0), |kills| (kills, TASKS.1));
     // One gateway has half of these places.
     let (settle_max, in_flight_max) = (2 * FAILOVER_MAX, tasks * 4 / 5);
-    let terms = Terms { lease: "8s", durability: "replicated", settle_max, in_flight_max, ..Terms::default() };
-    let site = Site::of(2, "failover", &cluster, terms).await;
+    let settings = Settings { lease: "8s", durability: "replicated", settle_max, in_flight_max, ..Settings::default() };
+    let site = Site::of(2, "failover", &cluster, settings).await;
     let mut times = Vec::new();
     for round in 0..kills {
         times.push(fail_over(&site, &cluster, round, tasks).await);
         for replica in &site.replicas {
-            assert_eq!(site.tables.lives_of(replica.name).len(), 1, "it was not replaced");
+            assert_eq!(site.tables.incarnations_of(replica.name).len(), 1, "it was not replaced");
         }
         assert_eq!(site.tables.count("tg_replica WHERE dead"), 0, "no gateway was declared dead");
     }
@@ -192,8 +192,8 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
         handles.len()
     );
     nothing_more_was_sent(&site, [calls_of("up-"), calls_of("plain-")]);
-    assert_eq!(site.resumable.fallback.count("resumed"), 0, "each call still has its first runner");
+    assert_eq!(site.resumable.state.count("resumed"), 0, "each call still has its first runner");
     assert_eq!(site.completed().await, handles.len(), "no call is lost, whether it ran or waited for its turn");
-    assert!(site.replicas[1].keeper.said().contains(WAITS), "no task got its place while there was no database");
+    assert!(site.replicas[1].keeper.log_text().contains(WAITS), "no task got its place while there was no database");
     assert_eq!(site.judge().await, handles.len());
 }

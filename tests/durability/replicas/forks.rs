@@ -11,11 +11,12 @@ use support::ports::reserved_address;
 use support::postgres::{Database, PostgresServer, ServerStop};
 use support::wire_client::Flavour;
 
-use super::cut_off::{open_tasks, shows_nothing};
+use super::cut_off::{open_tasks, refuses_polls};
 use super::harness::{
-    KEPT, PLAIN, RESUMABLE, Site, Terms, answered, client, held_job, is_refused_for_now, nothing_more_was_sent, until,
+    PLAIN, RESUMABLE, Settings, Site, WITH_POSITION, answered, client, held_job, is_refused_for_now,
+    nothing_more_was_sent, until,
 };
-use super::writes::{handed, hands_out_nothing};
+use super::writes::{call_until_task, creates_no_task};
 
 /// Connections end with the next byte that goes up.
 const CUT: Fault = Fault::up("", 0, Verb::Cut);
@@ -77,12 +78,12 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     let Some(database) = ForkedDatabase::start() else { return };
     database.servers[0].configure(&["synchronous_standby_names = 'one'"]);
     database.servers[0].reload();
-    let site = Site::of(2, "old_primary", &database, Terms::default()).await;
+    let site = Site::of(2, "old_primary", &database, Settings::default()).await;
     until("commits wait", async || database.ask(0, "SHOW synchronous_standby_names") == "one").await;
     site.hold_calls_at(0, 4).await;
     site.hold_calls_at(1, 4).await;
     let (tables, [left, other]) = (site.tables, [&site.replicas[0], &site.replicas[1]]);
-    until("places are kept", async || tables.count(KEPT) == 8).await;
+    until("positions are stored", async || tables.count(WITH_POSITION) == 8).await;
     let tasks = open_tasks(&site);
     site.show_only(&[1]);
     site.records_outage(true);
@@ -94,16 +95,16 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
         !is_open
     })
     .await;
-    shows_nothing(left, &tasks).await;
-    hands_out_nothing(&site, 0).await;
+    refuses_polls(left, &tasks).await;
+    creates_no_task(&site, 0).await;
     left.is_unready("store behind").await;
     until("its tasks are taken over at the new server", async || tables.open_tasks_of("a") == 0).await;
     until("the other one is ready", async || other.is_ready().await).await;
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
-    shows_nothing(left, &tasks).await;
+    refuses_polls(left, &tasks).await;
     database.heal(&site);
-    left.says("restarted beside the other replicas", 1).await;
+    left.until_logged("restarted beside the other replicas", 1).await;
     until("it is ready again", async || left.is_ready().await).await;
     site.records_outage(false);
     nothing_more_was_sent(&site, [4, 4]);
@@ -118,11 +119,11 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports_lost_writes() {
     let Some(database) = ForkedDatabase::start() else { return };
-    let mut site = Site::of(2, "forked", &database, Terms::default()).await;
+    let mut site = Site::of(2, "forked", &database, Settings::default()).await;
     site.hold_calls_at(0, 4).await;
     site.hold_calls_at(1, 4).await;
     let tables = site.tables;
-    let kept = format!("SELECT count(*) FROM forked.{KEPT}");
+    let kept = format!("SELECT count(*) FROM forked.{WITH_POSITION}");
     until("both servers have all", async || database.ask(1, &kept) == "8").await;
     let tasks = open_tasks(&site);
     site.records_outage(true);
@@ -132,7 +133,7 @@ async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports
     site.hold_call(PLAIN).await;
     until("a task of the new server", async || tables.count("tg_task") == 9).await;
     let new_there = site.handles().pop().unwrap().1;
-    let new_here = handed(async |tried| {
+    let new_here = call_until_task(async |tried| {
         let Job { nonce, owner, mut arguments, calls_max, .. } = held_job(&format!("left-behind-{tried}-"));
         arguments["nonce"] = json!(nonce);
         site.history.record(Fact::Sends { nonce, owner, calls_max });
@@ -144,7 +145,7 @@ async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports
         let answer = answered(&asking, place, "tasks/get", json!({"taskId": unknown})).await;
         assert!(answer.error().is_some_and(|error| error.contains("-32602")), "{answer:?}");
         for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
-            assert!(replica.shows(path, task).await["status"].is_string(), "either has what both had");
+            assert!(replica.task_state(path, task).await["status"].is_string(), "either has what both had");
         }
     }
     for (at, silent) in [(0, "b"), (1, "a")] {
@@ -156,8 +157,8 @@ async fn n08_both_sides_of_a_fork_serve_alone_and_a_gateway_that_returns_reports
     until("all are settled", async || tables.are_all_settled()).await;
     database.heal(&site);
     let left = &mut site.replicas[0];
-    assert_eq!(left.keeper.ends().await, Some(74), "{}", left.keeper.said());
-    assert!(left.keeper.said().contains("the database lost acknowledged writes"), "{}", left.keeper.said());
+    assert_eq!(left.keeper.ends().await, Some(74), "{}", left.keeper.log_text());
+    assert!(left.keeper.log_text().contains("the database lost acknowledged writes"), "{}", left.keeper.log_text());
     site.records_outage(false);
     nothing_more_was_sent(&site, [4, 6]);
     assert_eq!(site.judge().await, 9);

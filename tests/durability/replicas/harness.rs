@@ -39,7 +39,7 @@ pub(super) use super::waits::{PATIENCE, is_in_time, until, until_none_is_left};
 /// Time of service until a released task must be settled: no call runs that long (L3).
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// How many broken laws are printed with their stories.
-const TOLD_MAX: usize = 10;
+const STORIES_MAX: usize = 10;
 /// How long before its gateway ended an answer may have been on its way.
 const ON_ITS_WAY_MAX: Duration = Duration::from_millis(500);
 
@@ -52,7 +52,7 @@ pub(super) const PLAIN: &str = "/plain/mcp";
 
 /// Tasks whose calls have sent an event, and whose rows have the resume position, if the server has one. The position may follow an
 /// event's own write within a second.
-pub(super) const KEPT: &str =
+pub(super) const WITH_POSITION: &str =
     "tg_task WHERE rev > 1 AND (position('last_event'::bytea IN record) > 0 OR position('plain'::bytea IN record) > 0)";
 
 /// Tasks that have not ended.
@@ -60,7 +60,7 @@ pub(super) const OPEN: &str = "tg_task WHERE NOT settled";
 
 /// The settings of the gateways.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct Settings {
     pub(super) lease: &'static str,
     pub(super) alone_max: &'static str,
     pub(super) durability: &'static str,
@@ -71,13 +71,13 @@ pub(super) struct Terms {
     pub(super) in_flight_max: usize,
 }
 
-impl Default for Terms {
+impl Default for Settings {
     fn default() -> Self {
         Self::USUAL
     }
 }
 
-impl Terms {
+impl Settings {
     pub(super) const USUAL: Self = Self {
         lease: "4s",
         alone_max: "5m",
@@ -113,7 +113,7 @@ pub(super) struct Site<'a> {
     pub(super) crowd: Crowd,
     pub(super) history: Arc<History>,
     places: watch::Sender<Vec<SocketAddr>>,
-    terms: Terms,
+    settings: Settings,
     upstreams: String,
     calls: AtomicUsize,
 }
@@ -164,9 +164,10 @@ impl Tables<'_> {
     }
 
     /// The incarnations of a gateway, the last one first.
-    pub(super) fn lives_of(self, name: &str) -> Vec<u64> {
-        let lives = self.sql(&format!("SELECT incarnation FROM tg_replica WHERE name = '{name}' ORDER BY 1 DESC"));
-        lives.lines().map(|life| life.parse().unwrap()).collect()
+    pub(super) fn incarnations_of(self, name: &str) -> Vec<u64> {
+        let incarnations =
+            self.sql(&format!("SELECT incarnation FROM tg_replica WHERE name = '{name}' ORDER BY 1 DESC"));
+        incarnations.lines().map(|line| line.parse().unwrap()).collect()
     }
 
     pub(super) fn are_all_settled(self) -> bool {
@@ -176,7 +177,7 @@ impl Tables<'_> {
 
 impl Replica {
     pub(super) async fn start(&mut self) {
-        assert!(self.keeper.start(&[]).await.is_some(), "{} does not start: {}", self.name, self.keeper.said());
+        assert!(self.keeper.start(&[]).await.is_some(), "{} does not start: {}", self.name, self.keeper.log_text());
     }
 
     /// `kill -9`.
@@ -194,33 +195,33 @@ impl Replica {
     }
 
     /// The answer of the operators' listener at `target`.
-    pub(super) async fn tells(&self, target: &str) -> Answer {
+    pub(super) async fn admin_get(&self, target: &str) -> Answer {
         get(self.keeper.admin(), target).await
     }
 
     /// Fails if its process runs and does not answer `/healthz`.
-    async fn says_that_it_lives(&self) {
-        let is_said = self.tells("/healthz").await.status == Some(200);
-        assert!(is_said, "{} stands still, its threads in\n{}", self.name, self.keeper.threads());
+    async fn check_alive(&self) {
+        let is_alive = self.admin_get("/healthz").await.status == Some(200);
+        assert!(is_alive, "{} stands still, its threads in\n{}", self.name, self.keeper.threads());
     }
 
     pub(super) async fn is_ready(&self) -> bool {
-        self.tells("/readyz").await.status == Some(200)
+        self.admin_get("/readyz").await.status == Some(200)
     }
 
     /// Waits until it is not ready for this reason.
     pub(super) async fn is_unready(&self, reason: &str) {
         until(reason, async || {
-            let answer = self.tells("/readyz").await;
+            let answer = self.admin_get("/readyz").await;
             answer.status == Some(503) && answer.text.lines().any(|line| line == reason)
         })
         .await;
     }
 
     /// Waits until its log has a text this often.
-    pub(super) async fn says(&self, text: &str, times: usize) {
-        let is_said = is_in_time(async || self.keeper.said().matches(text).count() >= times).await;
-        assert!(is_said, "did not say {text:?} {times} times, but: {}", self.keeper.said());
+    pub(super) async fn until_logged(&self, text: &str, times: usize) {
+        let is_logged = is_in_time(async || self.keeper.log_text().matches(text).count() >= times).await;
+        assert!(is_logged, "the log has {text:?} fewer than {times} times: {}", self.keeper.log_text());
     }
 
     /// How often any of its listeners refused a connection while `meanwhile` ran.
@@ -250,7 +251,7 @@ impl Replica {
     }
 
     /// The state of a task, as soon as the gateway shows it.
-    pub(super) async fn shows(&self, path: &'static str, task: &str) -> Value {
+    pub(super) async fn task_state(&self, path: &'static str, task: &str) -> Value {
         let asking = client(Flavour::Extension, path);
         let answer = answered(&asking, self.keeper.address(), "tasks/get", json!({"taskId": task})).await;
         answer.json()["result"].take()
@@ -286,11 +287,11 @@ pub(super) fn is_refused_for_now(answer: &Answer) -> bool {
 pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
     let ledgers = [&site.resumable, &site.plain];
     assert_eq!(
-        ledgers.map(|ledger| ledger.fallback.count("called")),
+        ledgers.map(|ledger| ledger.state.count("called")),
         calls,
         "nothing is sent twice, and nothing that was refused"
     );
-    assert_eq!(ledgers.map(|ledger| ledger.fallback.count("told")), [0, 0], "no call is cancelled");
+    assert_eq!(ledgers.map(|ledger| ledger.state.count("cancelled")), [0, 0], "no call is cancelled");
     for (ledger, path) in ledgers.into_iter().zip([RESUMABLE, PLAIN]) {
         let ended = ledger.server.world.all(|seen| seen.method == "DELETE");
         assert!(ended.is_empty(), "a session of {path} is ended that others may go on with: {ended:?}");
@@ -299,13 +300,13 @@ pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
 
 impl<'a> Site<'a> {
     /// Without gateways yet. `schema` names it everywhere.
-    pub(super) async fn open(schema: &'static str, server: &'a dyn Database, terms: Terms) -> Self {
+    pub(super) async fn open(schema: &'static str, server: &'a dyn Database, settings: Settings) -> Self {
         let history = Arc::new(History::begin(true_time()));
         let resumable = Ledger::open(Arc::clone(&history), true).await;
         let plain = Ledger::open(Arc::clone(&history), false).await;
         let places = watch::Sender::default();
         let crowd = Crowd::new(Arc::clone(&history), places.subscribe());
-        let in_flight_max = terms.in_flight_max;
+        let in_flight_max = settings.in_flight_max;
         let upstream = |name: &str, ledger: &Ledger| {
             format!(
                 "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = {in_flight_max}\n\
@@ -325,15 +326,15 @@ impl<'a> Site<'a> {
             crowd,
             history,
             places,
-            terms,
+            settings,
             upstreams,
             calls: AtomicUsize::default(),
         }
     }
 
     /// With so many gateways, `a`, `b` and `c`, that serve.
-    pub(super) async fn of(many: usize, schema: &'static str, server: &'a dyn Database, terms: Terms) -> Self {
-        let mut site = Self::open(schema, server, terms).await;
+    pub(super) async fn of(many: usize, schema: &'static str, server: &'a dyn Database, settings: Settings) -> Self {
+        let mut site = Self::open(schema, server, settings).await;
         for name in &["a", "b", "c"][..many] {
             let mut replica = site.replica(name).await;
             replica.start().await;
@@ -352,7 +353,7 @@ impl<'a> Site<'a> {
     /// The same without proxies: it reaches the database at these addresses, and is reached by the others at one.
     pub(super) fn replica_at(&self, name: &'static str, hosts: &[SocketAddr], address: SocketAddr) -> Replica {
         let Tables { schema, .. } = self.tables;
-        let Terms { lease, alone_max, durability, write_max, .. } = self.terms;
+        let Settings { lease, alone_max, durability, write_max, .. } = self.settings;
         let hosts = hosts.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
         let sections = move |folder: &Path| {
             let data = folder.join("data");
@@ -400,10 +401,10 @@ impl<'a> Site<'a> {
     pub(super) async fn hold_calls_at(&self, at: usize, many: usize) {
         self.show_only(&[at]);
         let half = many / 2;
-        let before = [&self.resumable, &self.plain].map(|ledger| ledger.fallback.count("called"));
+        let before = [&self.resumable, &self.plain].map(|ledger| ledger.state.count("called"));
         join_all((0..half).flat_map(|_| [RESUMABLE, PLAIN]).map(|path| self.hold_call(path))).await;
         for (ledger, before) in [&self.resumable, &self.plain].into_iter().zip(before) {
-            let arrived = ledger.fallback.reached("called", before + half);
+            let arrived = ledger.state.reached("called", before + half);
             timeout(PATIENCE, arrived).await.expect("all calls arrive");
         }
     }
@@ -413,20 +414,20 @@ impl<'a> Site<'a> {
         until("a call becomes a task", async || {
             let number = self.calls.fetch_add(1, Ordering::Relaxed);
             let job = held_job(&format!("{}-{number}-", path.trim_matches('/').replace('/', "-")));
-            self.crowd.leave_a_task(&job, client(Flavour::Extension, path)).await
+            self.crowd.create_task(&job, client(Flavour::Extension, path)).await
         })
         .await;
     }
 
     pub(super) fn release_calls(&self) {
-        self.resumable.fallback.release();
-        self.plain.fallback.release();
+        self.resumable.state.release();
+        self.plain.state.release();
     }
 
     /// Servers hold such calls again from now on.
     pub(super) fn hold_calls(&self) {
-        self.resumable.fallback.hold();
-        self.plain.fallback.hold();
+        self.resumable.state.hold();
+        self.plain.state.hold();
     }
 
     /// All tasks whose handles clients have, with the nonces of their calls.
@@ -440,7 +441,7 @@ impl<'a> Site<'a> {
 
     /// How many tasks a client sees completed with the server's own answer.
     pub(super) async fn completed(&self) -> usize {
-        self.crowd.look_until_answered(PATIENCE).await;
+        self.crowd.poll_all_until_answered(PATIENCE).await;
         let mut completed = BTreeSet::new();
         for entry in self.history.entries() {
             if let Fact::Polled { task, seen: PollResult::Settled { status, .. }, .. } = entry.fact
@@ -461,12 +462,12 @@ impl<'a> Site<'a> {
     /// history. Returns how many tasks were settled.
     pub(super) async fn judge(mut self) -> usize {
         let is_running = |replica: &&Replica| replica.keeper.is_running();
-        join_all(self.replicas.iter().filter(is_running).map(Replica::says_that_it_lives)).await;
+        join_all(self.replicas.iter().filter(is_running).map(Replica::check_alive)).await;
         let handed = || self.history.entries().iter().filter(|entry| matches!(entry.fact, Fact::Handle { .. })).count();
         // No client waits for the end of calls that were held.
         let begin = Instant::now();
         let settled = loop {
-            let settled = self.crowd.look_until_answered(PATIENCE).await;
+            let settled = self.crowd.poll_all_until_answered(PATIENCE).await;
             if settled == handed() || begin.elapsed() >= PATIENCE {
                 break settled;
             }
@@ -478,10 +479,12 @@ impl<'a> Site<'a> {
             }
         }
         let entries = self.history.entries();
-        let found = violations(&entries, Bounds { settle_max: self.terms.settle_max, on_its_way_max: ON_ITS_WAY_MAX });
-        let told: Vec<_> = found.iter().take(TOLD_MAX).map(|one| format!("{one}\n{}", story(&entries, one))).collect();
+        let found =
+            violations(&entries, Bounds { settle_max: self.settings.settle_max, on_its_way_max: ON_ITS_WAY_MAX });
+        let stories: Vec<_> =
+            found.iter().take(STORIES_MAX).map(|one| format!("{one}\n{}", story(&entries, one))).collect();
         let logs: Vec<_> = self.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
-        assert!(found.is_empty(), "{}\nsee {}", told.join("\n"), logs.join(", "));
+        assert!(found.is_empty(), "{}\nsee {}", stories.join("\n"), logs.join(", "));
         let handles = entries.iter().filter(|entry| matches!(entry.fact, Fact::Handle { .. })).count();
         assert_eq!(
             settled,

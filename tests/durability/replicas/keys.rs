@@ -3,7 +3,7 @@
 use futures_util::future::join;
 use support::postgres;
 
-use super::harness::{Site, Terms};
+use super::harness::{Settings, Site};
 use crate::keys::KeyCourse;
 
 const KILLS: usize = 2;
@@ -12,7 +12,7 @@ const KILLS: usize = 2;
 async fn calls_run_once_under_each_key_at_two_gateways_of_which_one_after_the_other_is_killed() {
     let Some(server) = postgres::shared() else { return };
     let course = KeyCourse::open(120).await;
-    let mut site = Site::open("keys", server, Terms::default()).await;
+    let mut site = Site::open("keys", server, Settings::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;
         replica.keeper.configure(course.upstream());

@@ -13,7 +13,7 @@ use support::wire_client::Flavour;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::harness::{
-    KEPT, OPEN, PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, job, until, until_none_is_left,
+    OPEN, PATIENCE, PLAIN, RESUMABLE, Settings, Site, Tables, WITH_POSITION, client, job, until, until_none_is_left,
 };
 
 /// The number of tasks that F77 promises to take over.
@@ -24,7 +24,7 @@ const KILLS: usize = 1;
 const SETTLE_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// How many tasks the killed gateway certainly has: their servers hold them until it is dead, however slow the machine is.
-const CAUGHT: usize = 8;
+const HELD_AT_KILL: usize = 8;
 /// How many of the other calls have become tasks when it is killed.
 const HANDED: usize = 20;
 
@@ -57,11 +57,11 @@ fn seen_of(site: &Site<'_>, text: &str) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f77_l4_calls_of_a_killed_gateway_go_on_at_the_other_and_none_is_sent_twice() {
     let Some(server) = postgres::shared() else { return };
-    let terms = Terms { settle_max: 3 * PATIENCE, ..Terms::default() };
-    let mut site = Site::of(2, "killed", server, terms).await;
-    site.hold_calls_at(0, CAUGHT).await;
+    let settings = Settings { settle_max: 3 * PATIENCE, ..Settings::default() };
+    let mut site = Site::of(2, "killed", server, settings).await;
+    site.hold_calls_at(0, HELD_AT_KILL).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count(KEPT) == CAUGHT).await;
+    until("positions are stored", async || tables.count(WITH_POSITION) == HELD_AT_KILL).await;
     site.show_only(&[0, 1]);
     let Site { crowd, replicas, resumable, plain, .. } = &mut site;
     let work = join_all((0..40).map(|nth| {
@@ -74,29 +74,29 @@ async fn f77_l4_calls_of_a_killed_gateway_go_on_at_the_other_and_none_is_sent_tw
     }));
     let kill = async {
         let mut handed = crowd.handed.subscribe();
-        let enough = timeout(PATIENCE, handed.wait_for(|handed| *handed >= CAUGHT + HANDED)).await;
+        let enough = timeout(PATIENCE, handed.wait_for(|handed| *handed >= HELD_AT_KILL + HANDED)).await;
         enough.expect("calls become tasks").expect("the crowd is there");
         replicas[0].kill().await;
-        resumable.fallback.release();
-        plain.fallback.release();
+        resumable.state.release();
+        plain.state.release();
     };
     tokio::join!(work, kill);
-    let said = replicas[1].keeper.said();
-    let line = said.lines().find(|line| line.contains("a replica is silent, and was declared dead"));
-    assert!(line.is_some_and(|line| line.contains("\"replica\":")), "{said}");
+    let log = replicas[1].keeper.log_text();
+    let line = log.lines().find(|line| line.contains("a replica is silent, and was declared dead"));
+    assert!(line.is_some_and(|line| line.contains("\"replica\":")), "{log}");
     // On a busy machine, the clients of all lost tasks may have left before they saw the outcome.
     until("a task that may not be repeated is lost", async || {
-        site.crowd.look_again().await;
+        site.crowd.poll_all().await;
         seen_of(&site, "replica_lost") > 0
     })
     .await;
-    let (lost, resumed) = (seen_of(&site, "replica_lost"), site.resumable.fallback.count("resumed"));
+    let (lost, resumed) = (seen_of(&site, "replica_lost"), site.resumable.state.count("resumed"));
     let completed = seen_of(&site, "completed");
     let settled = site.judge().await;
     println!(
         "{settled} tasks settled, {resumed} taken up again, {lost} looks at lost ones, {completed} at completed ones"
     );
-    assert!(settled >= 30 + CAUGHT && completed >= 20 && resumed > 0 && lost > 0, "too little was tried");
+    assert!(settled >= 30 + HELD_AT_KILL && completed >= 20 && resumed > 0 && lost > 0, "too little was tried");
 }
 
 /// The time from a moment until no process of the gateway holds a task.
@@ -115,7 +115,7 @@ async fn f78_a_thousand_tasks_of_a_killed_gateway_have_new_holders_in_time() {
     let mut histogram = BTreeMap::<u64, usize>::new();
     for nth in 1..=kills {
         let mut site =
-            Site::of(3, "thousand", server, Terms { lease, settle_max: SETTLE_MAX, ..Terms::default() }).await;
+            Site::of(3, "thousand", server, Settings { lease, settle_max: SETTLE_MAX, ..Settings::default() }).await;
         let (time, of) = kill_of_many(&mut site).await;
         println!("kill {nth} of {kills}: {MANY} tasks taken over after {time:?}, by the others {of:?}");
         *histogram.entry(time.as_secs()).or_default() += 1;
@@ -132,16 +132,16 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
     stream::iter(0..MANY).map(|_| site.hold_call(RESUMABLE)).buffer_unordered(16).for_each(std::future::ready).await;
     let tables = site.tables;
     // A third of in_flight_max run at a time.
-    until_none_is_left("places are kept", async || 600_usize.saturating_sub(tables.count(KEPT))).await;
+    until_none_is_left("positions are stored", async || 600_usize.saturating_sub(tables.count(WITH_POSITION))).await;
     site.show_only(&[1, 2]);
     let killed = Instant::now();
     site.replicas[0].kill().await;
     let time = taken_over(tables, killed).await;
     let of = ["b", "c"].map(|name| tables.open_tasks_of(name));
-    assert_eq!(of[0] + of[1], MANY, "each has one holder that lives");
+    assert_eq!(of[0] + of[1], MANY, "each has one live holder");
     site.release_calls();
     until_none_is_left("all are settled", async || tables.count(OPEN)).await;
-    assert_eq!(site.resumable.fallback.count("called"), MANY, "each was sent once");
+    assert_eq!(site.resumable.state.count("called"), MANY, "each was sent once");
     (time, of)
 }
 
@@ -150,23 +150,23 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
 async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() {
     let Some(server) = postgres::shared() else { return };
     // With the longest lease, no other gateway would have declared it dead by then.
-    let terms = Terms { lease: "60s", ..Terms::default() };
-    let mut site = Site::of(1, "same_folder", server, terms).await;
+    let settings = Settings { lease: "60s", ..Settings::default() };
+    let mut site = Site::of(1, "same_folder", server, settings).await;
     site.hold_calls_at(0, 8).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count(KEPT) == 8).await;
+    until("positions are stored", async || tables.count(WITH_POSITION) == 8).await;
     let killed = Instant::now();
     site.replicas[0].kill().await;
     site.replicas[0].start().await;
-    let [own, former] = tables.lives_of("a")[..] else { panic!("two lives") };
+    let [own, former] = tables.incarnations_of("a")[..] else { panic!("two incarnations") };
     until("its tasks are its own again", async || tables.count(&format!("tg_task WHERE holder = {former}")) == 0).await;
     println!("its tasks were its own again {:?} after the kill", killed.elapsed());
     assert!(killed.elapsed() < Duration::from_secs(60), "as long as a lease");
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
     assert!(tables.count(&format!("tg_replica WHERE incarnation = {own} AND NOT dead")) == 1);
-    assert_eq!(site.resumable.fallback.count("resumed"), 4);
-    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.fallback.count("called"));
+    assert_eq!(site.resumable.state.count("resumed"), 4);
+    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.state.count("called"));
     assert_eq!(calls, [4, 4], "nothing is sent twice");
     assert_eq!(site.judge().await, 8);
 }
@@ -175,19 +175,19 @@ async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n10_the_first_gateway_back_after_all_were_killed_takes_over_every_task() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(2, "all_killed", server, Terms::default()).await;
+    let mut site = Site::of(2, "all_killed", server, Settings::default()).await;
     site.hold_calls_at(0, 8).await;
     site.hold_calls_at(1, 8).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count(KEPT) == 16).await;
+    until("positions are stored", async || tables.count(WITH_POSITION) == 16).await;
     let [first, second] = &mut site.replicas[..] else { panic!("two") };
     tokio::join!(first.kill(), second.kill());
     first.start().await;
     until("all is its own", async || tables.open_tasks_of("b") == 0).await;
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
-    assert_eq!(site.resumable.fallback.count("resumed"), 8);
-    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.fallback.count("called"));
+    assert_eq!(site.resumable.state.count("resumed"), 8);
+    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.state.count("called"));
     assert_eq!(calls, [8, 8], "nothing is sent twice");
     assert_eq!(site.judge().await, 16);
 }

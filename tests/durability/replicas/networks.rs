@@ -17,8 +17,8 @@ use support::postgres::{Database, PostgresServer};
 use support::wire_client::Flavour;
 use tokio::time::sleep;
 
-use super::cut_off::{begins_nothing, open_tasks, reason};
-use super::harness::{PATIENCE, PLAIN, Replica, Site, Terms, client, until};
+use super::cut_off::{open_tasks, reason, refuses_requests};
+use super::harness::{PATIENCE, PLAIN, Replica, Settings, Site, client, until};
 use super::killed::mixed;
 
 /// Clients that make one call after the other.
@@ -82,9 +82,9 @@ async fn start(site: &Site<'_>, (name, namespace, at): (&'static str, &str, u8),
 }
 
 /// Cuts the first gateway off: its answers meanwhile, and its recovery.
-async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
+async fn cut_and_heal(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
     let (tables, cut_off, other) = (site.tables, &site.replicas[0], &site.replicas[1]);
-    let lives = tables.lives_of("a").len();
+    let incarnations = tables.incarnations_of("a").len();
     let mut session = client(Flavour::Core(None), PLAIN);
     assert!(session.open(cut_off.keeper.address()).await);
     let listed = || async { session.ask(other.keeper.address(), "tools/list", json!({})).await };
@@ -105,22 +105,22 @@ async fn suffer(site: &Site<'_>, namespace: &str, cables: &[Cable]) {
         until("its home is away", async || reason(&listed().await) == "replica_unavailable").await;
         sleep(QUIET).await;
         assert!(cut_off.is_ready().await && other.is_ready().await, "either serves what needs no home");
-        assert_eq!(tables.lives_of("a").len(), lives, "no gateway is replaced");
+        assert_eq!(tables.incarnations_of("a").len(), incarnations, "no gateway is replaced");
     }
     if is_without_database {
         cut_off.is_unready("store unavailable").await;
-        begins_nothing(cut_off, &tasks).await;
+        refuses_requests(cut_off, &tasks).await;
         until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
         until("another goes on with the session", async || listed().await.result().is_some()).await;
         assert!(other.is_ready().await);
     }
     site.release_calls();
     sleep(QUIET).await;
-    let anew = cut_off.keeper.said().matches("restarted beside the other replicas").count();
+    let anew = cut_off.keeper.log_text().matches("restarted beside the other replicas").count();
     cables.iter().for_each(|cable| set(namespace, *cable, "up"));
     if is_without_database {
-        cut_off.says("restarted beside the other replicas", anew + 1).await;
-        assert_eq!(tables.lives_of("a").len(), lives + 1);
+        cut_off.until_logged("restarted beside the other replicas", anew + 1).await;
+        assert_eq!(tables.incarnations_of("a").len(), incarnations + 1);
     }
     until("it is ready again", async || cut_off.is_ready().await).await;
     until("it is reached again", async || listed().await.result().is_some()).await;
@@ -140,7 +140,7 @@ async fn gateways_whose_cables_are_pulled_lose_no_task_and_send_nothing_twice() 
     let listens = format!("listen_addresses = '127.0.0.1,{}'", host(DATABASE_NET, 1));
     let server = WiredDatabase(PostgresServer::start(&[&listens]).expect("PostgreSQL"));
     server.0.add_hba_lines(&["host all all 127.98.0.0/16 trust"]);
-    let mut site = Site::open("cables", &server, Terms::default()).await;
+    let mut site = Site::open("cables", &server, Settings::default()).await;
     let mut upstreams = site.upstreams().to_owned();
     let mut servers = Vec::new();
     for ledger in [&site.resumable, &site.plain] {
@@ -163,7 +163,7 @@ async fn gateways_whose_cables_are_pulled_lose_no_task_and_send_nothing_twice() 
     let faults = async {
         for cables in [&[Cable::Database][..], &[Cable::Peers], &[Cable::Database, Cable::Peers]] {
             sleep(QUIET).await;
-            suffer(&site, namespaces[0], cables).await;
+            cut_and_heal(&site, namespaces[0], cables).await;
             println!("{cables:?}: pulled and plugged in, after {} calls", next.load(Ordering::Relaxed));
         }
         is_over.store(true, Ordering::Relaxed);

@@ -10,8 +10,8 @@ use support::postgres;
 use support::wire_client::Flavour;
 use tokio::time::sleep;
 
-use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Terms, answered, client, job, until};
-use super::writes::handed;
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Settings, Site, answered, client, job, until};
+use super::writes::call_until_task;
 
 /// How often a client asks.
 const POLL: Duration = Duration::from_millis(20);
@@ -22,7 +22,7 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
     let places: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.address()).collect();
     assert!(wire.open(places[0]).await);
     let is_session = wire.flavour != Flavour::Extension;
-    let id = handed(async |tried| {
+    let id = call_until_task(async |tried| {
         let (nonce, owner) = (format!("turns-{number}-{tried}x"), "local".to_owned());
         let mut params = json!({"name": "work", "arguments": {"ms": 1_500, "steps": 8, "nonce": nonce}});
         site.history.record(Fact::Sends { nonce, owner, calls_max: 1 });
@@ -63,7 +63,7 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f52_clients_that_ask_one_gateway_after_the_other_see_one_course_of_each_task() {
     let Some(server) = postgres::shared() else { return };
-    let site = Site::of(3, "in_turn", server, Terms::default()).await;
+    let site = Site::of(3, "in_turn", server, Settings::default()).await;
     let calls = (0..6).map(|number| {
         let flavour = if number % 3 == 0 { Flavour::Core(None) } else { Flavour::Extension };
         course(&site, flavour, number)

@@ -7,9 +7,9 @@ use support::postgres::{Database, PostgresServer};
 use tokio::time::timeout;
 
 use super::failover::NewCall;
-use super::harness::{PATIENCE, Site, Terms, job, nothing_more_was_sent};
+use super::harness::{PATIENCE, Settings, Site, job, nothing_more_was_sent};
 use super::starts::refused;
-use super::writes::{all_goes_on, call};
+use super::writes::{call, recovers};
 
 #[derive(Debug)]
 struct PooledDatabase<'a> {
@@ -34,14 +34,14 @@ async fn n05_a_pooler_that_shares_sessions_is_refused_and_loses_no_task() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let Some(pooler) = Pooler::start(&server, &["pool_mode = transaction"]) else { return };
     let lending = PooledDatabase { pooler, server: &server };
-    let site = Site::open("lent", &lending, Terms::default()).await;
+    let site = Site::open("lent", &lending, Settings::default()).await;
     let mut early = site.replica("a").await;
-    let said = refused(&mut early, 64).await;
-    assert!(said.contains("pool_mode = session"), "{said}");
+    let message = refused(&mut early, 64).await;
+    assert!(message.contains("pool_mode = session"), "{message}");
     early.keeper.forget_log();
     let Some(pooler) = Pooler::start(&server, &["pool_mode = session"]) else { return };
     let database = PooledDatabase { pooler, server: &server };
-    let mut site = Site::open("pooled", &database, Terms::default()).await;
+    let mut site = Site::open("pooled", &database, Settings::default()).await;
     for name in ["a", "b"] {
         let mut replica = site.replica(name).await;
         replica.start().await;
@@ -66,7 +66,7 @@ async fn n05_a_pooler_that_shares_sessions_is_refused_and_loses_no_task() {
     }
     database.pooler.configure(&["pool_mode = session"]);
     site.release_calls();
-    all_goes_on(&site).await;
+    recovers(&site).await;
     let handed = site.handles().len();
     nothing_more_was_sent(&site, [4, handed - 4]);
     assert_eq!(site.completed().await, handed);

@@ -15,10 +15,10 @@ use taskgate::tls::IdentityFiles;
 use tokio::process::Command;
 use tokio::time::sleep;
 
-use super::harness::{PLAIN, RESUMABLE, Replica, Site, Terms, until};
+use super::harness::{PLAIN, RESUMABLE, Replica, Settings, Site, until};
 
 /// Restarts as soon as it may.
-const BRIEFLY_ALONE: Terms = Terms { alone_max: "4s", ..Terms::USUAL };
+const BRIEFLY_ALONE: Settings = Settings { alone_max: "4s", ..Settings::USUAL };
 const ALL_DEAD: &str = "UPDATE tg_replica SET dead = true, died = now()";
 
 /// How often a start is made whose first try takes too long.
@@ -43,11 +43,13 @@ pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
     let keeper = &mut replica.keeper;
     for _ in 0..STARTS_MAX {
         keeper.launch(&[]);
-        until("it ends, or waits", async || keeper.has_ended() || (code == MISTAKE && keeper.said().contains(WAITS)))
-            .await;
+        until("it ends, or waits", async || {
+            keeper.has_ended() || (code == MISTAKE && keeper.log_text().contains(WAITS))
+        })
+        .await;
         if keeper.has_ended() {
-            assert_eq!(keeper.ends().await, Some(code), "{}", keeper.said());
-            return keeper.said().lines().last().unwrap_or_default().to_owned();
+            assert_eq!(keeper.ends().await, Some(code), "{}", keeper.log_text());
+            return keeper.log_text().lines().last().unwrap_or_default().to_owned();
         }
         keeper.kill().await;
         // Tests look only for lines of the refused start, and of later ones.
@@ -57,10 +59,10 @@ pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
 }
 
 /// The answer of an operators' endpoint. A reload while the gateway waits reopens its listeners, and cuts off answers.
-async fn told(replica: &Replica, target: &str) -> Answer {
+async fn admin_answer(replica: &Replica, target: &str) -> Answer {
     let mut answer = Answer::default();
     until("an answer is whole", async || {
-        answer = replica.tells(target).await;
+        answer = replica.admin_get(target).await;
         answer.is_whole
     })
     .await;
@@ -71,23 +73,23 @@ async fn told(replica: &Replica, target: &str) -> Answer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
     let Some(server) = postgres::shared() else { return };
-    let site = Site::of(1, "refused", server, Terms::default()).await;
+    let site = Site::of(1, "refused", server, Settings::default()).await;
     let mut other = site.replica("b").await;
     fs::write(other.keeper.folder().join("data/seal.key"), "08".repeat(32)).unwrap();
-    let said = refused(&mut other, 64).await;
+    let message = refused(&mut other, 64).await;
     assert!(
-        said.starts_with("key `store.path`: the replica \"a\" that uses the database seals with another key"),
-        "{said}"
+        message.starts_with("key `store.path`: the replica \"a\" that uses the database seals with another key"),
+        "{message}"
     );
     let mut same = site.replica("a").await;
-    let said = refused(&mut same, 75).await;
-    assert!(said.starts_with("key `replica.name`: another replica named \"a\" uses the database"), "{said}");
-    assert_eq!(site.tables.lives_of("a").len(), 1, "the first gateway goes on");
+    let message = refused(&mut same, 75).await;
+    assert!(message.starts_with("key `replica.name`: another replica named \"a\" uses the database"), "{message}");
+    assert_eq!(site.tables.incarnations_of("a").len(), 1, "the first gateway goes on");
     assert!(site.replicas[0].is_ready().await);
     site.tables.sql("UPDATE tg_meta SET schema_version = 1000");
     let mut older = site.replica("c").await;
-    let said = refused(&mut older, 64).await;
-    assert!(said.contains("the schema has version 1000, which a newer program made; this one knows"), "{said}");
+    let message = refused(&mut older, 64).await;
+    assert!(message.contains("the schema has version 1000, which a newer program made; this one knows"), "{message}");
     for replica in [&other, &same, &older] {
         replica.keeper.forget_log();
     }
@@ -104,31 +106,34 @@ async fn f80_a_database_that_lost_acknowledged_writes_ends_the_gateway_with_74()
         ("older_line", "DELETE FROM tg_replica; DELETE FROM tg_lane; SELECT setval('tg_replica_incarnation_seq', 33)"),
         ("another_one", "UPDATE tg_meta SET generation = gen_random_uuid()"),
     ] {
-        let mut site = Site::of(1, schema, server, Terms::default()).await;
+        let mut site = Site::of(1, schema, server, Settings::default()).await;
         site.hold_calls_at(0, 2).await;
         let tables = site.tables;
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 1") == 1).await;
         // As after a restore of the whole database from a backup.
         tables.sql(&format!("{loss}; DELETE FROM tg_task"));
         let replica = &mut site.replicas[0];
-        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
-        assert!(replica.keeper.said().contains("the database lost acknowledged writes"), "{schema}");
-        let said = refused(replica, 74).await;
+        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.log_text());
+        assert!(replica.keeper.log_text().contains("the database lost acknowledged writes"), "{schema}");
+        let message = refused(replica, 74).await;
         let generation = tables.sql("SELECT generation FROM tg_meta");
         let accepted = format!("accept_loss = \"{generation}\"");
-        assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
-        assert!(said.contains(&accepted), "{said}");
+        assert!(
+            message.contains("the database is another one than before, or was restored from a backup"),
+            "{message}"
+        );
+        assert!(message.contains(&accepted), "{message}");
         replica.keeper.add_keys(&format!("{accepted}\n"));
         let upstreams = site.upstreams().to_owned();
         let replica = &mut site.replicas[0];
         replica.keeper.configure(&upstreams);
         replica.start().await;
         until("it is ready", async || replica.is_ready().await).await;
-        replica.says("it is used because `accept_loss` in [store] allows it", 1).await;
+        replica.until_logged("it is used because `accept_loss` in [store] allows it", 1).await;
         replica.kill().await;
         // It stays in force for as long as it is written there, and each start says so.
         replica.start().await;
-        replica.says("remove `accept_loss` from [store]", 1).await;
+        replica.until_logged("remove `accept_loss` from [store]", 1).await;
         replica.kill().await;
         replica.keeper.forget_log();
     }
@@ -138,7 +143,7 @@ async fn f80_a_database_that_lost_acknowledged_writes_ends_the_gateway_with_74()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the_next_start_with_74() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(1, "put_back", server, Terms::default()).await;
+    let mut site = Site::of(1, "put_back", server, Settings::default()).await;
     let tables = site.tables;
     until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
     // As a dump has it that was made while the gateway ran.
@@ -146,10 +151,10 @@ async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the
     until("it goes on", async || tables.count("tg_replica r JOIN dump d ON r.beat > d.beat + 1") == 1).await;
     let replica = &mut site.replicas[0];
     replica.keeper.signal(Signal::TERM);
-    assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.said());
+    assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.log_text());
     tables.sql("UPDATE tg_replica r SET beat = d.beat, dead = d.dead, died = d.died FROM dump d WHERE r.incarnation = d.incarnation");
-    let said = refused(replica, 74).await;
-    assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
+    let message = refused(replica, 74).await;
+    assert!(message.contains("the database is another one than before, or was restored from a backup"), "{message}");
     tables.sql("UPDATE tg_replica SET beat = beat + 1000");
     replica.start().await;
     until("it is ready", async || replica.is_ready().await).await;
@@ -162,13 +167,13 @@ async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f79_a_gateway_that_restarts_waits_for_unusable_files() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::open("half_written", server, Terms::default()).await;
+    let mut site = Site::open("half_written", server, Settings::default()).await;
     let mut replica = site.replica("a").await;
     let (password, key) = (replica.keeper.folder().join("password"), replica.keeper.folder().join("data/seal.key"));
     replica.keeper.add_keys(&format!("password_file = \"{}\"\n", password.display()));
     replica.keeper.configure(site.upstreams());
-    let said = refused(&mut replica, 64).await;
-    assert!(said.contains("password") && said.contains("cannot be read"), "{said}");
+    let message = refused(&mut replica, 64).await;
+    assert!(message.contains("password") && message.contains("cannot be read"), "{message}");
     fs::write(&password, "secret\n").unwrap();
     fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
     replica.start().await;
@@ -178,14 +183,16 @@ async fn f79_a_gateway_that_restarts_waits_for_unusable_files() {
     fs::rename(&password, password.with_extension("old")).unwrap();
     site.tables.sql(ALL_DEAD);
     // A reload would not say that.
-    replica.says("hex digits; this is retried until it succeeds", 1).await;
+    replica.until_logged("hex digits; this is retried until it succeeds", 1).await;
     fs::write(&key, whole).unwrap();
     replica.is_unready("store unavailable").await;
-    replica.says("cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1).await;
+    replica
+        .until_logged("cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1)
+        .await;
     fs::rename(password.with_extension("old"), &password).unwrap();
-    replica.says("restarted beside the other replicas", 1).await;
+    replica.until_logged("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
-    assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
+    assert_eq!(site.tables.incarnations_of("a").len(), 2, "of one process");
     site.replicas.push(replica);
     site.judge().await;
 }
@@ -194,16 +201,16 @@ async fn f79_a_gateway_that_restarts_waits_for_unusable_files() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_first_try_retries_an_error_that_ends_a_fast_one() {
     let Some(server) = postgres::shared() else { return };
-    let terms = Terms { durability: "replicated", write_max: "60s", ..Terms::USUAL };
-    let site = Site::open("late_refusal", server, terms).await;
+    let settings = Settings { durability: "replicated", write_max: "60s", ..Settings::USUAL };
+    let site = Site::open("late_refusal", server, settings).await;
     let mut replica = site.replica("a").await;
-    let said = refused(&mut replica, 64).await;
-    assert!(said.starts_with("key `store.durability`"), "{said}");
+    let message = refused(&mut replica, 64).await;
+    assert!(message.starts_with("key `store.durability`"), "{message}");
     replica.to_database.iter().for_each(|server| server.set(Some(Fault::up("", 0, Verb::Hold))));
     replica.keeper.launch(&[]);
-    replica.says("listening", 2).await;
+    replica.until_logged("listening", 2).await;
     replica.heal();
-    replica.says("or set another `durability` in [store]; this is retried until it succeeds", 1).await;
+    replica.until_logged("or set another `durability` in [store]; this is retried until it succeeds", 1).await;
     replica.kill().await;
     replica.keeper.forget_log();
 }
@@ -212,7 +219,7 @@ async fn a_slow_first_try_retries_an_error_that_ends_a_fast_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_does_not_restart_while_its_replica_certificate_is_unusable() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::open("bad_certificate", server, Terms::default()).await;
+    let mut site = Site::open("bad_certificate", server, Settings::default()).await;
     let mut replica = site.replica("a").await;
     let (authority, folder) = (Authority::new(), replica.keeper.folder());
     let IdentityFiles { certificate, key } = authority.vouch(|_| {}).write(folder, "own");
@@ -224,13 +231,16 @@ async fn a_gateway_does_not_restart_while_its_replica_certificate_is_unusable() 
     fs::rename(&key, key.with_extension("old")).unwrap();
     site.tables.sql(ALL_DEAD);
     replica
-        .says("own.key: cannot be read: No such file or directory (os error 2); this is retried until it succeeds", 1)
+        .until_logged(
+            "own.key: cannot be read: No such file or directory (os error 2); this is retried until it succeeds",
+            1,
+        )
         .await;
     replica.is_unready("store unavailable").await;
     sleep(Duration::from_secs(3)).await;
     fs::rename(key.with_extension("old"), &key).unwrap();
-    replica.says("restarted beside the other replicas", 1).await;
-    assert_eq!(site.tables.lives_of("a").len(), 2, "one of each beginning");
+    replica.until_logged("restarted beside the other replicas", 1).await;
+    assert_eq!(site.tables.incarnations_of("a").len(), 2, "one of each beginning");
     site.replicas.push(replica);
     site.judge().await;
 }
@@ -239,7 +249,7 @@ async fn a_gateway_does_not_restart_while_its_replica_certificate_is_unusable() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_restarts_takes_the_certificate_that_a_reload_names() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::open("moved_certificate", server, Terms::default()).await;
+    let mut site = Site::open("moved_certificate", server, Settings::default()).await;
     let mut replica = site.replica("a").await;
     let (authority, folder) = (Authority::new(), replica.keeper.folder());
     let [old, new] = ["old", "new"].map(|name| authority.vouch(|_| {}).write(folder, name));
@@ -251,10 +261,12 @@ async fn a_gateway_that_restarts_takes_the_certificate_that_a_reload_names() {
     until("it is ready", async || replica.is_ready().await).await;
     fs::remove_file(&old.key).unwrap();
     site.tables.sql(ALL_DEAD);
-    replica.says("old.key: cannot be read: No such file or directory (os error 2); this is retried until", 1).await;
+    replica
+        .until_logged("old.key: cannot be read: No such file or directory (os error 2); this is retried until", 1)
+        .await;
     change(&replica, &table(&old), &table(&new));
-    replica.says("the configuration was read again", 1).await;
-    replica.says("restarted beside the other replicas", 1).await;
+    replica.until_logged("the configuration was read again", 1).await;
+    replica.until_logged("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
     site.replicas.push(replica);
     site.judge().await;
@@ -263,12 +275,12 @@ async fn a_gateway_that_restarts_takes_the_certificate_that_a_reload_names() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_after_the_database_leaves_no_live_row() {
     let Some(server) = postgres::shared() else { return };
-    let site = Site::open("port_taken", server, Terms::default()).await;
+    let site = Site::open("port_taken", server, Settings::default()).await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut replica = site.replica_at("a", &server.addresses(), taken.local_addr().unwrap());
-    let said = refused(&mut replica, 70).await;
-    assert!(said.contains("Address already in use"), "{said}");
-    assert_eq!(site.tables.lives_of("a").len(), 1);
+    let message = refused(&mut replica, 70).await;
+    assert!(message.contains("Address already in use"), "{message}");
+    assert_eq!(site.tables.incarnations_of("a").len(), 1);
     assert_eq!(site.tables.count("tg_replica WHERE NOT dead"), 0);
     replica.keeper.forget_log();
 }
@@ -280,39 +292,39 @@ async fn a_gateway_that_waits_to_restart_takes_a_new_configuration_as_a_serving_
     let site = Site::of(1, "read_anew", server, BRIEFLY_ALONE).await;
     let replica = &site.replicas[0];
     change(replica, "schema = \"read_anew\"", "schema = \"read_anew_other\"");
-    replica.says("changed; takes effect at the next start", 1).await;
+    replica.until_logged("changed; takes effect at the next start", 1).await;
     replica.cut_off();
-    replica.says("this replica has lost its calls", 1).await;
+    replica.until_logged("this replica has lost its calls", 1).await;
     replica.is_unready("store unavailable").await;
     let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
     change(replica, plain, "");
     replica.keeper.signal(Signal::HUP);
-    replica.says("the configuration was read again", 2).await;
+    replica.until_logged("the configuration was read again", 2).await;
     // For as long as each try lasts, too. The change and the signal may be two readings.
     for _ in 0..20 {
-        let answer = told(replica, "/readyz").await;
+        let answer = admin_answer(replica, "/readyz").await;
         assert_eq!((answer.status, answer.text.as_str()), (Some(503), "starting\nstore unavailable\n"));
         sleep(Duration::from_millis(100)).await;
     }
     for target in ["/", "/tasks", "/tasks/find", "/replicas", "/replicas/a/forget"] {
-        let answer = told(replica, target).await;
+        let answer = admin_answer(replica, target).await;
         assert_eq!(answer.status, Some(503), "{target}: {answer:?}");
         assert_eq!(answer.json()["error"], "the store is not open yet: starting, store unavailable", "{target}");
     }
     let admin = format!("http://{}", replica.keeper.admin());
-    let mut said = String::new();
+    let mut message = String::new();
     until("the command is answered", async || {
         let list =
             Command::new(support::taskgate()).args(["replicas", "list", "--admin", &admin]).output().await.unwrap();
-        said = String::from_utf8_lossy(&list.stderr).into_owned();
-        !said.contains("the connection to the gateway broke")
+        message = String::from_utf8_lossy(&list.stderr).into_owned();
+        !message.contains("the connection to the gateway broke")
     })
     .await;
-    assert_eq!(said.trim(), "taskgate: the store is not open yet: starting, store unavailable");
+    assert_eq!(message.trim(), "taskgate: the store is not open yet: starting, store unavailable");
     replica.heal();
-    replica.says("restarted beside the other replicas", 1).await;
+    replica.until_logged("restarted beside the other replicas", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;
-    assert_eq!(site.tables.lives_of("a").len(), 2, "in the schema that it was started with");
+    assert_eq!(site.tables.incarnations_of("a").len(), 2, "in the schema that it was started with");
     let at = async |path| replica.ask(path, "tools/list", json!({})).await.status;
     assert_eq!((at(RESUMABLE).await, at(PLAIN).await), (Some(200), Some(404)));
     site.judge().await;
@@ -331,16 +343,19 @@ async fn f80_a_gateway_that_restarts_on_an_older_database_ends_with_74() {
         until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
         let replica = &mut site.replicas[0];
         replica.cut_off();
-        replica.says("this replica has lost its calls", 1).await;
+        replica.until_logged("this replica has lost its calls", 1).await;
         replica.is_unready("store unavailable").await;
         tables.sql(loss);
         // As where there is no place for it: the process knows.
         let kept = fs::OpenOptions::new().write(true).open(replica.keeper.folder().join("data/a.replica")).unwrap();
         kept.set_len(0).unwrap();
         replica.heal();
-        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
-        let said = refused(replica, 74).await;
-        assert!(said.contains("the database is another one than before, or was restored from a backup"), "{said}");
+        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.log_text());
+        let message = refused(replica, 74).await;
+        assert!(
+            message.contains("the database is another one than before, or was restored from a backup"),
+            "{message}"
+        );
         replica.keeper.forget_log();
     }
 }
@@ -349,28 +364,28 @@ async fn f80_a_gateway_that_restarts_on_an_older_database_ends_with_74() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(1, "unlike", server, Terms::default()).await;
+    let mut site = Site::of(1, "unlike", server, Settings::default()).await;
     let mut other = site.replica("b").await;
     let fewer = site.upstreams().split("[upstreams.plain]").next().unwrap_or_default().to_owned();
     other.keeper.configure(&fewer);
     other.start().await;
     for replica in [&site.replicas[0], &other] {
-        replica.says("another replica has different upstreams", 1).await;
+        replica.until_logged("another replica has different upstreams", 1).await;
     }
     // The messages tell the upstreams in force, not those at the start.
     for (nth, upstreams) in [(1, fewer.as_str()), (2, site.upstreams())] {
         site.replicas[0].keeper.configure(upstreams);
         site.replicas[0].keeper.signal(Signal::HUP);
-        let said =
+        let message =
             if nth == 1 { "all replicas have the same upstreams" } else { "another replica has different upstreams" };
         for replica in [&site.replicas[0], &other] {
-            replica.says(said, nth).await;
+            replica.until_logged(message, nth).await;
         }
     }
     other.kill().await;
     other.keeper.configure(site.upstreams());
     other.start().await;
-    site.replicas[0].says("all replicas have the same upstreams", 2).await;
+    site.replicas[0].until_logged("all replicas have the same upstreams", 2).await;
     site.replicas.push(other);
     site.judge().await;
 }

@@ -11,7 +11,7 @@ use support::wire_client::Flavour;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
-use super::harness::{PATIENCE, RESUMABLE, Site, Terms, client, get, job, until};
+use super::harness::{PATIENCE, RESUMABLE, Settings, Site, client, get, job, until};
 use super::killed::mixed;
 
 /// How many calls are under way.
@@ -27,7 +27,7 @@ async fn gateways_are_replaced_by_those_of_another_version_forth_and_back_under_
     let Some(server) = postgres::shared() else { return };
     let earlier = env::var("TASKGATE_EARLIER").expect("TASKGATE_EARLIER names a program");
     let rows: usize = env::var("UPGRADED_ROWS").map_or(20_000, |rows| rows.parse().expect("UPGRADED_ROWS is a number"));
-    let mut site = Site::open("upgraded", server, Terms { write_max: "5s", ..Terms::default() }).await;
+    let mut site = Site::open("upgraded", server, Settings { write_max: "5s", ..Settings::default() }).await;
     for name in ["a", "b", "c"] {
         let mut replica = site.replica(name).await;
         replica.keeper.run_program(&earlier);
@@ -55,7 +55,7 @@ async fn gateways_are_replaced_by_those_of_another_version_forth_and_back_under_
                 // As a balancer that asks for readiness: nothing new comes to one that ends.
                 replica.keeper.show(false);
                 replica.keeper.signal(Signal::TERM);
-                assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.said());
+                assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.log_text());
                 replica.keeper.run_program(program);
                 let began = Instant::now();
                 replica.start().await;
@@ -77,7 +77,7 @@ async fn gateways_are_replaced_by_those_of_another_version_forth_and_back_under_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_ends_beside_another_refuses_connections_while_it_waits_for_its_calls() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(2, "ends", server, Terms::default()).await;
+    let mut site = Site::of(2, "ends", server, Settings::default()).await;
     site.hold_calls_at(0, 2).await;
     let ending = &site.replicas[0];
     until("the gateways know each other", async || {
@@ -88,9 +88,9 @@ async fn a_gateway_that_ends_beside_another_refuses_connections_while_it_waits_f
     site.show_only(&[1]);
     ending.keeper.signal(Signal::TERM);
     until("connections are refused", async || TcpStream::connect(ending.keeper.address()).await.is_err()).await;
-    assert!(site.tables.open_tasks_of("a") > 0, "{}", ending.keeper.said());
+    assert!(site.tables.open_tasks_of("a") > 0, "{}", ending.keeper.log_text());
     site.release_calls();
-    assert_eq!(site.replicas[0].keeper.ends().await, Some(0), "{}", site.replicas[0].keeper.said());
+    assert_eq!(site.replicas[0].keeper.ends().await, Some(0), "{}", site.replicas[0].keeper.log_text());
     assert_eq!(site.judge().await, 2);
 }
 

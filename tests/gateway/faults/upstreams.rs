@@ -81,7 +81,7 @@ async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
     let stage = Stage::new(false, "deadline = \"10s\"").await;
     let id = stage.start("n1x", json!({"ms": 60_000, "steps": 1})).await;
     assert_eq!(end(&stage.settled(&id).await), "deadline_exceeded unknown");
-    in_time(stage.ledger.fallback.reached("told", 1)).await;
+    in_time(stage.ledger.state.reached("cancelled", 1)).await;
 }
 
 /// F42: a tenth of the upstreams hangs, and the others do not notice.

@@ -121,12 +121,12 @@ impl Crowd {
     }
 
     /// Makes a call without following its task; returns whether there was a handle.
-    pub async fn leave_a_task(&self, job: &Job, wire: WireClient) -> bool {
+    pub async fn create_task(&self, job: &Job, wire: WireClient) -> bool {
         self.call(job, wire).await.0.is_some()
     }
 
-    /// As [`Crowd::leave_a_task`] at one gateway, by a client without a session; returns the answer.
-    pub async fn leave_a_task_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> Answer {
+    /// As [`Crowd::create_task`] at one gateway, by a client without a session; returns the answer.
+    pub async fn create_task_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> Answer {
         self.call_at(place, job, wire).await.1
     }
 
@@ -271,13 +271,13 @@ impl Crowd {
 
     /// Polls every task with a handle once more at each gateway; returns how many were settled each time. A task whose state a
     /// gateway does not know is not counted.
-    pub async fn look_again(&self) -> usize {
-        self.look_until_answered(Duration::ZERO).await
+    pub async fn poll_all(&self) -> usize {
+        self.poll_all_until_answered(Duration::ZERO).await
     }
 
-    /// As [`Crowd::look_again`], and polls again while a gateway does not know a task's state, as on a busy machine. It gives up
+    /// As [`Crowd::poll_all`], and polls again while a gateway does not know a task's state, as on a busy machine. It gives up
     /// on a task once no task's state was known for `patience`.
-    pub async fn look_until_answered(&self, patience: Duration) -> usize {
+    pub async fn poll_all_until_answered(&self, patience: Duration) -> usize {
         let handles = self.handles.lock().clone();
         let looks = self.places.borrow().len().max(1);
         let answered = &Mutex::new(Instant::now());

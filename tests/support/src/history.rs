@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Reasons for which a task may fail although its answer has arrived (L8).
-const TRUE_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full", "result_too_large"];
+const ALLOWED_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full", "result_too_large"];
 
 /// How long a call that was sent before the acknowledgement of a cancel may be on its way to the server's ledger. The
 /// engine's scenarios show the rest: no call is begun after the cancel's commit.
@@ -203,8 +203,8 @@ pub fn story(entries: &[Entry], violation: &Violation) -> String {
         return String::new();
     };
     let task = handles.iter().find(|(of, _)| *of == nonce).map_or("no task", |(_, task)| *task);
-    let told = entries.iter().filter(|entry| !matches!(entry.fact, Fact::Read { .. }));
-    let lines = told.map(|entry| format!("    {:?} {:?}", entry.at, entry.fact));
+    let shown = entries.iter().filter(|entry| !matches!(entry.fact, Fact::Read { .. }));
+    let lines = shown.map(|entry| format!("    {:?} {:?}", entry.at, entry.fact));
     let is_about = |line: &String| line.contains(nonce) || line.contains(task) || !line.contains('{');
     lines.filter(is_about).collect::<Vec<_>>().join("\n")
 }
@@ -274,7 +274,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Whether each gateway served, and the store wrote, all the time between two moments.
-    fn was_well(&self, from: Duration, to: Duration) -> bool {
+    fn ran_without_fault(&self, from: Duration, to: Duration) -> bool {
         let (mut is_failing, mut ended) = (false, 0_usize);
         for Entry { at, fact } in self.entries.iter().filter(|entry| entry.at <= to) {
             match fact {
@@ -413,7 +413,7 @@ impl<'a> Replay<'a> {
                 self.report("L5", format!("{value} was delivered {count} times"));
             }
             if !given.contains(value) {
-                self.report("L5", format!("{value} was delivered, and nobody gave it"));
+                self.report("L5", format!("{value} was delivered, and no client gave it"));
             }
         }
         for (task, value) in accepted {
@@ -483,13 +483,13 @@ impl<'a> Replay<'a> {
             let Some((_, PollResult::Settled { status, payload, updated })) = held.settled() else { continue };
             let answers = returned.get(held.nonce).map_or(&[][..], Vec::as_slice);
             if status == "completed" && !answers.iter().any(|(_, answer)| payload.contains(answer)) {
-                found.push(format!("{task} ({}) shows what the upstream never answered: {payload}", held.nonce));
+                found.push(format!("{task} ({}) shows an answer that the upstream never sent: {payload}", held.nonce));
             }
             // A failure before the answer came, or while it could not be stored, had another cause.
-            let is_kept_out = TRUE_REASONS.iter().any(|reason| payload.contains(reason));
-            let in_time = |(sent, _): &&(Duration, &str)| updated >= sent && self.was_well(*sent, *updated);
+            let is_allowed = ALLOWED_REASONS.iter().any(|reason| payload.contains(reason));
+            let in_time = |(sent, _): &&(Duration, &str)| updated >= sent && self.ran_without_fault(*sent, *updated);
             if status == "failed"
-                && !is_kept_out
+                && !is_allowed
                 && let Some((sent, _)) = answers.iter().find(in_time)
             {
                 found.push(format!("{task} ({}) failed, though it was answered at {sent:?}", held.nonce));

@@ -23,7 +23,7 @@ const HALF_WAIT: Duration = Duration::from_millis(300);
 /// Dropping it ends all its connections.
 pub struct Ledger {
     pub server: ScriptedServer,
-    pub fallback: Arc<LedgerState>,
+    pub state: Arc<LedgerState>,
 }
 
 pub struct LedgerState {
@@ -63,7 +63,7 @@ struct Call {
 impl Ledger {
     /// Writes its events into `history`.
     pub async fn open(history: Arc<History>, is_resumable: bool) -> Self {
-        let fallback = Arc::new(LedgerState {
+        let state = Arc::new(LedgerState {
             history,
             is_resumable,
             calls: Mutex::default(),
@@ -72,20 +72,20 @@ impl Ledger {
             is_released: watch::Sender::default(),
             tracker: TaskTracker::new(),
         });
-        let asked = Arc::clone(&fallback);
+        let asked = Arc::clone(&state);
         let server = ScriptedServer::slow(move |seen, _| {
             let reply = asked.serve(&seen);
             std::future::ready(reply)
         })
         .await;
-        Self { server, fallback }
+        Self { server, state }
     }
 }
 
 impl LedgerState {
     /// Waits until something has happened this often. The caller bounds it.
     ///
-    /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived.
+    /// `called`: a call arrived. `sent`: an event left. `half`: half of an answer left. `cancelled`: a cancel arrived.
     /// `resumed`: a stream was resumed.
     pub async fn reached(&self, milestone: &'static str, times: usize) {
         let mut milestones = self.milestones.subscribe();
@@ -130,7 +130,7 @@ impl LedgerState {
                 let request = seen.body["params"]["requestId"].to_string();
                 if let Some(call) = self.calls.lock().by_request.get(&(session, request)) {
                     call.cancelled.cancel();
-                    self.mark("told");
+                    self.mark("cancelled");
                 }
                 Some(status(202))
             }
@@ -165,8 +165,8 @@ impl LedgerState {
         }
         self.mark("called");
         let reply = self.stream(&call, 0);
-        let fallback = Arc::clone(self);
-        self.tracker.spawn(async move { fallback.run(&call).await });
+        let state = Arc::clone(self);
+        self.tracker.spawn(async move { state.run(&call).await });
         reply
     }
 
@@ -193,11 +193,11 @@ impl LedgerState {
 
     fn stream(self: &Arc<Self>, call: &Arc<Call>, from: usize) -> ScriptedReply {
         let (events, reply) = BodySender::open();
-        let (fallback, call) = (Arc::clone(self), Arc::clone(call));
+        let (state, call) = (Arc::clone(self), Arc::clone(call));
         call.readers.send_modify(|readers| *readers += 1);
         self.tracker.spawn(async move {
             tokio::select! {
-                () = fallback.send_events(&call, &events, from) => (),
+                () = state.send_events(&call, &events, from) => (),
                 () = events.abandoned() => (),
             }
             call.readers.send_modify(|readers| *readers -= 1);
@@ -230,7 +230,7 @@ impl LedgerState {
                 return self.send(call, events, &text[half..]);
             }
             self.send(call, events, &text);
-            self.mark("said");
+            self.mark("sent");
         }
     }
 

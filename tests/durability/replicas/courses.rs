@@ -145,7 +145,7 @@ async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, 
 
 /// L1 to L8, F71, F75 to F79.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_promises_hold_whatever_befalls_gateways_and_their_database() {
+async fn the_promises_hold_under_any_faults_of_gateways_and_their_database() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let faults = std::env::var("REPLICA_FAULTS");
     let mut left: u64 = faults.map_or(3, |count| count.parse().expect("REPLICA_FAULTS is a number"));

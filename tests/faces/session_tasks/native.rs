@@ -372,6 +372,23 @@ async fn u98_a_stream_that_is_read_for_calls_is_resumed_after_its_last_event() {
     assert_eq!(answer_of(in_time(calling).await.unwrap()).await["id"], 4);
 }
 
+/// U98: a server would send the same event after each resumption, and no later message would arrive.
+#[tokio::test]
+async fn u98_a_stream_is_not_resumed_before_an_event_that_is_too_large() {
+    let relay = Relay::new().await;
+    let person = meet(&relay.gate, "2025-11-25").await;
+    let calling = begin(&person, 4, &call("must"));
+    relay.made(0).await;
+    relay.until_opened(1).await;
+    relay.say_numbered("e-0", &json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
+    relay.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x".repeat(2 << 20)}}));
+    let reads = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1");
+    assert_eq!(relay.server.world.nth(1, reads).await.header("last-event-id"), None);
+    relay.until_opened(2).await;
+    relay.end(0, "completed", &done());
+    assert_eq!(answer_of(in_time(calling).await.unwrap()).await["id"], 4);
+}
+
 /// T-20: a server may take a moment to notice that a stream was closed, its client's or the gateway's own.
 #[tokio::test]
 async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_that_it_is_free() {

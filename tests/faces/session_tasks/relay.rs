@@ -49,6 +49,8 @@ pub(crate) struct Relay {
     kept: Arc<Mutex<Kept>>,
 }
 
+const KEYS: &str = "[upstreams.up.tasks]\npoll_interval = \"100ms\"\n[limits]\nresult_bytes_max = \"1MiB\"";
+
 /// The upstream's id of its task `n`.
 pub(crate) fn id_of(n: usize) -> String {
     format!("upstream-{n}")
@@ -61,7 +63,7 @@ impl Relay {
         let server = ScriptedServer::start(move |seen| serve(&mut script.lock(), seen)).await;
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
         *server.world.initialize_result.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
-        let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
+        let gate = TestGateway::with(server.address, KEYS).await;
         Self { gate, server, kept }
     }
 
@@ -138,6 +140,11 @@ impl Relay {
     /// As [`Self::say`], with an id, as the last message of the stream.
     pub(crate) fn say_last(&self, id: &str, message: &Value) {
         self.kept.lock().get.take().expect("a stream is open").numbered(id, message);
+    }
+
+    /// As [`Self::say`], with an id.
+    pub(crate) fn say_numbered(&self, id: &str, message: &Value) {
+        self.kept.lock().get.as_ref().expect("a stream is open").numbered(id, message);
     }
 
     /// The server refuses to resume a stream.

@@ -18,7 +18,7 @@ use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
-use crate::upstream::reply::{self, EventStream, JudgedResponse, ReadLimits, SseResumePoint};
+use crate::upstream::reply::{self, BodyReadError, EventStream, JudgedResponse, ReadLimits, SseResumePoint};
 use crate::upstream::session::route::{CallMatch, unassigned_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, MessageText, ScanLimits};
@@ -263,12 +263,18 @@ impl OwnSessions {
             point.last_event.take_if(|_| kind == ResumedStreamKind::Another);
             let limits = ReadLimits::within(self.event_bytes_max, self.limits.answers_to(&session.opened.owner));
             let mut events = EventStream::new(response.body, limits);
-            while let Ok(Some(event)) = events.next().await {
+            let is_too_large = loop {
+                let event = match events.next().await {
+                    Ok(Some(event)) => event,
+                    end => break matches!(end, Err(BodyReadError::TooLarge)),
+                };
                 point.note(&event);
                 if let Some(text) = reply::message_in(&event) {
                     self.is_for_client(session, text, &StreamConsumer::Gateway);
                 }
-            }
+            };
+            // A resumed stream would begin with the same event.
+            point.last_event.take_if(|_| is_too_large);
             drop(events);
             self.readers.release(session);
             tokio::time::sleep(point.pause().max(AGAIN)).await;

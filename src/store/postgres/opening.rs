@@ -80,7 +80,8 @@ pub(super) async fn begin(
         Ok(writer) => Ok((beginning, writer)),
         Err(error) => {
             // Else it would count as a living replica for a lease, and each retry would add one.
-            let _ = declare_dead(&session, beginning.state.holder, None).await;
+            let declaring = declare_dead(&session, beginning.state.holder, None);
+            let _ = tokio::time::timeout(settings.access.write_max * 2, declaring).await;
             Err(error)
         }
     }

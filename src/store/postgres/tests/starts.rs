@@ -81,6 +81,23 @@ async fn tries_whose_writer_fails_leave_no_living_rows() {
     opened(settings(server, &schema)).await.close().await;
 }
 
+/// The writer hangs, and then the removal of its row would hang, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_at_a_database_that_hangs_fails_in_time() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let settings = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(3));
+    opened(settings.clone()).await.close().await;
+    server.psql(&format!(
+        "SET search_path = {schema};
+        CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN LOCK TABLE tg_replica; PERFORM pg_sleep(120); RETURN NEW; END';
+        CREATE TRIGGER hang BEFORE UPDATE ON tg_lane FOR EACH ROW EXECUTE FUNCTION hang()"
+    ));
+    let tried = tokio::time::timeout(PATIENCE, open_with(settings)).await;
+    assert!(tried.as_ref().is_ok_and(Result::is_err), "{tried:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     let Some(server) = shared() else { return };

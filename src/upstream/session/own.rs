@@ -223,9 +223,10 @@ impl OwnSessions {
     /// Ends a session with the last call in it; false if no call runs in it.
     pub(crate) fn end_after_calls(self: &Arc<Self>, session: &OwnSession) -> bool {
         let (nonce, credential) = (session.opened.nonce, session.forwarded.credential());
-        let binding = self.binding(session);
+        // In this order: a renewal that ends in between is in the binding.
+        let (renewal, binding) = (self.renewal(session), self.binding(session));
         let is_postponed = self.leases.with(nonce, |leased| leased.ended = Some(binding)).is_some();
-        if let Some(renewal) = self.renewal(session).filter(|_| is_postponed) {
+        if let Some(renewal) = renewal.filter(|_| is_postponed) {
             let sessions = Arc::clone(self);
             // The calls may end before the server has opened the session that their client would have had (B267).
             self.scope.tracker.spawn(async move {

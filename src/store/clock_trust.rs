@@ -1,6 +1,6 @@
 //! Judges whether a clock can be right, for every store that outlives a process. A wrong clock at startup must not
-//! delete tasks: if it is ahead of the store's last use by more than a day, and by more than the longest lifetime of a
-//! stored task, nothing is freed at first and the time is not recorded. [`RESET`] discards a wrong recorded time.
+//! delete tasks: if it is ahead of the store's last use by more than a day, and no stored task had so long to live then,
+//! nothing is freed at first and the time is not recorded. [`RESET`] discards a wrong recorded time.
 
 use std::time::Duration;
 

@@ -83,10 +83,18 @@ async fn said(client: &mut PairClient, tool: &str) -> String {
     }
 }
 
-/// B257.
+/// B257: one server that does not answer takes no time from the others.
 #[tokio::test]
 async fn b257_the_sessions_of_an_endpoints_clients_end_with_the_gateway() {
-    let (one, two) = (hello("one", |_| None).await, hello("two", |_| None).await);
+    let hangs_at_the_end = |name: &'static str| {
+        ScriptedServer::slow(move |seen, _| async move {
+            if seen.method == "DELETE" {
+                std::future::pending::<()>().await;
+            }
+            says_hello(name, &seen)
+        })
+    };
+    let (one, two) = (hangs_at_the_end("one").await, hangs_at_the_end("two").await);
     let gate = at_one_path(&[("one".to_owned(), one.address), ("two".to_owned(), two.address)], "").await;
     let mut client = client_of(Kind::Session, &gate).await;
     for name in ["one", "two"] {

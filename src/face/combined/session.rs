@@ -121,11 +121,11 @@ impl CombinedUpstreams {
 
     /// As [`Self::close_members`]; a session in which a task may continue stays (T-31).
     pub(super) async fn end_members(&self, KnownSession { session, caller }: KnownSession<CombinedSession>) {
-        for (upstream, id) in session.open_members() {
-            let Some(at) = self.index(&upstream) else { continue };
+        let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let inbound = self.gateways_message(&session, caller.clone(), id, Method::DELETE, Bytes::new());
-            self.members[at].endpoint.serve(Box::new(inbound)).await;
-        }
+            Some(self.members[self.index(&upstream)?].endpoint.serve(Box::new(inbound)))
+        });
+        join_all(ending).await;
     }
 
     pub(super) async fn post_in_session(

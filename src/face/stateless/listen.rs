@@ -27,7 +27,7 @@ use crate::face::http::FaceResponse;
 use crate::face::listen_permits::ListenPermit;
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
 use crate::face::served::Served;
-use crate::task::{Caller, Executed, GatewayFault, HandleSupport, Phase, Reason, Task, TaskKey};
+use crate::task::{Caller, Executed, GatewayFault, HandleSupport, Reason, Task, TaskKey};
 use crate::upstream::BeginError;
 use crate::wire::{Object, Payload};
 
@@ -322,9 +322,8 @@ impl WatchedTasks {
 
     /// `None` if the task asks a question of a kind that this client did not declare (GW-25).
     fn snapshot(&self, task: &Task) -> Option<Payload> {
-        if let Phase::AwaitingInput(open) = &task.phase
-            && self.metadata.missing(open.values().map(|question| &question.request)).is_some()
-        {
+        let open = task.open_questions().map(|(_, question)| &question.request);
+        if self.metadata.missing(open).is_some() {
             return None;
         }
         self.dialect.encode(TaskReply::Snapshot(task)).ok()

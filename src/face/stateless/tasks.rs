@@ -131,10 +131,8 @@ impl StatelessFace {
 
 /// All open questions must be included, so the request must declare the kinds of all (T-11).
 fn check_declared(metadata: &StatelessRequest, task: &Task) -> Result<(), RequestError> {
-    let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
-    metadata
-        .missing(open.values().map(|question| &question.request))
-        .map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
+    let open = task.open_questions().map(|(_, question)| &question.request);
+    metadata.missing(open).map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
 }
 
 /// A call's longest wait for the upstream's tool names, as for sessions.

@@ -234,21 +234,19 @@ impl CallQuestions {
         self.round_due = None;
     }
 
+    /// `repeats`: whether the exchange asks the questions again, as one of an earlier process does.
     pub(super) fn reopened(
         open: impl IntoIterator<Item = (Payload, Arc<str>)>,
         undelivered: &[(Payload, Answer)],
         due: Instant,
+        repeats: bool,
     ) -> Self {
         let open: Vec<_> = open.into_iter().map(|(ask, method)| OpenQuestion { ask, method, due }).collect();
         let count = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
         let answered = undelivered.iter().map(|(ask, _)| ask);
-        let earlier = open.iter().map(|open| &open.ask).chain(answered).cloned().collect();
+        let asked = open.iter().map(|open| &open.ask).chain(answered).filter(|_| repeats);
+        let earlier = asked.cloned().collect();
         Self { open, count, earlier, ..Self::default() }
-    }
-
-    /// For an exchange of this process, which repeats no question.
-    pub(super) fn without_replays(self) -> Self {
-        Self { earlier: Vec::new(), ..self }
     }
 
     /// Whether a question repeats one of an earlier process, and so keeps that one's key or answer. Each is repeated once.

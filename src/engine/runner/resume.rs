@@ -101,8 +101,7 @@ impl Runner {
     ) -> Self {
         let due = Instant::now() + spec.policy.input_deadline;
         let open = task.open_questions().map(|(_, one)| (one.ask.clone(), question_method(&one.request)));
-        let questions = CallQuestions::reopened(open, &task.recovery.undelivered, due);
-        let questions = if call.is_queued() { questions } else { questions.without_replays() };
+        let questions = CallQuestions::reopened(open, &task.recovery.undelivered, due, call.is_queued());
         Self {
             recorder: Recorder::of_row(task, commands, permit, panic_target),
             dialog: Dialog::of_row(questions),

@@ -20,7 +20,6 @@ use crate::wire::{Object, Payload};
 /// Sessions with state in memory, and the bytes of their preferences (B238).
 const SESSIONS_MAX: usize = 20_000;
 const BYTES_MAX: usize = 64 << 20;
-/// Limits on one session's preferences.
 const SUBSCRIPTIONS_MAX: usize = 256;
 const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
 /// Memory of a subscription beside its text.

@@ -244,8 +244,7 @@ impl CallQuestions {
         let open: Vec<_> = open.into_iter().map(|(ask, method)| OpenQuestion { ask, method, due }).collect();
         let count = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
         let answered = undelivered.iter().map(|(ask, _)| ask);
-        let asked = open.iter().map(|open| &open.ask).chain(answered).filter(|_| repeats);
-        let earlier = asked.cloned().collect();
+        let earlier = open.iter().map(|open| &open.ask).chain(answered).filter(|_| repeats).cloned().collect();
         Self { open, count, earlier, ..Self::default() }
     }
 

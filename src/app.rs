@@ -225,7 +225,8 @@ impl Gateway {
         readiness.block(STARTING);
         let mut parts = StartParts { config, callers, metrics, scope, readiness, sockets };
         let opening = Box::pin(open_store(&mut parts, prints, &source));
-        let (opened, waiting) = unless_cancelled(&start_cancelled, opening).await.unwrap_or_else(stopped)?;
+        // A store that is open by then is closed below.
+        let (opened, waiting) = start_cancelled.run_until_cancelled(opening).await.unwrap_or_else(stopped)?;
         warn_of_new_key(are_new && opened.store.usage().tasks > 0, &parts.config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
         let replica = source.given().or_else(|| ReplicaSetup::of(&parts.config, opened.shared.as_ref()));

@@ -113,8 +113,9 @@ impl BridgedCall {
     /// Cancels questions that need no answer any more.
     async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
         let over: Vec<InputKey> = round.questions.keys().filter(|key| !open.contains_key(key)).copied().collect();
-        for put in over.iter().filter_map(|key| round.questions.remove(key)) {
-            let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
+        for guard in over.iter().filter_map(|key| round.questions.remove(key)) {
+            let params =
+                ObjectWriter::new().text("requestId", guard.id()).text("reason", "no answer is needed any more");
             self.send(BodyPart::message(envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
         }
     }
@@ -146,7 +147,7 @@ impl BridgedCall {
     }
 }
 
-/// Further questions are declined on the client's behalf.
+/// Open questions of all sessions at an upstream. A call that has one more fails: its client cannot be asked.
 const QUESTIONS_MAX: usize = 16_384;
 
 /// Entries name their session's nonce, so that sessions are isolated.

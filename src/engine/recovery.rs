@@ -41,8 +41,9 @@ const LOOKS_MAX: usize = 4;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
 const RETRIES: RetryDelays = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
-/// Interval of looks for rows without a runner, and the rows that are resumed after one.
+/// Interval of looks for rows without a runner.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Rows that are resumed after one look.
 const RESUMED_MAX: usize = 1_000;
 
 /// The configured upstreams, by name. Clones share one table.
@@ -197,7 +198,7 @@ type Notices = mpsc::Sender<RecoveryCandidate>;
 
 struct RecoveryCandidate {
     key: TaskKey,
-    /// Whether an earlier process left it.
+    /// Whether it is counted already: the first look that finds work to do sets it.
     was_seen: bool,
     /// Whether it lost its runner in this process.
     is_own: bool,

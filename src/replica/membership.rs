@@ -13,7 +13,7 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// After an outage of the store, the window is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
-/// A paused replica learns from its dead row that it was replaced; without it, that the store lost acknowledged writes.
+/// A paused replica learns from its dead row that it was replaced. Without the row it would report lost writes of the store.
 pub const DEAD_ROWS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,9 +78,9 @@ pub struct ReplicaRow {
 
 #[derive(Clone, Debug)]
 pub struct ReplicaLook {
-    /// The read shows no older state.
+    /// When the read was sent: it shows no older state.
     pub sent: BootTime,
-    /// The read shows no newer state.
+    /// When its result was received: it shows no newer state.
     pub received: BootTime,
     pub rows: Vec<ReplicaRow>,
 }
@@ -136,12 +136,12 @@ pub struct Membership {
     own: Incarnation,
     generation: StoreGeneration,
     acknowledged: AcknowledgedHeartbeat,
-    /// Counts outages of the store; windows from before the last one are void.
+    /// Counts outages of the store. A window that began before the last one is void.
     outages: u64,
-    back: BootTime,
-    /// Length of windows that start with the first look after it.
+    outage_ended: BootTime,
+    /// Length of windows that start with the first look after an outage.
     window_after_outage: Duration,
-    looked: BootTime,
+    last_look_sent: BootTime,
     others: BTreeMap<Incarnation, WatchedReplica>,
     end: Option<OwnStanding>,
 }
@@ -156,8 +156,10 @@ struct AcknowledgedHeartbeat {
 #[derive(Debug)]
 struct WatchedReplica {
     row: ReplicaRow,
+    /// When the window began. The replica is silent if its heartbeat stays unchanged for the whole window.
     since: BootTime,
     window: Duration,
+    /// The number of outages before the window.
     outage: u64,
 }
 
@@ -176,9 +178,9 @@ impl Membership {
             generation,
             acknowledged: AcknowledgedHeartbeat { heartbeat: 0, sent, received },
             outages: 0,
-            back: received,
+            outage_ended: received,
             window_after_outage: terms.lease,
-            looked: sent,
+            last_look_sent: sent,
             others: BTreeMap::new(),
             end: None,
         }
@@ -219,9 +221,10 @@ impl Membership {
         let gap = received.since(self.acknowledged.received);
         if gap > self.terms.gap_max() {
             // Windows of the previous outage may not have started.
-            let unbegun = if self.looked < self.back { self.window_after_outage } else { Duration::ZERO };
+            let unbegun =
+                if self.last_look_sent < self.outage_ended { self.window_after_outage } else { Duration::ZERO };
             self.outages += 1;
-            self.back = received;
+            self.outage_ended = received;
             self.window_after_outage = self.terms.lease.max(gap.min(WINDOW_AFTER_OUTAGE_MAX)).max(unbegun);
         }
         self.acknowledged = AcknowledgedHeartbeat { heartbeat, sent, received };
@@ -230,11 +233,11 @@ impl Membership {
     /// Returns the replicas to declare dead: unchanged for the lease, while this replica's own heartbeats were
     /// acknowledged without an outage. With punctual heartbeats and looks that takes at most the lease and two looks.
     pub fn looked(&mut self, look: ReplicaLook) -> Vec<DeathClaim> {
-        // Late answers are known to be outdated; those from before an outage's end would start windows too early.
-        if look.sent < self.looked || look.sent < self.back {
+        // A look that was sent before the last one is outdated. One from before an outage's end would start windows too early.
+        if look.sent < self.last_look_sent || look.sent < self.outage_ended {
             return Vec::new();
         }
-        self.looked = look.sent;
+        self.last_look_sent = look.sent;
         let mut others = BTreeMap::new();
         for row in look.rows {
             if row.incarnation == self.own {

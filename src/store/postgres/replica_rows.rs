@@ -1,4 +1,4 @@
-//! Reads the rows of `tg_replica`, and publishes the view of all replicas.
+//! Reads the rows of `tg_replica`, declares replicas dead in them, and publishes the view of all replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -59,7 +59,7 @@ impl Gateway {
         let has_replicas = others.is_some_and(|others| others > 0);
         let (has_substitute, notice) = (notice.is_none() || has_replicas, notice.unwrap_or_default());
         let plan = DrainPlan { notice, has_substitute, ..DrainPlan::default() };
-        let leave = async {
+        let end_streams = async {
             tokio::time::sleep(notice).await;
             self.parts.streams_end.cancel();
         };
@@ -82,9 +82,9 @@ impl Gateway {
         let draining = Box::pin(self.clients.drain(plan.clone()));
         // Forwarded requests are awaited, too. Only a successor in this process takes over the replicas' socket.
         let from_replicas = DrainPlan { has_substitute: kind == GatewayEnd::IncarnationOver, ..plan.clone() };
-        let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
-        let passed_on = OptionFuture::from(passed_on);
-        let waited = async { tokio::join!(draining, finished, leave, passed_on) };
+        let forwarded = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
+        let forwarded = OptionFuture::from(forwarded);
+        let waited = async { tokio::join!(draining, finished, end_streams, forwarded) };
         let drained = alongside(Box::pin(waited), at_the_end).await.0;
         if kind == GatewayEnd::Drained {
             let retired = self.retired.all();
@@ -148,7 +148,7 @@ fn until_calls_end(max: Duration) -> Duration {
     max - NOTIFY_TIME.min(max / 10)
 }
 
-/// Waits for calls in progress, then ends the subscription streams: they get their tasks' results, and delay no drain.
+/// Waits for calls in progress, then ends the subscription streams: clients get the results there. No stream delays a drain.
 async fn finish(
     calls: &LiveCalls,
     last_requests_received: impl Future<Output = ()>,
@@ -157,7 +157,7 @@ async fn finish(
     max: Duration,
 ) {
     let (until_calls_end, engine) = (until_calls_end(max), &calls.engine);
-    // During the notice everything is served as usual, and so are clients accepted until then. After that no call begins.
+    // During the notice everything is served as usual. Clients that connect in it may send a request; then no call begins.
     tokio::time::sleep(notice).await;
     let drained = async {
         last_requests_received.await;
@@ -171,6 +171,7 @@ async fn finish(
     }
 }
 
+/// Runs both, and returns once `waited` completes, even if `beside` still runs.
 async fn alongside<T>(waited: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     let beside = async {
         beside.await;

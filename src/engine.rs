@@ -57,7 +57,7 @@ pub struct Engine {
     draw_bits: Box<DrawBits>,
     began: Timestamp,
     /// Set once the gateway is about to shut down.
-    ends: AtomicBool,
+    is_end_expected: AtomicBool,
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
     audit: OnceLock<Arc<AuditLog>>,
@@ -74,7 +74,7 @@ pub struct Engine {
     trees: runner::TreeSizes,
     unstored: UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
-    /// Cancelled once the gateway shuts down: calls that a later process can resume are left to it.
+    /// Cancelled when a drain begins or all calls end: calls that a later process can resume are left to it.
     drain_begun: CancellationToken,
     calls_end: CallsEnd,
 }
@@ -91,7 +91,7 @@ impl Engine {
     ) -> Arc<Self> {
         Arc::new(Self {
             began: clock.now(),
-            ends: AtomicBool::new(false),
+            is_end_expected: AtomicBool::new(false),
             store,
             clock,
             draw_bits,
@@ -151,13 +151,13 @@ impl Engine {
 
     /// Marks the gateway as about to shut down: from here on successors and later processes may take over.
     pub fn expect_end(&self) {
-        self.ends.store(true, Ordering::Relaxed);
+        self.is_end_expected.store(true, Ordering::Relaxed);
     }
 
     /// Whether a task may continue in a session without a call in this process: if an earlier process opened the
     /// session (`is_earlier`), or once this process is about to shut down. May return a false yes, never a false no.
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
-        let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
+        let is_left = is_earlier || self.is_end_expected.load(Ordering::Relaxed);
         is_left && self.store.reach().outlives_process() && self.store.usage_of(owner).unsettled > 0
     }
 
@@ -288,7 +288,7 @@ thread_local! {
     };
 }
 
-/// Signals the end of all calls. Each thread has a token: all would contend for the lock of one at each wait.
+/// Signals the end of all calls. Each thread has a token: with one token, all threads would contend for its lock at each wait.
 #[derive(Debug, Default)]
 pub struct CallsEnd {
     tokens: [CancellationToken; THREADS],
@@ -306,8 +306,8 @@ impl CallsEnd {
         &self.tokens[THREAD.with(|number| *number)]
     }
 
-    /// Waits for the end of all calls. Each poll sees it as soon as any thread's calls have ended, so that a permit that one
-    /// of them returns starts no other call.
+    /// Waits for the end of all calls. A poll sees it even before this thread's token is cancelled, so that a permit that an
+    /// ended call returns starts no other call.
     pub async fn ended(&self) {
         let mut cancelled = pin!(self.token().cancelled());
         poll_fn(|cx| if self.reason.get().is_some() { Poll::Ready(()) } else { cancelled.as_mut().poll(cx) }).await;

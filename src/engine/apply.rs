@@ -89,8 +89,8 @@ impl Engine {
         self.apply_all(key, role, vec![event]).await
     }
 
-    /// Applies events in one commit. `changed` concerns the last; without room, others are left out. After an unknown
-    /// commit, effects follow once it is known (`unknown_commits`). A holder's `Fenced` write stopped the runner.
+    /// Applies events in one commit; `changed` says whether the last one had effects. If the store has no room, the others
+    /// are left out. After an unknown commit, effects follow once it is known (`unknown_commits`). `Fenced` stops the runner.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
@@ -123,7 +123,7 @@ impl Engine {
                 }
                 row => row?.ok_or(TaskError::Unknown)?,
             };
-            // Perhaps another change of the task was the first to see it.
+            // Another change of the task may have found that the write was committed.
             if let Some(write) = own.as_ref().filter(|write| write.is_committed.load(Ordering::Relaxed)) {
                 return Ok(AppliedEvent { task: row.task, changed: write.changed });
             }
@@ -391,7 +391,7 @@ impl Engine {
         });
     }
 
-    /// The row of such an insert, once the store confirms whether it exists.
+    /// The row of a refused call, once the store confirms whether it exists.
     async fn found_refused(&self, key: &TaskKey, pauses: &mut RetryDelays) -> Option<StoredTask> {
         loop {
             pauses.wait().await;
@@ -404,7 +404,7 @@ impl Engine {
         }
     }
 
-    /// Settles such a task; whether nothing is left to do. `found` is the task at the first read. Not cancel safe.
+    /// Settles the task of a refused call; whether nothing is left to do. `found` is the task at the first read. Not cancel safe.
     async fn ends_refused(self: &Arc<Self>, found: &Task, attempt: Attempt, executed: Executed) -> bool {
         let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
         let event = Event::Faulted { attempt, failure };

@@ -77,8 +77,8 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
-        // One commit creates the task and, if the call has its permit, marks it as possibly sent: nothing is sent
-        // before this commit, nor after a cancel: its command is received first.
+        // One commit creates the task and, if the call has its permit, marks it as possibly sent. Nothing is sent before
+        // this commit. Nothing is sent after a cancel: the runner receives the cancel's command first.
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
@@ -143,7 +143,7 @@ impl Runner {
             false => Err(StoreError::OwnerFull),
         };
         let stored = match stored {
-            Err(StoreError::UnknownCommit(cause)) => Box::pin(found_out(&self.engine, &task.key, cause)).await,
+            Err(StoreError::UnknownCommit(cause)) => Box::pin(resolve_insert(&self.engine, &task.key, cause)).await,
             stored => stored.map(|()| task),
         };
         if stored.is_err() {
@@ -187,7 +187,7 @@ impl Runner {
                     break;
                 }
             }
-            // In this order: a row without a runner is taken for one of an earlier process.
+            // After the row: recovery takes a row without a runner for one of an earlier process.
             self.engine.live.remove(&key);
             self.family.remove_elements().await;
         }
@@ -245,12 +245,12 @@ impl Runner {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Answered);
         }
         let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
-        let is_rows = match self.recorder.key() {
+        let agrees_with_row = match self.recorder.key() {
             Some(key) => Box::pin(self.settle(&key, outcome)).await,
             None => true,
         };
         // Repetitions get the row's outcome, so this client gets it, too, when the runner ends (GW-46).
-        if let Some(outcome) = awaited.filter(|_| is_rows || self.spec.idempotency.is_none()) {
+        if let Some(outcome) = awaited.filter(|_| agrees_with_row || self.spec.idempotency.is_none()) {
             self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Break(())
@@ -409,7 +409,7 @@ impl Runner {
 
 /// The task of an unknown insert, if it exists and this process still holds it. If the store cannot confirm it now, the
 /// error stays `UnknownCommit`, because a later process could find the row and send the call.
-async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Arc<Task>, StoreError> {
+async fn resolve_insert(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Arc<Task>, StoreError> {
     match engine.store.resolve_write(key, engine.clock.now()).await {
         // Other replicas may have seen it, so it remains.
         Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => Ok(row.task),

@@ -15,6 +15,7 @@ pub enum TaskMode {
     Auto,
     /// A task before the upstream is called, for clients that support tasks.
     Always,
+    /// As `Always`; where no handle is possible, the plan is [`Plan::Refuse`].
     Required,
 }
 
@@ -145,9 +146,9 @@ impl Plan {
 }
 
 impl TaskMode {
-    /// `takes_tasks`: whether this request may be answered with a handle, and the answer may wait for a grace period.
-    pub const fn plan(self, takes_tasks: HandleSupport, grace: Duration) -> Plan {
-        match (self, takes_tasks) {
+    /// `support`: whether this request may be answered with a handle, and the answer may wait for a grace period.
+    pub const fn plan(self, support: HandleSupport, grace: Duration) -> Plan {
+        match (self, support) {
             (Self::Never, _) | (Self::Auto | Self::Always, HandleSupport::No) => Plan::Direct,
             (Self::Required, HandleSupport::No) => Plan::Refuse,
             (Self::Auto, HandleSupport::AfterGrace)

@@ -25,6 +25,7 @@ pub enum Event {
     Resent {
         attempt: Attempt,
     },
+    /// The call has not caused the earlier crashes: their count is reset.
     Alive {
         attempt: Attempt,
     },
@@ -310,7 +311,7 @@ fn reveal(task: &mut Task) -> bool {
     true
 }
 
-/// Takes the open questions out. A queued task with a question was evidently sent.
+/// Takes the open questions out, and leaves the phase without them. With a question a queued task was evidently sent.
 fn take_open(phase: &mut Phase) -> BTreeMap<InputKey, Question> {
     match std::mem::replace(phase, Phase::Working) {
         Phase::AwaitingInput(open) => open,

@@ -118,7 +118,7 @@ pub(super) struct RefusalMarker;
 struct RefusalResponse {
     status: StatusCode,
     reason: &'static str,
-    then: ConnectionAction,
+    connection: ConnectionAction,
     /// The sentence for the client: the fault, then the remedy, with the operator's key where one decides.
     sentence: &'static str,
 }
@@ -152,13 +152,13 @@ pub(super) enum HeadPart {
 
 /// Declares the response to each refusal: status, label, effect on the connection, and sentence.
 macro_rules! responses {
-    ($($refusal:pat => $status:ident, $reason:expr, $then:ident, $sentence:expr;)*) => {
-        const fn head(&self) -> RefusalResponse {
+    ($($refusal:pat => $status:ident, $reason:expr, $connection:ident, $sentence:expr;)*) => {
+        const fn response(&self) -> RefusalResponse {
             match self {
                 $($refusal => RefusalResponse {
                     status: StatusCode::$status,
                     reason: $reason,
-                    then: ConnectionAction::$then,
+                    connection: ConnectionAction::$connection,
                     sentence: $sentence,
                 },)*
             }
@@ -174,7 +174,7 @@ macro_rules! advice {
                 $silent => return None,
                 $($refusal => ($key, HeadPart::$shown, $sentence),)*
             };
-            Some(RefusalAdvice { reason: self.head().reason, key, sentence, shown })
+            Some(RefusalAdvice { reason: self.response().reason, key, sentence, shown })
         }
     };
 }
@@ -248,7 +248,7 @@ impl Refusal {
     }
 
     pub(super) const fn status(&self) -> (StatusCode, &'static str) {
-        let RefusalResponse { status, reason, .. } = self.head();
+        let RefusalResponse { status, reason, .. } = self.response();
         (status, reason)
     }
 
@@ -271,7 +271,7 @@ impl Refusal {
     /// Advice for the operator about a request that the admin listener refuses.
     pub(super) fn advice_to_operators(&self) -> Option<RefusalAdvice> {
         (*self == Self::Unauthorized).then(|| RefusalAdvice {
-            reason: self.head().reason,
+            reason: self.response().reason,
             key: "admin.tokens",
             sentence: "the request has none of these operators' tokens",
             shown: HeadPart::Nothing,
@@ -308,7 +308,7 @@ impl Refusal {
     }
 
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
-        let RefusalResponse { status, reason, then, sentence } = self.head();
+        let RefusalResponse { status, reason, connection, sentence } = self.response();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
         let is_text = matches!(self, Self::BodyBroken | Self::BodyEmpty);
@@ -329,7 +329,7 @@ impl Refusal {
         let ends = match stream {
             StreamPosition::Multiplexed => false,
             StreamPosition::Unread => true,
-            StreamPosition::Known => then == ConnectionAction::Ends,
+            StreamPosition::Known => connection == ConnectionAction::Ends,
         };
         if ends {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

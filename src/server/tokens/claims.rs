@@ -167,12 +167,12 @@ impl<'t> UnverifiedToken<'t> {
         Ok(Self { text: signed, algorithm, key, kind, issuer })
     }
 
-    /// Checks signature, header and claims against the issuer in `iss`. `asked` is as [`normal_address`] writes it.
+    /// Checks signature, header and claims against the issuer in `iss`. `endpoint` is an address as [`normal_address`] writes it.
     pub(super) fn verify(
         &self,
         issuer: &IssuerSettings,
         keys: &KeySet,
-        asked: &str,
+        endpoint: &str,
         now: Timestamp,
     ) -> Result<VerifiedToken, TokenError> {
         if self.issuer != *issuer.issuer {
@@ -189,7 +189,7 @@ impl<'t> UnverifiedToken<'t> {
         if !self.text.is_signed_by(key, self.algorithm) {
             return Err(TokenError::Signature);
         }
-        TokenClaims(&self.text.claims).verify(issuer, asked, now)
+        TokenClaims(&self.text.claims).verify(issuer, endpoint, now)
     }
 }
 
@@ -197,7 +197,7 @@ impl<'t> UnverifiedToken<'t> {
 pub(super) fn verify_introspected(
     claims: &Map<String, Value>,
     issuer: &IssuerSettings,
-    asked: &str,
+    endpoint: &str,
     now: Timestamp,
 ) -> Result<VerifiedToken, TokenError> {
     if claims.get("iss").is_some_and(|named| named.as_str() != Some(&*issuer.issuer)) {
@@ -212,19 +212,19 @@ pub(super) fn verify_introspected(
     if claims.get("token_type").is_some_and(|kind| !is_bearer(kind)) {
         return Err(TokenError::Type);
     }
-    TokenClaims(claims).verify(issuer, asked, now)
+    TokenClaims(claims).verify(issuer, endpoint, now)
 }
 
 /// Claims that are proven to be the issuer's.
 struct TokenClaims<'c>(&'c Map<String, Value>);
 
 impl TokenClaims<'_> {
-    fn verify(&self, issuer: &IssuerSettings, asked: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
+    fn verify(&self, issuer: &IssuerSettings, endpoint: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
         if other_use(self.0).is_some() {
             return Err(TokenError::Type);
         }
         let until = self.check_times(now)?;
-        self.check_audience(issuer, asked)?;
+        self.check_audience(issuer, endpoint)?;
         let binding =
             self.0.get("cnf").map(|written| TokenBinding::read(written).ok_or(TokenError::Bound)).transpose()?;
         let claims = Claims {
@@ -252,7 +252,7 @@ impl TokenClaims<'_> {
         Ok(until)
     }
 
-    fn check_audience(&self, issuer: &IssuerSettings, asked: &str) -> Result<(), TokenError> {
+    fn check_audience(&self, issuer: &IssuerSettings, endpoint: &str) -> Result<(), TokenError> {
         let listed = match self.0.get("aud") {
             Some(Value::String(one)) => vec![one.as_str()],
             Some(Value::Array(all)) if all.len() <= NAMES_MAX => {
@@ -262,7 +262,7 @@ impl TokenClaims<'_> {
         };
         let is_ours = |audience: &str| {
             let audience = normal_address(audience);
-            audience == asked || issuer.audiences.contains(&audience)
+            audience == endpoint || issuer.audiences.contains(&audience)
         };
         if listed.into_iter().any(is_ours) { Ok(()) } else { Err(TokenError::Audience) }
     }

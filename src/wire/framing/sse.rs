@@ -11,7 +11,7 @@ const ID_BYTES_MAX: usize = 1024;
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere. Holds at most one event of
-/// `event_bytes_max` bytes; data, name, id and the current line count. Tracks event boundaries even after a large one.
+/// `event_bytes_max` bytes, with its name, id and unfinished line. Tracks event boundaries even after a large one.
 #[derive(Debug, Default)]
 pub struct SseDecoder {
     event_bytes_max: usize,

@@ -44,6 +44,28 @@ fn a_string_ends_at_the_first_quotation_mark_that_is_not_escaped_near_and_far() 
     }
 }
 
+/// A borrow of one byte must not hide or invent a stop in the next one, also across the words.
+#[test]
+fn a_search_of_eight_bytes_at_a_time_agrees_with_a_search_byte_by_byte() {
+    let pairs = (0..=u8::MAX).flat_map(|first| (0..=u8::MAX).map(move |second| [first, second]));
+    for (pair, at) in pairs.flat_map(|pair| [3_usize, 7].map(|at| (pair, at))) {
+        let mut quoted = [b'x'; 19];
+        (quoted[0], quoted[18]) = (b'"', b'"');
+        quoted[1 + at..3 + at].copy_from_slice(&pair);
+        let text = &quoted[1..18];
+        let is_mark = |&byte: &u8| matches!(byte, b'"' | b'\\');
+        let first_mark = text.iter().position(is_mark);
+        let first_stop = text.iter().position(|byte| is_mark(byte) || *byte < 0x20);
+        assert_eq!(mark(text, 0), first_mark.unwrap_or(text.len()), "{pair:?} at {at}");
+        assert_eq!(needs_no_escape(text), first_stop.is_none(), "{pair:?} at {at}");
+        let end = 1 + first_stop.unwrap_or(text.len());
+        if quoted[end] == b'"' {
+            let read = lexeme::string(&quoted, 0).unwrap();
+            assert_eq!((read.end, read.escaped), (end + 1, false), "{pair:?} at {at}");
+        }
+    }
+}
+
 /// B78 and U07.
 #[test]
 fn text_that_is_not_one_json_value_is_refused_where_it_goes_wrong() {
@@ -435,6 +457,12 @@ proptest! {
     #[test]
     fn texts_that_are_nearly_json_have_the_verdict_of_serde_json(text in nearly_json()) {
         assert_agrees(&text)?;
+    }
+
+    #[test]
+    fn a_written_string_is_decoded_to_its_text(text in "[a-z\"\\\\\u{1}é]{0,80}") {
+        let value = serde_json::to_string(&text).unwrap();
+        prop_assert_eq!(decode_string(value.as_bytes()).as_deref(), Some(&*text));
     }
 
     #[test]

@@ -176,6 +176,29 @@ mod tests {
         assert_eq!(check_arguments(&mirrored, &all, arguments.as_ref()).is_ok(), accepted, "{header:?} {arguments:?}");
     }
 
+    /// B113: in any head, for names in any case, and for fields apart from each other.
+    #[test]
+    fn a_single_field_is_the_one_that_a_lookup_by_name_finds() {
+        for (others, values) in [0_usize, 1, 500].into_iter().flat_map(|others| (0..4).map(move |values| (others, values))) {
+            let mut all = HeaderMap::new();
+            for n in 0..others.max(values) {
+                if n < values {
+                    all.append(HeaderName::from_bytes(b"MCP-Name").unwrap(), HeaderValue::from(n));
+                }
+                if n < others {
+                    all.append(HeaderName::try_from(format!("mcp-name-{n}")).unwrap(), HeaderValue::from(n));
+                }
+            }
+            let found = single(&all, &NAME);
+            assert_eq!(all.get_all(&NAME).iter().count(), values);
+            match values {
+                0 => assert_eq!(found.unwrap(), None),
+                1 => assert_eq!(found.unwrap(), Some("0")),
+                _ => assert!(found.is_err(), "{values} beside {others}"),
+            }
+        }
+    }
+
     /// MOD-06, MOD-07, B76, B116.
     #[test]
     fn headers_must_repeat_the_arguments_that_are_there() {

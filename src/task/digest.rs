@@ -39,3 +39,28 @@ pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn hex_digits_read_back_and_no_other_text_is_read(bytes: [u8; 6], text in "[0-9a-fA-Fé+]{0,14}") {
+            prop_assert_eq!(unhex(&hex(&bytes)), Some(bytes));
+            if let Some(read) = unhex::<6>(&text) {
+                prop_assert_eq!(hex(&read), text);
+            }
+        }
+    }
+
+    #[test]
+    fn texts_with_other_digits_or_of_another_length_are_refused() {
+        for text in ["", "0a", "0a1", "0a1b2", "0A1b", "+a1b", "0a1g", "0aé"] {
+            assert_eq!(unhex::<2>(text), None, "{text}");
+        }
+        assert_eq!(unhex("0a1b"), Some([0x0a, 0x1b]));
+    }
+}

@@ -297,6 +297,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_duration_is_rounded_to_milliseconds_in_every_digit() {
+        for (micros, expected) in [
+            (0, "0.000"),
+            (499, "0.000"),
+            (500, "0.001"),
+            (7_000, "0.007"),
+            (70_499, "0.070"),
+            (999_500, "1.000"),
+            (59_999_499, "59.999"),
+            (3_600_000_000, "3600.000"),
+        ] {
+            let duration = Some(Duration::from_micros(micros));
+            let members = AuditEvent { duration, ..AuditEvent::new(AuditAct::CallEnded) }.members(|_| None);
+            assert_eq!(members, format!(r#""what":"call.ended","seconds":{expected}}}"#));
+        }
+    }
+
     /// Auditors can compute the digests with a program of their own.
     #[test]
     fn a_line_has_the_digest_of_the_line_before() {

@@ -179,7 +179,9 @@ mod tests {
     /// B113: in any head, for names in any case, and for fields apart from each other.
     #[test]
     fn a_single_field_is_the_one_that_a_lookup_by_name_finds() {
-        for (others, values) in [0_usize, 1, 500].into_iter().flat_map(|others| (0..4).map(move |values| (others, values))) {
+        for (others, values) in
+            [0_usize, 1, 500].into_iter().flat_map(|others| (0..4).map(move |values| (others, values)))
+        {
             let mut all = HeaderMap::new();
             for n in 0..others.max(values) {
                 if n < values {

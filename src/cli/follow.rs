@@ -229,7 +229,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                 }
                 None => return Err(self.server.lost(&lost.0)),
             },
-            ExchangeEvent::Status(_) | ExchangeEvent::Log(_) => (),
+            ExchangeEvent::Status(_) | ExchangeEvent::Notification(_) => (),
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -375,7 +375,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                     ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
                     ExchangeEvent::Asked { ask, method, params } => self.asked.push_back(PendingQuestion { ask, method, params }),
                     // The question remains open while the server is unreachable.
-                    ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(TaskRequestError::Lost(_))) | ExchangeEvent::Log(_) => (),
+                    ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(TaskRequestError::Lost(_))) | ExchangeEvent::Notification(_) => (),
                     event @ (ExchangeEvent::Progress(_)
                     | ExchangeEvent::Status(_)
                     | ExchangeEvent::Task(_)

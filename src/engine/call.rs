@@ -12,7 +12,7 @@ use crate::task::{
     SubtaskLimits, Task, TaskKey, TaskTimes, TaskVisibility, Timestamp, ToolPolicy,
 };
 use crate::upstream::limits::{CallInProgress, CallPermits};
-use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
+use crate::upstream::{CallContext, Progress, ServerNotification, Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
 /// Events queued for a client that reads slowly; when full, the runner stops reading from the upstream.
@@ -95,8 +95,7 @@ pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 #[derive(Debug)]
 pub enum TaskNotice<'a> {
     Progress(&'a Progress),
-    /// The params of `notifications/message`.
-    Log(&'a Payload),
+    Notification(&'a ServerNotification),
 }
 
 debug_members!(CallSpec, |spec| tool: spec.tool, plan: spec.plan);
@@ -152,7 +151,7 @@ pub enum Askable {
 #[derive(Clone, Debug)]
 pub enum CallEvent {
     Progress(Progress),
-    Log(Payload),
+    Notification(ServerNotification),
     /// The call can no longer become a task. Sent at most once, before all visible events.
     StaysPlain,
     /// The call became a task, or repeats one that did; the task may have settled since. Last event.

@@ -47,9 +47,9 @@ use crate::cause::CauseChain;
 use crate::dialect::plain;
 use crate::failpoint;
 use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
-use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ServerNotification};
 use crate::waits::at;
-use crate::wire::{Object, Payload};
+use crate::wire::Object;
 
 impl Engine {
     /// Runs one call, as its [`crate::task::Plan`] says. Dropping the stream before there is a handle cancels the call
@@ -371,7 +371,7 @@ impl Runner {
             // Only subscribers of the upstream task receive it.
             ExchangeEvent::Task(_) => RunnerFlow::Continue(()),
             ExchangeEvent::Subtasks(named) => Box::pin(self.subtasks_received(named)).await,
-            ExchangeEvent::Log(log) => Box::pin(self.log_received(log)).await,
+            ExchangeEvent::Notification(received) => Box::pin(self.notification_received(received)).await,
             ExchangeEvent::Asked { ask, method, params } => Box::pin(self.question_received(ask, method, params)).await,
             ExchangeEvent::Withdrawn { ask } => Box::pin(self.withdrawal_received(ask)).await,
             ExchangeEvent::Returned(result) => {
@@ -412,14 +412,14 @@ impl Runner {
         RunnerFlow::Continue(())
     }
 
-    async fn log_received(&mut self, log: Payload) -> RunnerFlow {
+    async fn notification_received(&mut self, received: ServerNotification) -> RunnerFlow {
         if let Some(key) = self.recorder.handle() {
-            // Log messages of tasks need a client's own stream (EXT-52).
+            // Notifications of tasks need a client's own stream (EXT-52).
             if let Some(notice_sink) = &self.spec.notice_sink {
-                notice_sink(key, TaskNotice::Log(&log));
+                notice_sink(key, TaskNotice::Notification(&received));
             }
         } else {
-            self.dialog.send_within_grace(CallEvent::Log(log)).await;
+            self.dialog.send_within_grace(CallEvent::Notification(received)).await;
         }
         RunnerFlow::Continue(())
     }

@@ -304,8 +304,9 @@ pub enum ExchangeEvent {
     Task(UpstreamTaskEvent),
     /// The upstream's ids of new subtasks of its own task, in order, if wanted (SEP-2268); not of itself or an ancestor.
     Subtasks(Vec<Arc<str>>),
-    /// `notifications/message`: its params, verbatim except for the upstream's id of its task.
-    Log(Payload),
+    /// `notifications/message`, verbatim except for the upstream's id of its task. In a client's own session also each
+    /// other notification on the call's stream that is about no request.
+    Notification(ServerNotification),
     Asked {
         ask: Payload,
         method: Arc<str>,
@@ -353,7 +354,7 @@ pub async fn result_of(exchange: &mut dyn Exchange) -> Result<Payload, NoResult>
             | ExchangeEvent::Status(_)
             | ExchangeEvent::Task(_)
             | ExchangeEvent::Subtasks(_)
-            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Notification(_)
             | ExchangeEvent::Withdrawn { .. } => (),
         }
     }

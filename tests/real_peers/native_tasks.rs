@@ -67,7 +67,7 @@ async fn follow(exchange: &mut Box<dyn Exchange>, answer: &Answer) -> Course {
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Task(_)
             | ExchangeEvent::Subtasks(_)
-            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Notification(_)
             | ExchangeEvent::Withdrawn { .. } => (),
             ExchangeEvent::Returned(result) => {
                 let result: Value = result.read().unwrap();

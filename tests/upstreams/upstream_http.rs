@@ -113,7 +113,7 @@ fn line(event: &ExchangeEvent) -> String {
         ExchangeEvent::Subtasks(named) => {
             format!("subtasks {}", named.join(", "))
         }
-        ExchangeEvent::Log(params) => format!("log {}", text(params)),
+        ExchangeEvent::Notification((_, params)) => format!("log {}", params.as_ref().map_or("-", Payload::as_str)),
         ExchangeEvent::Asked { ask, method, params } => {
             format!("asked {} {method} {}", text(ask), params.as_ref().map_or("-", Payload::as_str))
         }
@@ -140,7 +140,7 @@ async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
             | ExchangeEvent::Status(_)
             | ExchangeEvent::Task(_)
             | ExchangeEvent::Subtasks(_)
-            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Notification(_)
             | ExchangeEvent::Asked { .. }
             | ExchangeEvent::Withdrawn { .. } => (),
         }

@@ -395,7 +395,7 @@ impl ProbeRun<'_> {
                 ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
                 | ExchangeEvent::Subtasks(_)
-                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Notification(_)
                 | ExchangeEvent::Withdrawn { .. } => (),
             }
         }

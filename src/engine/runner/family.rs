@@ -305,7 +305,7 @@ impl ElementRows {
         let logs = self.logs.clone()?;
         let named = if plan.template().sees_subtasks { key.clone() } else { self.parent.clone() };
         Some(Arc::new(move |_, notice| {
-            if matches!(notice, TaskNotice::Log(_)) {
+            if matches!(notice, TaskNotice::Notification(_)) {
                 logs(&named, notice);
             }
         }))

@@ -132,7 +132,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             Some(CallEvent::Progress(progress)) => {
                 return self.notices.progress(&progress).map(CallMessage::event);
             }
-            Some(CallEvent::Log(log)) => return self.notices.log(&log).map(CallMessage::event),
+            Some(CallEvent::Notification(received)) => return self.notices.log(&received).map(CallMessage::event),
             Some(CallEvent::StaysPlain) => {
                 self.promotable = Promotable::No;
                 return None;

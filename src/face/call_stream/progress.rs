@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::dialect::negotiate::LogLevel;
-use crate::upstream::Progress;
+use crate::upstream::{Progress, ServerNotification};
 use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, Response, ScanLimits, envelope, meta, method};
@@ -50,13 +50,13 @@ impl CallNotices {
     }
 
     /// A log message, unless the client set no level, or a higher one (MOD-23).
-    pub fn log(&self, log: &Payload) -> Option<Bytes> {
+    pub fn log(&self, (name, params): &ServerNotification) -> Option<Bytes> {
         let is_wanted = match self.logs {
             LogFilter::None => false,
-            LogFilter::From(wanted) => LogLevel::of(Object::of(log).as_ref()) >= Some(wanted),
+            LogFilter::From(wanted) => LogLevel::of(params.as_ref().and_then(Object::of).as_ref()) >= Some(wanted),
             LogFilter::All => true,
         };
-        is_wanted.then(|| envelope::notification(method::LOG_MESSAGE, Some(log)))
+        (is_wanted && **name == *method::LOG_MESSAGE).then(|| envelope::notification(name, params.as_ref()))
     }
 }
 

@@ -7,6 +7,7 @@ mod ask_client;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -35,8 +36,8 @@ use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::served::Served;
 use crate::metric;
 use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
-use crate::upstream::{CallContext, ForwardedHeaders, Upstream, UpstreamTaskMode};
-use crate::wire::envelope::{Params, Request};
+use crate::upstream::{CallContext, ForwardedHeaders, ServerNotification, Upstream, UpstreamTaskMode};
+use crate::wire::envelope::{self, Params, Request};
 use crate::wire::framing::BodyPart;
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
@@ -304,7 +305,7 @@ impl BridgedCall {
             let ends_silence = matches!(event, Some(CallEvent::Progress(_))) || !self.notices.signs_are_progress();
             let message = match event {
                 Some(CallEvent::Progress(progress)) => self.notices.progress(&progress),
-                Some(CallEvent::Log(log)) => self.notices.log(&log),
+                Some(CallEvent::Notification(received)) => self.notified(&received),
                 Some(CallEvent::StaysPlain) => None,
                 Some(CallEvent::InputRequired { task, .. }) => return FollowOutcome::Asked(task),
                 Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return FollowOutcome::Over(self.ending(outcome)),
@@ -326,6 +327,16 @@ impl BridgedCall {
                     silence.broken();
                 }
             }
+        }
+    }
+
+    /// The notification for the client: a log message by its level, any other by the client's rights.
+    fn notified(&self, received: &ServerNotification) -> Option<Bytes> {
+        let (name, params) = received;
+        let may_see = || self.shared.served.may_see(&self.caller, name, params.as_ref().and_then(Object::of).as_ref());
+        match &**name {
+            method::LOG_MESSAGE => self.notices.log(received),
+            name => may_see().then(|| envelope::notification(name, params.as_ref())),
         }
     }
 

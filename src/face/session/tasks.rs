@@ -199,7 +199,7 @@ impl SessionFaceState {
             }
             Some(
                 CallEvent::Progress(_)
-                | CallEvent::Log(_)
+                | CallEvent::Notification(_)
                 | CallEvent::StaysPlain
                 | CallEvent::InputRequired { .. }
                 | CallEvent::Ended(CallEnd::Outcome(_) | CallEnd::CallLost | CallEnd::NeedsCapability(_)),
@@ -268,7 +268,7 @@ impl SessionFaceState {
         spec.sees_subtasks =
             chosen.is_none() && asking.session.has_tasks() && served.settings.drafts.has(Draft::Sep2268);
         spec.chosen = chosen;
-        spec.notice_sink = Some(self.notice_sink(rising, &call.tool, spec.chosen.clone()));
+        spec.notice_sink = Some(self.notice_sink(rising, &call.tool, spec.chosen.clone(), token.nonce));
         spec.context.progress = true;
         spec.context.native_task = native_task;
         spec
@@ -279,23 +279,34 @@ impl SessionFaceState {
         rising: Option<SharedProgress>,
         tool: &str,
         chosen: Option<ChosenId>,
+        nonce: u128,
     ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         let upstream = Arc::clone(self.served.upstream.name());
         let origin = CallOrigin { upstream, tool: Arc::from(tool), client: ClientKind::Session };
         Arc::new(move |key, notice| {
             let subscribers = shared.tasks.subscribers.get(key);
+            let may_have = |caller: &Caller| shared.served.engine.may_read(caller, &origin);
             let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());
             let related = named.unwrap_or_else(|| RelatedTask::of(key.id, chosen.as_ref()));
             let message = match notice {
                 TaskNotice::Progress(progress) => {
                     rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
                 }
-                TaskNotice::Log(params) => Some(related.log(params)),
+                TaskNotice::Notification((name, Some(log))) if **name == *method::LOG_MESSAGE => Some(related.log(log)),
+                // About the session, and not about the task (LEG-20).
+                TaskNotice::Notification((name, params)) => {
+                    let object = params.as_ref().and_then(Object::of);
+                    let may_see = |by: &Caller| may_have(by) && shared.served.may_see(by, name, object.as_ref());
+                    let waiting = || subscribers.as_ref().and_then(|subscribers| subscribers.newest_result(may_see));
+                    if let Some(stream) = shared.open.streams.newest(nonce, may_see).or_else(waiting) {
+                        let _ = stream.try_send(envelope::notification(name, params.as_ref()));
+                    }
+                    return;
+                }
             };
             let Some(message) = message else { return };
             if let Some(subscribers) = subscribers {
-                let may_have = |caller: &Caller| shared.served.engine.may_read(caller, &origin);
                 subscribers.mention(&shared.open.streams, may_have, message);
             }
         })

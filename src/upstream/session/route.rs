@@ -11,7 +11,7 @@ use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
 use crate::dialect::plain::TOO_MANY_QUESTIONS;
 use crate::dialect::relay_core_2025_11_25 as relay;
-use crate::upstream::{ExchangeEvent, Progress};
+use crate::upstream::{ExchangeEvent, Progress, ServerNotification};
 use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::progress::{self, ProgressView};
@@ -24,7 +24,7 @@ const NEWS_BYTES_MAX: usize = 8 * 1024;
 
 enum NotificationSubject {
     Progress(RequestId, Progress),
-    Log(Payload),
+    Log(ServerNotification),
     Withdrawn(Payload),
     TaskChanged(String),
     News,
@@ -50,11 +50,16 @@ impl UpstreamSession {
             NotificationSubject::Progress(token, progress) if call.id == token => {
                 call.queue(ExchangeEvent::Progress(progress)).await;
             }
-            NotificationSubject::Log(params) => call.queue(ExchangeEvent::Log(params)).await,
+            NotificationSubject::Log(log) => call.queue(ExchangeEvent::Notification(log)).await,
             NotificationSubject::Withdrawn(ask) if call.withdraw(&ask) => {
                 call.queue(ExchangeEvent::Withdrawn { ask }).await
             }
             NotificationSubject::TaskChanged(task) => self.hint(&task),
+            // In a client's own session that client is the only one to be notified (LEG-20).
+            NotificationSubject::News if self.handshake().is_none() => {
+                let news = (Arc::from(notification.method), unrelated(notification.params));
+                call.queue(ExchangeEvent::Notification(news)).await;
+            }
             NotificationSubject::News => self.publish(notification),
             NotificationSubject::Progress(..) | NotificationSubject::Withdrawn(_) | NotificationSubject::Unusable => {
                 self.link.dropped("stray_notification")
@@ -134,14 +139,14 @@ impl UpstreamSession {
                 call.withdraw(&ask);
                 (call, ExchangeEvent::Withdrawn { ask })
             }
-            NotificationSubject::Log(params) => {
+            NotificationSubject::Log(log) => {
                 let call = match matching {
                     CallMatch::Pooled => self.calls.only(),
                     CallMatch::Named | CallMatch::OnlyTask | CallMatch::OnlyOne => {
                         self.of_task(&relay::related_task(notification.params.object()?)?, matching)
                     }
                 };
-                (call?, ExchangeEvent::Log(params))
+                (call?, ExchangeEvent::Notification(log))
             }
             NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
@@ -232,7 +237,7 @@ pub(crate) fn unassigned_answer(request: &Request) -> Bytes {
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
         NotificationSubject::Progress(token, progress) => (token == *id).then_some(ExchangeEvent::Progress(progress)),
-        NotificationSubject::Log(params) => Some(ExchangeEvent::Log(params)),
+        NotificationSubject::Log(log) => Some(ExchangeEvent::Notification(log)),
         NotificationSubject::Withdrawn(_)
         | NotificationSubject::TaskChanged(_)
         | NotificationSubject::News
@@ -244,10 +249,13 @@ fn read(notification: &Notification) -> NotificationSubject {
     let params = notification.params.object();
     let subject = match notification.method.as_str() {
         method::PROGRESS => params.and_then(progress_in),
-        method::LOG_MESSAGE => params.map(|params| NotificationSubject::Log(relay::unrelated(params))),
+        name @ method::LOG_MESSAGE => {
+            params.map(|params| NotificationSubject::Log((Arc::from(name), Some(relay::unrelated(params)))))
+        }
         method::CANCELLED => params.and_then(|params| params.get("requestId")).map(NotificationSubject::Withdrawn),
         method::TASK_STATUS => params.and_then(relay::changed).map(NotificationSubject::TaskChanged),
-        _ => Some(NotificationSubject::News),
+        // Some readers check only the method.
+        name => (!QUESTIONS.contains(&name)).then_some(NotificationSubject::News),
     };
     subject.unwrap_or(NotificationSubject::Unusable)
 }

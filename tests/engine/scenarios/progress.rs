@@ -69,7 +69,7 @@ async fn neither_log_messages_nor_progress_are_sent_for_tasks() {
     ];
     let world = World::with(Rules::default(), Script::of(chatty));
     let mut stream = world.start();
-    assert!(matches!(stream.next().await, Some(CallEvent::Log(_))), "that of the grace period");
+    assert!(matches!(stream.next().await, Some(CallEvent::Notification(_))), "that of the grace period");
     let Some(CallEvent::Created(task)) = stream.next().await else { panic!("no handle") };
     assert!(task.status_message.is_none());
     assert!(stream.next().await.is_none(), "something followed the handle");

@@ -370,7 +370,10 @@ impl Exchange for Played {
                 total: Some(Payload::of(&10)),
                 message: (!message.is_empty()).then(|| Arc::from(message)),
             }),
-            Happens::Log(level) => ExchangeEvent::Log(Payload::of(&json!({ "level": level, "data": "said" }))),
+            Happens::Log(level) => {
+                let params = Payload::of(&json!({ "level": level, "data": "said" }));
+                ExchangeEvent::Notification((Arc::from("notifications/message"), Some(params)))
+            }
             Happens::Asks(method) => asked("ask-1", method, r#"{"message":"?"}"#),
             Happens::Elicits(name) => asked(name, "elicitation/create", r#"{"message":"?"}"#),
             Happens::AsksFor(method, params) => asked("ask-1", method, params),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::talk::{ArrivedRequest, ManualSetup, RELATED, SessionMessages};
+use super::upstream::SeenRequest;
 
 fn progress(call: &ArrivedRequest, progress: u32) {
     let token = &call.seen.body["params"]["_meta"]["progressToken"];
@@ -102,6 +103,43 @@ async fn l25_31_32_the_session_is_told_how_its_task_stands() {
     let all = ["createdAt", "lastUpdatedAt", "pollInterval", "status", "statusMessage", "taskId", "ttl"];
     assert_eq!((keys, &ended["params"]["status"]), (all.to_vec(), &json!("completed")), "L25-31: no _meta");
     assert_eq!(ended["params"]["createdAt"], task["createdAt"]);
+}
+
+/// LEG-20: a plain call that the engine makes has them on its own stream, a task on the session's.
+#[tokio::test]
+async fn leg_20_notifications_about_no_request_on_the_stream_of_a_call_reach_its_client() {
+    let stage = ManualSetup::new().await;
+    let person = stage.person().await;
+    let news = |method: &str, params: Value| json!({"jsonrpc": "2.0", "method": method, "params": params});
+    let sent = [
+        news("notifications/elicitation/complete", json!({"elicitationId": "e-1"})),
+        news("notifications/custom", json!({"n": 1})),
+    ];
+    let without_id = news("elicitation/create", json!({"message": "?", "requestedSchema": {"type": "object"}}));
+    let say_all = |call: &ArrivedRequest| [&without_id].into_iter().chain(&sent).for_each(|news| call.say(news));
+
+    let named = json!({"name": "work", "arguments": {}, "_meta": {"io.taskgate/idempotency-key": "k"}});
+    let caller = person.clone();
+    let calling = person.client.connections.spawn(async move { caller.request(5, "tools/call", &named).await });
+    let call = stage.call().await;
+    let session = call.seen.header("mcp-session-id").map(str::to_owned);
+    say_all(&call);
+    call.answer(&json!({"content": []}));
+    let messages = SessionMessages::of(super::in_time(calling).await.unwrap()).rest().await;
+    assert_eq!(messages[..2], sent, "{messages:?}");
+    assert_eq!((messages.len(), &messages[2]["id"]), (3, &json!(5)), "{messages:?}");
+
+    let mut own = person.listen().await;
+    let is_own = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == session.as_deref();
+    stage.server.world.first(is_own).await;
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    say_all(&call);
+    for news in &sent {
+        assert_eq!(own.next_of(news["method"].as_str().unwrap()).await, *news);
+    }
+    call.answer(&json!({"content": []}));
+    person.until(&task, "completed").await;
 }
 
 /// A server without a stream of its own: its clients have one all the same, for their tasks.

@@ -180,7 +180,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for
         let first = upstream(&server.url());
         let mut exchange = begin(&first).await;
         for _ in 1..QUESTION {
-            assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)));
+            assert!(matches!(next(&mut exchange).await, ExchangeEvent::Notification(_)));
         }
         if looks_once_more && let Some(early) = exchange.next().now_or_never() {
             // It came in two parts, and the question is complete.
@@ -195,7 +195,7 @@ async fn a_call_is_resumed_before_the_first_event_that_its_queue_had_no_room_for
         let mut exchange = in_time(second.resume(token, context())).await.unwrap();
         let mut event = next(&mut exchange).await;
         let last = format!("log {{\"data\":{MESSAGES}}}");
-        while matches!(event, ExchangeEvent::Log(_)) && line(&event) != last {
+        while matches!(event, ExchangeEvent::Notification(_)) && line(&event) != last {
             event = next(&mut exchange).await;
         }
         assert!(matches!(event, ExchangeEvent::Asked { .. }), "{looks_once_more}: {}", line(&event));
@@ -230,7 +230,7 @@ async fn a_question_that_was_taken_back_unheard_is_withdrawn_in_the_next_life() 
     let first = upstream(&server.url());
     let mut exchange = begin(&first).await;
     assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
-    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)));
+    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Notification(_)));
     let token = exchange.resume_token().unwrap();
     drop(exchange);
     let second = upstream(&server.url());

@@ -126,7 +126,7 @@ impl SplitExchange {
             ExchangeEvent::Progress(progress) => self.status_received(progress.status()),
             ExchangeEvent::Status(text) => self.status_received(Some(text)),
             ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => (),
-            ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
+            event @ ExchangeEvent::Notification(_) => self.events.push_back(event),
             ExchangeEvent::Asked { ask, method, params } => {
                 if let Ok(request) = plain::decode_question(&method, params.as_ref()) {
                     element.open.push(Question { ask: ask.detached(), request });

@@ -14,7 +14,7 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
 use super::resume_token::StreamPositions;
-use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::dialect::relay_core_2025_11_25::{self as relay, TaskCallResult, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::AnswerResult;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
@@ -177,9 +177,9 @@ impl HttpCall {
         let outcome = match start {
             CallStart::Post { message, handed_over } => match self.post(message, &handed_over).await {
                 Ok(answer) if self.call.may_be_task => Box::pin(self.maybe_relay(answer)).await,
-                outcome => outcome.map(last),
+                outcome => outcome.and_then(plain_last),
             },
-            CallStart::Resume => self.resume().await.map(last),
+            CallStart::Resume => self.resume().await.and_then(plain_last),
             CallStart::Task => Box::pin(self.relay(None)).await,
         };
         self.leave();
@@ -319,6 +319,14 @@ impl HttpCall {
                 Ok(AcceptedResponse::Json(_)) | Err(_) => (),
             }
         }
+    }
+}
+
+/// The last event of a call that asked for no task: the client could not use an id of the server's (T-67).
+fn plain_last(answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
+    match answer.as_ref().map(relay::created) {
+        Ok(TaskCallResult::Task(_)) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)),
+        Ok(TaskCallResult::Plain | TaskCallResult::Malformed) | Err(_) => Ok(last(answer)),
     }
 }
 

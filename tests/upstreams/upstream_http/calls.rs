@@ -55,6 +55,24 @@ async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
     assert_eq!(second.body["params"]["_meta"], json!({"x/y": "z"}), "no progress wanted, no token");
 }
 
+/// T-67: the client could not use the server's id of the task.
+#[tokio::test]
+async fn t_67_a_task_is_no_result_of_a_call_that_asked_for_none() {
+    let server = ScriptedServer::answering(|seen| {
+        let task = match seen.body["params"]["arguments"]["n"] == 1 {
+            true => json!({"taskId": "u-1", "status": "working"}),
+            false => json!("due"),
+        };
+        answer(seen, &json!({"task": task}))
+    })
+    .await;
+    let upstream = upstream(&server.url());
+    let mut exchange = try_begin(&upstream, call(&json!({"n": 1})), context()).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, ["lost UpstreamMalformed Yes"]);
+    let mut exchange = try_begin(&upstream, call(&json!({"n": 2})), context()).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"task":"due"}"#], "a member of an ordinary result");
+}
+
 #[tokio::test]
 async fn progress_and_log_messages_come_in_order_before_the_answer() {
     let server = ScriptedServer::answering(|seen| {

@@ -133,11 +133,12 @@ impl AccessQuestion {
         if principal.has_token() && config.auth.tokens().is_none() {
             return Err("--as: callers have no tokens: `auth.mode` lacks \"tokens\"".to_owned());
         }
-        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token())
-            && !tokens.issuers.iter().any(|one| principal.is_of(&one.issuer))
-        {
-            let ids = tokens.issuers.iter().map(|one| format!("jwt:{}:SUBJECT", Principal::issuer_digits(&one.issuer)));
-            return Err(format!("--as: no issuer has these digits; write {}", ids.collect::<Vec<_>>().join(" or ")));
+        let tokens = config.auth.tokens().filter(|_| principal.has_token());
+        let prefix = |one: &Arc<IssuerSettings>| Principal::prefix_of_issuer(&one.issuer, one.owner_claim.as_deref());
+        let prefixes: Vec<_> = tokens.iter().flat_map(|tokens| &tokens.issuers).map(prefix).collect();
+        if tokens.is_some() && !prefixes.iter().any(|prefix| principal.as_str().starts_with(prefix.as_str())) {
+            let ids: Vec<_> = prefixes.iter().map(|prefix| format!("{}NAME", prefix.as_str())).collect();
+            return Err(format!("--as: no issuer's tokens belong to it; write {}", ids.join(" or ")));
         }
         let mut claims = Claims::default();
         if principal.key_id().is_some() {
@@ -152,7 +153,7 @@ impl AccessQuestion {
         }
         claims.groups.extend(texts(&self.groups));
         claims.scopes.extend(texts(&self.scopes));
-        if let Some(tokens) = config.auth.tokens().filter(|_| principal.has_token())
+        if let Some(tokens) = tokens
             && let Some(issuer) = self.token_issuer(&principal, tokens)?
         {
             claims.scopes.extend(issuer.scopes_of(self.scopes.iter().map(String::as_str)));

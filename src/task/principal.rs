@@ -77,6 +77,11 @@ impl Principal {
         Self::new(&format!("{TOKEN}{}/{claim}:{value}", Self::issuer_digits(issuer)))
     }
 
+    /// The beginning of all principals that an issuer's tokens belong to.
+    pub fn prefix_of_issuer(issuer: &str, owner_claim: Option<&str>) -> Self {
+        owner_claim.map_or_else(|| Self::of_subject(issuer, ""), |claim| Self::of_claim(issuer, claim, ""))
+    }
+
     pub fn operator(may: OperatorRight) -> Self {
         Self::new(match may {
             OperatorRight::Read => READER,

@@ -115,13 +115,21 @@ fn a_token_without_the_scopes_of_every_request_is_denied() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("gate.toml"), TOKENS).unwrap();
     let of_issuer = taskgate::task::Principal::of_subject("https://login.example", "eve");
-    let refused = format!("no issuer has these digits; write {}SUBJECT", of_issuer.as_str().trim_end_matches("eve"));
-    let other = Command::new(env!("CARGO_BIN_EXE_taskgate"))
-        .args(["check", "gate.toml", "--as", "jwt:0123456789abcdef:eve", "--can", "reports/x"])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    assert!(String::from_utf8_lossy(&other.stderr).contains(&refused), "{other:?}");
+    let of_team = taskgate::task::Principal::of_claim("https://login.example", "team", "red");
+    // Tasks belong to teams there, and no token to a person.
+    let teams = TOKENS.replace("implies =", "owner_claim = \"team\"\nimplies =");
+    fs::write(folder.path().join("teams.toml"), teams).unwrap();
+    for (file, caller, expected) in [
+        ("gate.toml", "jwt:0123456789abcdef:eve", of_issuer.as_str().trim_end_matches("eve")),
+        ("gate.toml", of_team.as_str(), of_issuer.as_str().trim_end_matches("eve")),
+        ("teams.toml", of_issuer.as_str(), of_team.as_str().trim_end_matches("red")),
+    ] {
+        let command = ["check", file, "--as", caller, "--can", "reports/x"];
+        let output = Command::new(env!("CARGO_BIN_EXE_taskgate")).args(command).current_dir(folder.path()).output();
+        let printed = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+        let refused = format!("--as: no issuer's tokens belong to it; write {expected}NAME or ");
+        assert!(printed.contains(&refused), "{command:?}: {printed}");
+    }
     for (arguments, code, said) in [
         (&[][..], 1, "gate.toml: denied: every request with a token needs the scopes of `auth.scopes`; missing: mcp"),
         (&["--scopes", "other"], 1, "missing: mcp"),

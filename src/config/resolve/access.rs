@@ -6,9 +6,7 @@ use std::sync::Arc;
 use wildmatch::WildMatch;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
-use super::super::raw::{
-    AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawIssuer, RawIssuerValues, RawUpstream,
-};
+use super::super::raw::{AuthMode, RawAccessRule, RawApiKey, RawApiKeyValues, RawConfig, RawIssuer, RawUpstream};
 use super::super::section::{ListOrTable, LocatedValue, NamedLists};
 use super::unknown_upstream;
 use crate::server::client_certificates::{CertificateBlock, block_of};
@@ -31,8 +29,7 @@ struct KnownNames<'a> {
     certificates: Vec<CertificateBlock>,
     /// Whether callers may have tokens, with any groups and scopes.
     has_tokens: bool,
-    /// The beginning of the principals of each issuer's tokens.
-    token_owners: Vec<Principal>,
+    token_prefixes: Vec<Principal>,
     asks_for_credentials: bool,
 }
 
@@ -47,6 +44,10 @@ pub(super) fn resolve(
     let groups = keys.clone().flat_map(|key| texts(key.groups.as_ref()));
     let groups = groups.chain(blocks.clone().flat_map(|block| texts(block.groups.as_ref())));
     let named = raw.auth.groups.iter().flat_map(|groups| &groups.value).map(|group| Arc::from(group.value.0.as_str()));
+    let token_prefix = |one: &RawIssuer| {
+        let claim = one.values.owner_claim.as_ref().map(|claim| claim.value.as_str());
+        Some(Principal::prefix_of_issuer(&one.values.issuer.as_ref()?.value, claim))
+    };
     let known = KnownNames {
         upstreams,
         keys: keys.clone().filter_map(|key| Some(Principal::holding(&key.id.as_ref()?.value))).collect(),
@@ -57,7 +58,7 @@ pub(super) fn resolve(
             .collect(),
         certificates: certificates.to_vec(),
         has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
-        token_owners: raw.issuers.iter().filter_map(token_owner).collect(),
+        token_prefixes: raw.issuers.iter().filter_map(token_prefix).collect(),
         asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
     let groups = resolve_groups(raw, &known, report);
@@ -73,13 +74,6 @@ pub(super) fn resolve(
     let own = by_principal(&raw.api_keys, named, read, PrincipalAccess::has_lists_of, report);
     let scopes = raw.upstreams.iter().map(|raw| (Arc::from(raw.name.as_str()), tool_scopes(raw, &known, report)));
     PrincipalAccessTable::new(own, rules, scopes.collect())
-}
-
-fn token_owner(issuer: &RawIssuer) -> Option<Principal> {
-    let RawIssuerValues { issuer, owner_claim, .. } = &issuer.values;
-    let issuer = &issuer.as_ref()?.value;
-    let of_claim = owner_claim.as_ref().map(|claim| Principal::of_claim(issuer, &claim.value, ""));
-    Some(of_claim.unwrap_or_else(|| Principal::of_subject(issuer, "")))
 }
 
 pub(super) fn texts(list: Option<&LocatedValue<Vec<LocatedValue<String>>>>) -> BTreeSet<Arc<str>> {
@@ -210,11 +204,11 @@ impl KnownNames<'_> {
         if principal.has_token() && !self.has_tokens {
             report.warning(&id.location, "never fits: callers have no tokens");
         } else if principal.has_token()
-            && let Some(first) = self.token_owners.first()
-            && !self.token_owners.iter().any(|owner| principal.as_str().starts_with(owner.as_str()))
+            && let Some(first) = self.token_prefixes.first()
+            && !self.token_prefixes.iter().any(|owner| principal.as_str().starts_with(owner.as_str()))
         {
             // A rule that denies would deny to no one (SEC-97).
-            let of_issuer = self.token_owners.iter().find(|owner| owner.issuer() == principal.issuer());
+            let of_issuer = self.token_prefixes.iter().find(|owner| owner.issuer() == principal.issuer());
             let begins = of_issuer.unwrap_or(first).as_str();
             report.mistake(&id.location, format!("never fits: no issuer's tokens belong to it; write `{begins}NAME`"));
             return None;

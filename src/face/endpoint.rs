@@ -77,15 +77,14 @@ impl UpstreamEndpoint {
         .boxed()
     }
 
-    /// Boxes the request's future once. An `async` block around it would hold and copy it twice.
-    fn answer(&self, mut inbound: Box<Inbound>) -> BoxFuture<'_, FaceResponse> {
+    async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         // The path was checked before, but not for each message of an HTTP+SSE stream. Its session still ends.
         if inbound.method != Method::DELETE && self.withheld_by(&inbound.caller).is_some() {
             if let Some(audit) = self.served.engine.audit() {
                 let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
                 audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
             }
-            return std::future::ready(bare(StatusCode::NOT_FOUND)).boxed();
+            return bare(StatusCode::NOT_FOUND);
         }
         let holder = inbound.caller.clone();
         let (forwarded, carriage) =
@@ -93,22 +92,20 @@ impl UpstreamEndpoint {
         inbound.forwarded = forwarded.clone();
         // Before the server is asked: a reload while it answers counts, too.
         let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));
-        let finish = move |response: FaceResponse| {
-            let is_stream = is_event_stream(&response);
-            // A forwarded request was counted by the replica that answered it.
-            if response.extensions().get::<ForwardedMarker>().is_none() {
-                self.outcomes.count(&response, is_stream);
-            }
-            let response = match &self.login {
-                Some(login) => login.relay(response, &forwarded, carriage),
-                None => response,
-            };
-            if !is_stream {
-                return response;
-            }
-            ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
+        let response = affinity::answer(self, inbound).await;
+        let is_stream = is_event_stream(&response);
+        // A forwarded request was counted by the replica that answered it.
+        if response.extensions().get::<ForwardedMarker>().is_none() {
+            self.outcomes.count(&response, is_stream);
+        }
+        let response = match &self.login {
+            Some(login) => login.relay(response, &forwarded, carriage),
+            None => response,
         };
-        affinity::answer(self, inbound).map(finish).boxed()
+        if !is_stream {
+            return response;
+        }
+        ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
     }
 
     pub async fn evict_expired(&self, stop: &CancellationToken) {
@@ -118,16 +115,12 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    fn serve<'life0, 'async_trait>(&'life0 self, inbound: Box<Inbound>) -> BoxFuture<'async_trait, FaceResponse>
-    where
-        'life0: 'async_trait,
-        Self: 'async_trait,
-    {
+    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
         let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
-        let answer = self.answer(inbound);
+        let response = self.answer(inbound).await;
         match shown {
-            Some(request) => answer.map(|response| dev_requests::shown(request, response)).boxed(),
-            None => answer,
+            Some(request) => dev_requests::shown(request, response),
+            None => response,
         }
     }
 
@@ -160,7 +153,7 @@ impl Endpoint for UpstreamEndpoint {
 
 /// Whether a request opens a stream of notifications that its client opens again, which it cannot over HTTP+SSE and stdio.
 fn carries_notifications(request: &Inbound) -> bool {
-    let listens = || headers::single(&request.headers, &headers::METHOD).is_ok_and(|name| name == Some(method::LISTEN));
+    let listens = || request.headers.get(headers::METHOD).is_some_and(|name| name == method::LISTEN);
     request.method == Method::GET || (request.carriage == MessageChannel::Request && listens())
 }
 

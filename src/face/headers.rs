@@ -18,8 +18,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Fails with [`RequestError::Header`] if it occurs twice (B113), or is not of visible ASCII, spaces and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
-    // A walk over the few fields of a head costs less than the hash of a long name.
-    let mut values = all.iter().filter_map(|(field, value)| (field == name).then_some(value));
+    let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
     match (first, second) {
         (None, _) => Ok(None),

@@ -310,7 +310,6 @@ impl MessageClassifier {
     }
 
     /// Keeps a part of the id. An id that is too long counts as none.
-    #[inline]
     fn keep(&mut self, text: StringRole, bytes: &[u8]) {
         if text == StringRole::Id && self.id.len() <= ID_BYTES_MAX {
             self.id.extend_from_slice(bytes);

@@ -180,8 +180,7 @@ fn code_unit(text: &[u8], at: usize) -> Result<u32, usize> {
 /// A scanned string value, decoded; `None` for other values, and for text with a lone surrogate, which cannot be compared.
 pub(in crate::wire) fn decode_string(value: &[u8]) -> Option<Cow<'_, str>> {
     let raw = inside(value)?;
-    let is_escaped = mark(raw.as_bytes(), 0) < raw.len();
-    if is_escaped { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
+    if raw.contains('\\') { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
 }
 
 /// As [`decode_string`], with U+FFFD for each lone surrogate: for text that is displayed, and decides nothing.

@@ -304,8 +304,7 @@ pub enum ExchangeEvent {
     Task(UpstreamTaskEvent),
     /// The upstream's ids of new subtasks of its own task, in order, if wanted (SEP-2268); not of itself or an ancestor.
     Subtasks(Vec<Arc<str>>),
-    /// `notifications/message`, verbatim except for the upstream's id of its task. In a client's own session also each
-    /// other notification on the call's stream that is about no request.
+    /// A log message, or in a client's own session another one about no request; without the upstream's id of its task.
     Notification(ServerNotification),
     Asked {
         ask: Payload,

@@ -342,20 +342,8 @@ struct ClientSessionUpstream {
     lease: Arc<SessionLease>,
 }
 
-impl ClientSessionUpstream {
-    fn new(link: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
-        Self { link, lease }
-    }
-
-    fn source(&self) -> SessionSource {
-        SessionSource::Own(Arc::clone(&self.lease))
-    }
-}
-
 /// The client alone received the handshake's result and the notifications.
-const fn not_known_here() -> BeginError {
-    BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
-}
+const NOT_KNOWN_HERE: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No);
 
 #[async_trait]
 impl Upstream for ClientSessionUpstream {
@@ -364,19 +352,21 @@ impl Upstream for ClientSessionUpstream {
     }
 
     async fn handshake(&self, _: &CallContext) -> Result<Arc<Handshake>, BeginError> {
-        Err(not_known_here())
+        Err(BeginError::Gateway(NOT_KNOWN_HERE))
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::begin(&self.link, self.source(), request, &context).await?))
+        let source = SessionSource::Own(Arc::clone(&self.lease));
+        Ok(Box::new(HttpExchange::begin(&self.link, source, request, &context).await?))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::resume(&self.link, self.source(), &token, &context)?))
+        let source = SessionSource::Own(Arc::clone(&self.lease));
+        Ok(Box::new(HttpExchange::resume(&self.link, source, &token, &context)?))
     }
 
     async fn notifications(&self, _: &CallContext) -> NotificationResult {
-        Err(not_known_here())
+        Err(BeginError::Gateway(NOT_KNOWN_HERE))
     }
 }
 
@@ -415,7 +405,7 @@ impl RawChannel for Arc<UpstreamLink> {
 
 impl OwnSessionChannel for Arc<UpstreamLink> {
     fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
-        Arc::new(ClientSessionUpstream::new(Self::clone(self), Arc::new(lease)))
+        Arc::new(ClientSessionUpstream { link: Self::clone(self), lease: Arc::new(lease) })
     }
 }
 

@@ -342,7 +342,8 @@ impl UpstreamSession {
     /// Asks the upstream for messages of this level too, unless it has. A refusal costs messages, not the call.
     pub(crate) async fn lower_log_level(&self, level: &str) {
         let Some(rank) = LOG_LEVELS.iter().position(|known| *known == level) else { return };
-        if !self.logs() {
+        let capabilities = self.handshake().and_then(|handshake| Object::of(&handshake.capabilities));
+        if !capabilities.is_some_and(|capabilities| capabilities.contains("logging")) {
             return;
         }
         let mut sent = self.level.0.lock().await;
@@ -359,10 +360,5 @@ impl UpstreamSession {
                 self.link.dropped("log_level_failed");
             }
         }
-    }
-
-    fn logs(&self) -> bool {
-        let capabilities = self.handshake().and_then(|handshake| Object::of(&handshake.capabilities));
-        capabilities.is_some_and(|capabilities| capabilities.contains("logging"))
     }
 }

@@ -62,10 +62,6 @@ impl BridgedCaller {
             key_header: idempotency_key::header_alone(&inbound.headers),
         }
     }
-
-    const fn takes_stream(&self) -> bool {
-        self.accepted.takes_stream()
-    }
 }
 
 pub(super) struct CallRoute {
@@ -121,13 +117,13 @@ pub(super) fn begin_on(
     (if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests }).increment(1);
 
     let client = BridgedClient::of(version, &session.token.capabilities);
-    let questions = match caller.takes_stream() {
+    let questions = match caller.accepted.takes_stream() {
         true => client.questions(),
         // A client without a stream can answer none.
         false => BridgedClient::of(version, &Payload::empty_object()).questions(),
     };
-    let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
-    let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
+    let token = params.and_then(progress_token).filter(|_| caller.accepted.takes_stream());
+    let level = shared.own.level(&session.own).filter(|_| caller.accepted.takes_stream());
     // A server with sessions chooses the level itself.
     let logs = match (level, route.era) {
         (Some(level), _) => LogFilter::From(level),
@@ -151,7 +147,7 @@ pub(super) fn begin_on(
             logs,
         },
         writer,
-        takes_stream: caller.takes_stream(),
+        takes_stream: caller.accepted.takes_stream(),
         began: Instant::now(),
         tool: tool.as_deref().map(Arc::from),
         questions,
@@ -330,7 +326,6 @@ impl BridgedCall {
         }
     }
 
-    /// The notification for the client: a log message by its level, any other by the client's rights.
     fn notified(&self, received: &ServerNotification) -> Option<Bytes> {
         let (name, params) = received;
         let may_see = || self.shared.served.may_see(&self.caller, name, params.as_ref().and_then(Object::of).as_ref());

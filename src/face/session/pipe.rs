@@ -303,7 +303,7 @@ impl PipeForward {
         let settings = &shared.served.settings;
         let (permit, timeouts, deadline_after) = match &request.tool {
             Some(tool) => {
-                let arguments = || arguments_in(&request.text);
+                let arguments = || arguments_of(request.text.read(ScanLimits::CLIENT).ok()?.request()?.params.object());
                 let owner = &session.own.opened.owner;
                 let beginning = HeldCall::begin(&shared.served, owner, Arc::clone(tool), arguments);
                 let beginning = pin!(beginning);
@@ -352,10 +352,6 @@ impl PipeForward {
         // Boxed: a request waits for its response without the memory that this takes.
         Box::pin(call.answer(response, LateEdits, accepted, pace, signs)).await
     }
-}
-
-fn arguments_in(text: &MessageText) -> Option<Payload> {
-    arguments_of(text.read(ScanLimits::CLIENT).ok()?.request()?.params.object())
 }
 
 #[derive(Debug)]

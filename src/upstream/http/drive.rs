@@ -177,9 +177,9 @@ impl HttpCall {
         let outcome = match start {
             CallStart::Post { message, handed_over } => match self.post(message, &handed_over).await {
                 Ok(answer) if self.call.may_be_task => Box::pin(self.maybe_relay(answer)).await,
-                outcome => outcome.and_then(plain_last),
+                outcome => outcome.and_then(last),
             },
-            CallStart::Resume => self.resume().await.and_then(plain_last),
+            CallStart::Resume => self.resume().await.and_then(last),
             CallStart::Task => Box::pin(self.relay(None)).await,
         };
         self.leave();
@@ -322,16 +322,12 @@ impl HttpCall {
     }
 }
 
-/// The last event of a call that asked for no task: the client could not use an id of the server's (T-67).
-fn plain_last(answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
+/// The last event. A task is no result: the client could not use the server's id of it (T-67).
+pub(super) fn last(answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
     match answer.as_ref().map(relay::created) {
         Ok(TaskCallResult::Task(_)) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)),
-        Ok(TaskCallResult::Plain | TaskCallResult::Malformed) | Err(_) => Ok(last(answer)),
+        Ok(_) | Err(_) => Ok(answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)),
     }
-}
-
-pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
-    answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,7 +84,7 @@ impl HttpCall {
             }
             Ok(TaskCallResult::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             // A server may ignore the request for a task (T-46).
-            Ok(TaskCallResult::Plain) | Err(_) => Ok(last(answer)),
+            Ok(TaskCallResult::Plain) | Err(_) => last(answer),
         }
     }
 
@@ -323,7 +323,7 @@ impl TaskFollower<'_> {
                 )
                 | None => Ok(None),
             },
-            Ok(answer) => Ok(Some(last(answer))),
+            Ok(answer) => last(answer).map(Some),
             Err(fault) => {
                 self.odd_outcomes += u16::from(fault.reason == Reason::UpstreamMalformed);
                 self.survive(fault, self.odd_outcomes).await

@@ -77,11 +77,6 @@ impl SessionCall {
         (Arc::new(Self { id, task, may_be_task, hint, events, queued, questions }), queue)
     }
 
-    /// Whether the upstream may have made a task of the call that is not known here yet.
-    fn awaits_task(&self) -> bool {
-        self.may_be_task && !self.task.initialized()
-    }
-
     /// Queues an event, waiting for room. Without a receiver it is dropped.
     pub(crate) async fn queue(&self, event: ExchangeEvent) {
         self.queued.fetch_add(1, Ordering::Relaxed);
@@ -206,7 +201,7 @@ impl SessionCalls {
     /// The call of an upstream task. An unknown task may be the only call's, if that call still waits for its task.
     pub(crate) fn by_task(&self, task: &str) -> Option<Arc<SessionCall>> {
         let known = self.0.lock().values().find(|call| call.task.get().is_some_and(|own| **own == *task)).cloned();
-        known.or_else(|| self.only().filter(|call| call.awaits_task()))
+        known.or_else(|| self.only().filter(|call| call.may_be_task && !call.task.initialized()))
     }
 
     pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<SessionCall>> {

@@ -54,7 +54,11 @@ impl UpstreamSession {
             NotificationSubject::Withdrawn(ask) if call.withdraw(&ask) => {
                 call.queue(ExchangeEvent::Withdrawn { ask }).await
             }
-            NotificationSubject::TaskChanged(task) => self.hint(&task),
+            // Released calls may have tasks that still change.
+            NotificationSubject::TaskChanged(task) => match self.calls.by_task(&task) {
+                Some(call) => call.hint.notify_one(),
+                None => self.link.dropped("stray_notification"),
+            },
             // In a client's own session that client is the only one to be notified (LEG-20).
             NotificationSubject::News if self.handshake().is_none() => {
                 let news = (Arc::from(notification.method), unrelated(notification.params));
@@ -164,14 +168,6 @@ impl UpstreamSession {
             call.close(&id.payload());
             self.link.dropped("slow_reader");
             self.refuse(&id, INTERNAL_ERROR, "the client does not keep up");
-        }
-    }
-
-    /// Makes the call of a task poll it. Released calls may have tasks that still change.
-    fn hint(&self, task: &str) {
-        match self.calls.by_task(task) {
-            Some(call) => call.hint.notify_one(),
-            None => self.link.dropped("stray_notification"),
         }
     }
 

@@ -67,12 +67,12 @@ impl Engine {
             true => tracing::debug_span!("call", %upstream, %tool, task = tracing::field::Empty),
             false => tracing::info_span!("call", %upstream, %tool, task = tracing::field::Empty),
         };
-        let panic_target = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
+        let bug_recipient = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
         let clients = AttachedClients::new(sender);
-        let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&panic_target)));
+        let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&bug_recipient)));
         runner.call.list(in_progress);
         runner.audited = audited;
-        spawn(self, span, panic_target, runner.run());
+        spawn(self, span, bug_recipient, runner.run());
         stream
     }
 
@@ -113,7 +113,7 @@ impl Runner {
         spec: CallSpec,
         split: Option<SplitPlan>,
         client: AttachedClients,
-        panic_target: SharedBugRecipient,
+        bug_recipient: SharedBugRecipient,
     ) -> Self {
         // Without a permit an `auto` call stays plain (T-58); a repetition under a key needs none.
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
@@ -135,7 +135,7 @@ impl Runner {
             Plan::Grace(grace) if permit.is_some() || spec.idempotency.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
-        let (recorder, dialog) = (Recorder::new(permit, panic_target), Dialog::new(client, grace_end));
+        let (recorder, dialog) = (Recorder::new(permit, bug_recipient), Dialog::new(client, grace_end));
         Self { engine, spec, call, family: Family::default(), recorder, dialog, audited: None }
     }
 

@@ -24,7 +24,7 @@ pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 pub(super) fn spawn(
     engine: &Arc<Engine>,
     span: tracing::Span,
-    panic_target: SharedBugRecipient,
+    bug_recipient: SharedBugRecipient,
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
     let own = Arc::clone(engine);
@@ -33,8 +33,8 @@ pub(super) fn spawn(
     engine.runners.spawn(
         async move {
             if runner.await.is_err() {
-                let panic_target = panic_target.lock().clone();
-                Box::pin(settle_after_panic(&own, panic_target)).await;
+                let bug_recipient = bug_recipient.lock().clone();
+                Box::pin(settle_after_panic(&own, bug_recipient)).await;
             }
         }
         .instrument(span),
@@ -42,10 +42,10 @@ pub(super) fn spawn(
 }
 
 /// Settles the task, or answers the client, of a runner that panicked: the call may have run.
-async fn settle_after_panic(engine: &Arc<Engine>, panic_target: BugRecipient) {
+async fn settle_after_panic(engine: &Arc<Engine>, bug_recipient: BugRecipient) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
-    match panic_target {
+    match bug_recipient {
         BugRecipient::Task(key) => {
             let attempt = engine.load_any(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
             let settled = engine.store_outcome(&key, Event::Faulted { attempt, failure }).await;

@@ -33,7 +33,7 @@ pub(super) struct Recorder {
     unconfirmed: Option<UnconfirmedCall>,
     /// Whether another replica holds the task: see `Runner::write`.
     is_fenced: bool,
-    panic_target: SharedBugRecipient,
+    bug_recipient: SharedBugRecipient,
 }
 
 struct RunnerRow {
@@ -48,7 +48,7 @@ struct RunnerRow {
 }
 
 impl Recorder {
-    pub(super) const fn new(permit: Option<TaskPermit>, panic_target: SharedBugRecipient) -> Self {
+    pub(super) const fn new(permit: Option<TaskPermit>, bug_recipient: SharedBugRecipient) -> Self {
         Self {
             row: None,
             permit,
@@ -57,7 +57,7 @@ impl Recorder {
             unstored: None,
             unconfirmed: None,
             is_fenced: false,
-            panic_target,
+            bug_recipient,
         }
     }
 
@@ -65,9 +65,9 @@ impl Recorder {
         task: &Task,
         commands: RunnerCommands,
         permit: Option<TaskPermit>,
-        panic_target: SharedBugRecipient,
+        bug_recipient: SharedBugRecipient,
     ) -> Self {
-        let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, panic_target) };
+        let mut recorder = Self { attempt: task.attempt, ..Self::new(permit, bug_recipient) };
         recorder.checkpoint.written = task.recovery.resume.clone();
         recorder.checkpoint.check_soon();
         recorder.row = Some(RunnerRow::new(task.key.clone(), task.visibility, true, commands));
@@ -75,7 +75,7 @@ impl Recorder {
     }
 
     pub(super) fn record_inserted(&mut self, key: TaskKey, visibility: TaskVisibility, commands: RunnerCommands) {
-        *self.panic_target.lock() = BugRecipient::Task(key.clone());
+        *self.bug_recipient.lock() = BugRecipient::Task(key.clone());
         self.row = Some(RunnerRow::new(key, visibility, false, commands));
     }
 

@@ -51,11 +51,11 @@ pub(in crate::engine) fn start(
         }
     };
     call.list(in_progress);
-    let (panic_target, span) = row_context(&task);
+    let (bug_recipient, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
-    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&panic_target));
+    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&bug_recipient));
     let runner = Box::new(runner);
-    spawn(engine, span, panic_target, runner.run_row(task, action));
+    spawn(engine, span, bug_recipient, runner.run_row(task, action));
 }
 
 pub(super) struct AdoptedCall {
@@ -78,11 +78,11 @@ pub(super) fn adopt(
     commands: RunnerCommands,
     mut adopted: AdoptedCall,
 ) {
-    let (panic_target, span) = row_context(&task);
+    let (bug_recipient, span) = row_context(&task);
     adopted.call.list(spec.call_begins());
-    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&panic_target));
+    let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&bug_recipient));
     let runner = Box::new(runner);
-    spawn(engine, span, panic_target, runner.run_loop());
+    spawn(engine, span, bug_recipient, runner.run_loop());
 }
 
 fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {
@@ -97,13 +97,13 @@ impl Runner {
         task: &Task,
         commands: RunnerCommands,
         AdoptedCall { call, family, permit }: AdoptedCall,
-        panic_target: SharedBugRecipient,
+        bug_recipient: SharedBugRecipient,
     ) -> Self {
         let due = Instant::now() + spec.policy.input_deadline;
         let open = task.open_questions().map(|(_, one)| (one.ask.clone(), question_method(&one.request)));
         let questions = CallQuestions::reopened(open, &task.recovery.undelivered, due, call.is_queued());
         Self {
-            recorder: Recorder::of_row(task, commands, permit, panic_target),
+            recorder: Recorder::of_row(task, commands, permit, bug_recipient),
             dialog: Dialog::of_row(questions),
             call,
             family,

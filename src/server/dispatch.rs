@@ -19,7 +19,7 @@ use super::head::{RareField, RareFields};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::AskedPath;
 use super::refusal::{Refusal, StreamPosition, keep_open};
-use super::tokens::KeyWait;
+use super::tokens::LookupWait;
 use super::{ListenerLimits, head, media};
 use crate::body_wakes::poll_piece;
 use crate::face::arrival::Arrival;
@@ -185,7 +185,7 @@ impl Dispatch {
         let forwards = |route: Route<'_>| route.endpoint.forwards(&AUTHORIZATION);
         AskedPath {
             endpoint: found.map(|route| route.path.map_or(path, |path| path)),
-            wait: KeyWait::Allowed,
+            wait: LookupWait::Allowed,
             certificate: None,
             rare,
             forwards: self.0.routes.forward_authorization && found.is_some_and(forwards),

@@ -20,7 +20,9 @@ use super::refusal::{ForwardRefusal, Refusal};
 use super::tokens::claims::{HeldProofs, TokenError};
 use super::tokens::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use super::tokens::settings::ProofPolicy;
-use super::tokens::{KeyWait, ProofRefusal, RefusalEvidence, SharedClaims, TokenLookup, TokenVerdict, TokenVerifier};
+use super::tokens::{
+    LookupWait, ProofRefusal, RefusalEvidence, SharedClaims, TokenLookup, TokenVerdict, TokenVerifier,
+};
 use crate::face::own_metadata::{ChallengeError, ChallengeScheme, challenge};
 use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_owners::{FORWARD, SessionOwners};
@@ -343,7 +345,7 @@ pub(super) struct AskedPath<'p> {
     pub(super) endpoint: Option<&'p str>,
     /// Whether it forwards clients' credentials upstream.
     pub(super) forwards: bool,
-    pub(super) wait: KeyWait,
+    pub(super) wait: LookupWait,
     pub(super) certificate: Option<&'p PeerCertificate>,
     pub(super) rare: RareFields,
 }

@@ -23,7 +23,7 @@ use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedCaller};
 use super::principal::{AskedPath, AuthenticatedCaller, Identity, PrincipalGuard, TokenScheme, TokenUse};
 use super::refusal::{Refusal, RefusalMarker, StreamPosition, keep_open};
-use super::tokens::{KeyWait, RefusalEvidence};
+use super::tokens::{LookupWait, RefusalEvidence};
 use crate::face::answer::ScopesNeeded;
 use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
@@ -142,11 +142,11 @@ impl Layers {
             return answer;
         }
         let certificate = certificate.as_deref();
-        let identity = match self.admit(&request, rare, client, certificate, KeyWait::Allowed) {
+        let identity = match self.admit(&request, rare, client, certificate, LookupWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 match Box::pin(lookup.wait(client)).await {
-                    Ok(()) => self.admit(&request, rare, client, certificate, KeyWait::Over),
+                    Ok(()) => self.admit(&request, rare, client, certificate, LookupWait::Over),
                     Err(wait) => Err(Refusal::TooManyTokens(wait)),
                 }
             }
@@ -212,7 +212,7 @@ impl Layers {
         rare: RareFields,
         client: IpAddr,
         certificate: Option<&PeerCertificate>,
-        wait: KeyWait,
+        wait: LookupWait,
     ) -> Result<Identity, Refusal> {
         let path = request.uri().path();
         if self.is_health_check(request, client) {

@@ -92,7 +92,7 @@ pub(super) enum ProofRefusal {
 
 /// Whether a request may still wait for a lookup. It waits once; then the keys and answers in memory decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyWait {
+pub(super) enum LookupWait {
     Allowed,
     Over,
 }
@@ -101,7 +101,7 @@ struct AskedToken<'t> {
     token: &'t str,
     digest: TokenDigest,
     now: Timestamp,
-    wait: KeyWait,
+    wait: LookupWait,
     held: HeldProofs<'t>,
 }
 
@@ -239,7 +239,7 @@ impl TokenVerifier {
     }
 
     /// Checks a token for the gateway's endpoint at `path`, and the proofs of its sender.
-    pub(super) fn check(&self, token: &str, path: &str, wait: KeyWait, held: HeldProofs<'_>) -> TokenVerdict {
+    pub(super) fn check(&self, token: &str, path: &str, wait: LookupWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
         let asked = AskedToken { token, digest: remembered.digest(token, path), now: clock.now(), wait, held };
         let is_trusted =
@@ -284,7 +284,7 @@ impl TokenVerifier {
                 let kept = self.0.remembered.keep(asked.digest, token, index, asked.now);
                 self.valid(kept, asked)
             }
-            Err(TokenError::UnknownKey) if asked.wait == KeyWait::Allowed && keys.may_be_asked() => {
+            Err(TokenError::UnknownKey) if asked.wait == LookupWait::Allowed && keys.may_be_asked() => {
                 self.needs(AskedIssuer::Keys(Arc::clone(keys)))
             }
             Err(TokenError::UnknownKey) if keys.is_unavailable() || !keys.are_current() => {
@@ -317,7 +317,7 @@ impl TokenVerifier {
             return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
         };
         match introspector.known(&digest([asked.token.as_bytes()])) {
-            None if asked.wait == KeyWait::Allowed => {
+            None if asked.wait == LookupWait::Allowed => {
                 let token = asked.token.to_owned();
                 self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))
             }

@@ -8,7 +8,7 @@ use crate::server::head::HeadGuard;
 fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
     let limits = ListenerLimits { head_bytes_max: usize::MAX, ..ListenerLimits::default() };
     let rare = HeadGuard::new(limits).check(request)?;
-    let asked = AskedPath { endpoint: None, forwards, wait: KeyWait::Over, certificate: None, rare };
+    let asked = AskedPath { endpoint: None, forwards, wait: LookupWait::Over, certificate: None, rare };
     guard.identify(request, asked).map(|identity| match identity {
         Identity::Known(known) => known.caller.principal,
         Identity::NeedsLookup(_) => panic!("no token was sent"),

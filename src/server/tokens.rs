@@ -97,7 +97,7 @@ pub(super) enum LookupWait {
     Over,
 }
 
-struct AskedToken<'t> {
+struct TokenCheck<'t> {
     token: &'t str,
     digest: TokenDigest,
     now: Timestamp,
@@ -128,11 +128,11 @@ impl TrustedIssuer {
 }
 
 pub(super) struct TokenLookup {
-    asked: AskedIssuer,
+    target: LookupTarget,
     scope: Arc<OnceLock<TaskScope>>,
 }
 
-enum AskedIssuer {
+enum LookupTarget {
     Keys(Arc<IssuerKeys>),
     Introspection(Arc<Introspector>, String),
 }
@@ -140,12 +140,12 @@ enum AskedIssuer {
 impl TokenLookup {
     /// `client` has a share of the questions about tokens; fails with the time after which it may ask again.
     pub(super) async fn wait(self, client: IpAddr) -> Result<(), Duration> {
-        match self.asked {
-            AskedIssuer::Keys(keys) => {
+        match self.target {
+            LookupTarget::Keys(keys) => {
                 keys.ask(&self.scope).await;
                 Ok(())
             }
-            AskedIssuer::Introspection(introspector, token) => introspector.ask(token, client, &self.scope).await,
+            LookupTarget::Introspection(introspector, token) => introspector.ask(token, client, &self.scope).await,
         }
     }
 }
@@ -241,17 +241,17 @@ impl TokenVerifier {
     /// Checks a token for the gateway's endpoint at `path`, and the proofs of its sender.
     pub(super) fn check(&self, token: &str, path: &str, wait: LookupWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
-        let asked = AskedToken { token, digest: remembered.digest(token, path), now: clock.now(), wait, held };
+        let check = TokenCheck { token, digest: remembered.digest(token, path), now: clock.now(), wait, held };
         let is_trusted =
             |index: u32| issuers.get(index as usize).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
-        if let Some(found) = remembered.get(asked.digest, asked.now).filter(|found| is_trusted(found.issuer)) {
-            return self.valid(found, &asked);
+        if let Some(found) = remembered.get(check.digest, check.now).filter(|found| is_trusted(found.issuer)) {
+            return self.valid(found, &check);
         }
         let endpoint = || normal_address(&format!("{}{path}", settings.public_url));
         // The form decides, not a trial.
         let opaque = if jws::is_signed_form(token) { None } else { self.position(TrustedIssuer::takes_opaque) };
         if let Some(index) = opaque {
-            return self.introspect(&asked, index, &endpoint());
+            return self.introspect(&check, index, &endpoint());
         }
         let read = match UnverifiedToken::read(token) {
             Ok(read) => read,
@@ -260,9 +260,9 @@ impl TokenVerifier {
         match self.position(|one| *one.settings.issuer == *read.issuer) {
             None => refused(TokenError::UnknownIssuer, token),
             Some(index) if issuers.get(index).is_some_and(|one| one.settings.needs_no_keys()) => {
-                self.introspect(&asked, index, &endpoint())
+                self.introspect(&check, index, &endpoint())
             }
-            Some(index) => self.verify(&read, &asked, index, &endpoint()),
+            Some(index) => self.verify(&read, &check, index, &endpoint()),
         }
     }
 
@@ -270,27 +270,27 @@ impl TokenVerifier {
         self.0.issuers.iter().position(is_meant)
     }
 
-    fn verify(&self, read: &UnverifiedToken<'_>, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
+    fn verify(&self, read: &UnverifiedToken<'_>, check: &TokenCheck<'_>, index: usize, endpoint: &str) -> TokenVerdict {
         let Some(issuer) = self.0.issuers.get(index) else {
             return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
         };
         let keys = &issuer.keys;
         let verified = match keys.current() {
-            Some(set) => read.verify(&issuer.settings, &set, endpoint, asked.now),
+            Some(set) => read.verify(&issuer.settings, &set, endpoint, check.now),
             None => Err(TokenError::UnknownKey),
         };
         match verified {
             Ok(token) => {
-                let kept = self.0.remembered.keep(asked.digest, token, index, asked.now);
-                self.valid(kept, asked)
+                let kept = self.0.remembered.keep(check.digest, token, index, check.now);
+                self.valid(kept, check)
             }
-            Err(TokenError::UnknownKey) if asked.wait == LookupWait::Allowed && keys.may_be_asked() => {
-                self.needs(AskedIssuer::Keys(Arc::clone(keys)))
+            Err(TokenError::UnknownKey) if check.wait == LookupWait::Allowed && keys.may_be_asked() => {
+                self.needs(LookupTarget::Keys(Arc::clone(keys)))
             }
             Err(TokenError::UnknownKey) if keys.is_unavailable() || !keys.are_current() => {
                 TokenVerdict::IssuerUnavailable(issuer.evidence())
             }
-            Err(error) => issuer.refuses(error, error.shown_in(asked.token)),
+            Err(error) => issuer.refuses(error, error.shown_in(check.token)),
         }
     }
 
@@ -308,38 +308,38 @@ impl TokenVerifier {
         })
     }
 
-    fn introspect(&self, asked: &AskedToken<'_>, index: usize, endpoint: &str) -> TokenVerdict {
-        if asked.token.len() > claims::TOKEN_BYTES_MAX {
-            return refused(TokenError::TooLarge, asked.token);
+    fn introspect(&self, check: &TokenCheck<'_>, index: usize, endpoint: &str) -> TokenVerdict {
+        if check.token.len() > claims::TOKEN_BYTES_MAX {
+            return refused(TokenError::TooLarge, check.token);
         }
         let issuer = self.0.issuers.get(index);
         let Some((issuer, introspector)) = issuer.and_then(|one| Some((one, one.introspector.as_ref()?))) else {
             return TokenVerdict::IssuerUnavailable(RefusalEvidence::default());
         };
-        match introspector.known(&digest([asked.token.as_bytes()])) {
-            None if asked.wait == LookupWait::Allowed => {
-                let token = asked.token.to_owned();
-                self.needs(AskedIssuer::Introspection(Arc::clone(introspector), token))
+        match introspector.known(&digest([check.token.as_bytes()])) {
+            None if check.wait == LookupWait::Allowed => {
+                let token = check.token.to_owned();
+                self.needs(LookupTarget::Introspection(Arc::clone(introspector), token))
             }
             None | Some(IntrospectionAnswer::Unavailable) => TokenVerdict::IssuerUnavailable(issuer.evidence()),
             Some(IntrospectionAnswer::Inactive) => issuer.refuses(TokenError::Inactive, None),
             Some(IntrospectionAnswer::Active(found)) => {
-                match claims::verify_introspected(&found, &issuer.settings, endpoint, asked.now) {
-                    Ok(token) => self.valid(self.0.remembered.entry(token, index, asked.now), asked),
+                match claims::verify_introspected(&found, &issuer.settings, endpoint, check.now) {
+                    Ok(token) => self.valid(self.0.remembered.entry(token, index, check.now), check),
                     Err(error) => issuer.refuses(error, error.shown(&Map::new(), &found)),
                 }
             }
         }
     }
 
-    fn needs(&self, asked: AskedIssuer) -> TokenVerdict {
-        TokenVerdict::NeedsLookup(TokenLookup { asked, scope: Arc::clone(&self.0.scope) })
+    fn needs(&self, target: LookupTarget) -> TokenVerdict {
+        TokenVerdict::NeedsLookup(TokenLookup { target, scope: Arc::clone(&self.0.scope) })
     }
 
-    fn valid(&self, token: RememberedToken, asked: &AskedToken<'_>) -> TokenVerdict {
+    fn valid(&self, token: RememberedToken, check: &TokenCheck<'_>) -> TokenVerdict {
         let RememberedToken { caller, issuer, binding, .. } = token;
         let known = self.0.issuers.get(issuer as usize);
-        if let Err(error) = asked.held.fit(binding.as_deref()) {
+        if let Err(error) = check.held.fit(binding.as_deref()) {
             return TokenVerdict::Invalid(error, known.map(TrustedIssuer::evidence).unwrap_or_default());
         }
         let has_certificate = binding.is_some_and(|binding| binding.certificate.is_some());

@@ -54,7 +54,7 @@ pub(super) fn keep_fresh(callers: &Authenticator, scope: &TaskScope, readiness: 
 }
 
 fn show(tokens: &TokenVerifier, readiness: &Readiness) {
-    let is_any = tokens.unknown_issuers().next().is_some();
+    let is_any = tokens.issuers_without_current_keys().next().is_some();
     if is_any { readiness.limit(ISSUER_UNKNOWN) } else { readiness.clear(ISSUER_UNKNOWN) }
 }
 

@@ -429,7 +429,7 @@ impl PrincipalGuard {
     /// The guard that replaces this one. Clients that remain valid keep their streams; all other streams end.
     pub(super) fn followed_by(&self, mut callers: Authenticator) -> Self {
         if let Some(before) = self.callers.tokens() {
-            before.withdraw_beside(callers.tokens());
+            before.withdraw_unless_in(callers.tokens());
         }
         if let Authenticator::CertificateHolders(CertificateHolders { certificates: before, .. }) = &self.callers {
             if let Authenticator::CertificateHolders(now) = &mut callers {

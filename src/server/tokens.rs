@@ -207,10 +207,11 @@ impl TokenVerifier {
         Self::of(now.clone(), issuers, Arc::clone(&before.0.seen))
     }
 
-    /// Ends the streams of tokens that `now` verifies differently.
-    pub(super) fn withdraw_beside(&self, now: Option<&Self>) {
+    /// Ends the streams of tokens that `successor` verifies differently.
+    pub(super) fn withdraw_unless_in(&self, successor: Option<&Self>) {
         for one in &self.0.issuers {
-            let stays = now.is_some_and(|now| now.0.issuers.iter().any(|other| Arc::ptr_eq(&other.keys, &one.keys)));
+            let is_same = |other: &TrustedIssuer| Arc::ptr_eq(&other.keys, &one.keys);
+            let stays = successor.is_some_and(|successor| successor.0.issuers.iter().any(is_same));
             if !stays {
                 one.grant.withdraw();
             }
@@ -233,9 +234,9 @@ impl TokenVerifier {
         futures_util::future::select_all(fetches).await;
     }
 
-    pub fn unknown_issuers(&self) -> impl Iterator<Item = &str> {
-        let unknown = self.0.issuers.iter().filter(|one| !one.settings.needs_no_keys() && !one.keys.are_current());
-        unknown.map(|one| &*one.settings.issuer)
+    pub fn issuers_without_current_keys(&self) -> impl Iterator<Item = &str> {
+        let lacking = self.0.issuers.iter().filter(|one| !one.settings.needs_no_keys() && !one.keys.are_current());
+        lacking.map(|one| &*one.settings.issuer)
     }
 
     /// Checks a token for the gateway's endpoint at `path`, and the proofs of its sender.

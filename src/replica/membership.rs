@@ -52,7 +52,7 @@ impl LeaseTerms {
     }
 
     /// Maximum age of the last acknowledged heartbeat for inserting rows. After that, others would soon claim them.
-    pub fn begin_max(self) -> Duration {
+    pub fn insert_max(self) -> Duration {
         self.lease * 7 / 8
     }
 }
@@ -114,7 +114,7 @@ pub enum StoreLoss {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnStanding {
-    /// May insert rows while its heartbeats are acknowledged ([`LeaseTerms::begin_max`]).
+    /// May insert rows while its heartbeats are acknowledged ([`LeaseTerms::insert_max`]).
     Member,
     /// Declared dead, or without the store for too long. Its runners stop; it may register again.
     Fenced,

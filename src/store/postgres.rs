@@ -252,7 +252,7 @@ impl TaskStore for PostgresStore {
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.view.now().may_begin(self.state.settings.terms, boot_time())?;
+        self.view.now().may_insert(self.state.settings.terms, boot_time())?;
         self.put(TaskWrite::Insert(Box::new(EncodedRow::of(task)))).await
     }
 

@@ -64,7 +64,7 @@ fn the_lease_has_bounds_and_parts() {
         assert_eq!(LeaseTerms::new(of(lease), of(0)).is_some(), is_within, "{lease} ms");
     }
     let terms = terms(8, 300);
-    assert_eq!((terms.heartbeat_interval(), terms.gap_max(), terms.begin_max()), (of(2_000), of(4_000), of(7_000)));
+    assert_eq!((terms.heartbeat_interval(), terms.gap_max(), terms.insert_max()), (of(2_000), of(4_000), of(7_000)));
 }
 
 #[test]

@@ -86,8 +86,8 @@ impl ReplicaView {
 
     /// Whether this replica may insert rows: not after seven eighths of the lease without an acknowledged heartbeat, as
     /// others then declare it dead and claim its rows while its writer works. It keeps its rows until it is fenced.
-    pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
-        if now.since(self.heartbeat_sent) < terms.begin_max() {
+    pub(super) fn may_insert(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
+        if now.since(self.heartbeat_sent) < terms.insert_max() {
             return Ok(());
         }
         Err(StoreError::Io(io::Error::other("no heartbeat of this replica was acknowledged for too long")))
@@ -254,8 +254,8 @@ mod tests {
     fn an_incarnation_adds_no_rows_once_its_heartbeats_are_unanswered() {
         let after = |millis| BootTime(Duration::from_millis(millis));
         let view = ReplicaView::of(Vec::new(), after(2_000));
-        assert!(view.may_begin(LeaseTerms::default(), after(8_999)).is_ok());
-        assert!(view.may_begin(LeaseTerms::default(), after(9_000)).is_err());
+        assert!(view.may_insert(LeaseTerms::default(), after(8_999)).is_ok());
+        assert!(view.may_insert(LeaseTerms::default(), after(9_000)).is_err());
     }
 
     #[test]

@@ -234,7 +234,7 @@ async fn a_gateway_without_acknowledged_heartbeats_takes_no_tasks_and_continues_
     for id in 100.. {
         if let Err(refused) = at.store.insert(&task("a", id)).await {
             let unanswered = boot_time().since(at.store.view.now().heartbeat_sent);
-            let is_late = unanswered >= at.store.state.settings.terms.begin_max();
+            let is_late = unanswered >= at.store.state.settings.terms.insert_max();
             assert!(matches!(refused, StoreError::Io(_)) && is_late, "{refused:?}");
             break;
         }

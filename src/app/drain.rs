@@ -55,7 +55,7 @@ impl Gateway {
 
     async fn end(self, notice: Option<Duration>, kind: GatewayEnd) {
         let (calls, max) = (self.live_calls(), self.drain_max);
-        let others = self.shared.as_ref().map(|shared| shared.store.replicas().taking_beside(shared.store.holder()));
+        let others = self.shared.as_ref().map(|shared| shared.store.replicas().accepting_others(shared.store.holder()));
         let has_replicas = others.is_some_and(|others| others > 0);
         let (has_substitute, notice) = (notice.is_none() || has_replicas, notice.unwrap_or_default());
         let plan = DrainPlan { notice, has_substitute, ..DrainPlan::default() };

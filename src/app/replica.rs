@@ -92,11 +92,11 @@ impl ReplicaFollower {
     fn follow(&self, view: &ReplicaView) {
         // Heartbeats change the view as well; an unchanged membership replaces nothing.
         self.owners.replace(directory(&self.store, view));
-        let beside = view.taking_beside(self.store.holder());
+        let others = view.accepting_others(self.store.holder());
         if let Some((limits, permits)) = &self.divided
-            && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
+            && limits.divide_by(NonZeroUsize::MIN.saturating_add(others))
         {
-            tracing::info!(replicas = beside + 1, "rates and concurrent calls are divided among replicas");
+            tracing::info!(replicas = others + 1, "rates and concurrent calls are divided among replicas");
             permits.call_waiting();
         }
     }

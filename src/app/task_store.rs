@@ -68,8 +68,8 @@ async fn write_at_intervals(
 
 /// Waits until other replicas have read this one's row: else they take its sessions' owner for dead. Cancel safe.
 pub(super) async fn be_seen(shared: Option<&SharedIncarnation>) {
-    let beside = |shared: &SharedIncarnation| shared.store.replicas().taking_beside(shared.store.holder());
-    if shared.is_some_and(|shared| beside(shared) > 0) {
+    let others = |shared: &SharedIncarnation| shared.store.replicas().accepting_others(shared.store.holder());
+    if shared.is_some_and(|shared| others(shared) > 0) {
         tokio::time::sleep(LOOK_EVERY + LOOK_MAX).await;
     }
 }

@@ -94,12 +94,12 @@ impl ReplicaView {
     }
 
     /// The number of other replicas that accept new requests, and therefore share the limits with this one.
-    pub fn taking_beside(&self, own: Incarnation) -> usize {
-        let takes = |one: &&StoredReplica| {
+    pub fn accepting_others(&self, own: Incarnation) -> usize {
+        let accepts = |one: &&StoredReplica| {
             let ReplicaRow { incarnation, is_dead, is_leaving, .. } = one.row;
             incarnation != own && !is_dead && !is_leaving
         };
-        self.rows.iter().filter(takes).count()
+        self.rows.iter().filter(accepts).count()
     }
 
     pub(super) fn has_dead(&self) -> bool {

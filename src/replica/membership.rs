@@ -291,7 +291,7 @@ impl Membership {
         }
     }
 
-    pub fn heartbeat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
+    pub fn heartbeat_seen_at(&self, incarnation: Incarnation) -> Option<BootTime> {
         self.others.get(&incarnation).map(|other| other.since)
     }
 

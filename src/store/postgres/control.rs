@@ -281,7 +281,7 @@ impl ReplicaControl {
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
         let incarnations = rows.iter().map(|one| one.row.incarnation);
         let heartbeats = incarnations
-            .filter_map(|incarnation| Some((incarnation, self.membership.heartbeat_since(incarnation)?)))
+            .filter_map(|incarnation| Some((incarnation, self.membership.heartbeat_seen_at(incarnation)?)))
             .collect();
         let abandoned = self.membership.abandoned(received).collect();
         self.view.change(|view| {

@@ -313,7 +313,7 @@ impl Engine {
     fn perform(&self, key: &TaskKey, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Keep => (),
+                Effect::StoreOnly => (),
                 Effect::NotifyWatchers => self.watchers.wake(key),
                 Effect::Deliver(answers) => self.live.deliver(key, answers),
                 Effect::Abandon => self.live.abandon(key),

@@ -124,8 +124,8 @@ impl Event {
 /// A required action after a change. Each can be derived again from the stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Store the row only: the change is invisible to clients.
-    Keep,
+    /// The change is invisible to clients.
+    StoreOnly,
     NotifyWatchers,
     /// Deliver answers to the upstream, each with the exchange's name of the question.
     Deliver(Vec<(Payload, Answer)>),
@@ -140,7 +140,7 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
         return (task, Vec::new());
     }
     let is_visible = event.is_visible();
-    let mut effects = vec![if is_visible { Effect::NotifyWatchers } else { Effect::Keep }];
+    let mut effects = vec![if is_visible { Effect::NotifyWatchers } else { Effect::StoreOnly }];
     let is_changed = match event {
         Event::Dispatched { call, .. } => {
             task.phase = Phase::Working;

@@ -134,7 +134,7 @@ fn every_phase_and_event_follow_the_table() {
             let letters: String = effects
                 .iter()
                 .map(|effect| match effect {
-                    Effect::Keep => 'k',
+                    Effect::StoreOnly => 'k',
                     Effect::NotifyWatchers => 'n',
                     Effect::Deliver(_) => 'd',
                     Effect::Abandon => 'a',
@@ -146,7 +146,7 @@ fn every_phase_and_event_follow_the_table() {
                 assert_eq!(after, before, "{event_name} in {phase_name} changed something");
             } else {
                 // A change that clients cannot see does not update the time.
-                let seen_at = if effects == [Effect::Keep] { before.updated_at } else { NOW };
+                let seen_at = if effects == [Effect::StoreOnly] { before.updated_at } else { NOW };
                 assert_eq!(after.updated_at, seen_at, "{event_name} in {phase_name}");
             }
             seen += 1;
@@ -348,7 +348,7 @@ fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
     assert_eq!(effects, [Effect::NotifyWatchers, Effect::Deliver(kept)]);
     let event = Event::Delivering { attempt: Attempt(2), ask: Payload::of(&7) };
     let (sent, effects) = transition(accepted, event.clone(), NOW);
-    assert_eq!((sent.recovery.undelivered.len(), effects), (0, vec![Effect::Keep]));
+    assert_eq!((sent.recovery.undelivered.len(), effects), (0, vec![Effect::StoreOnly]));
     assert_eq!(transition(sent, event, NOW).1, [], "a second time there is nothing to send");
 }
 
@@ -366,7 +366,7 @@ fn f20_a_cancelled_call_stays_unnotified_until_its_upstream_was_notified() {
         };
         assert_eq!(settled.recovery, unnotified);
         let (notified, effects) = transition(settled.clone(), Event::Notified, NOW);
-        assert_eq!(effects, [Effect::Keep]);
+        assert_eq!(effects, [Effect::StoreOnly]);
         assert_eq!(notified, Task { recovery: Recovery::default(), ..settled });
     }
 }

@@ -70,7 +70,7 @@ impl Engine {
         let bug_recipient = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
         let clients = AttachedClients::new(sender);
         let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&bug_recipient)));
-        runner.call.list(in_progress);
+        runner.call.set_in_progress(in_progress);
         runner.audited = audited;
         spawn(self, span, bug_recipient, runner.run());
         stream

@@ -306,8 +306,8 @@ impl UpstreamCall {
         }
     }
 
-    pub(super) fn list(&mut self, entry: Option<CallInProgress>) {
-        self.in_progress = entry;
+    pub(super) fn set_in_progress(&mut self, in_progress: Option<CallInProgress>) {
+        self.in_progress = in_progress;
     }
 
     pub(super) fn set_prospect(&mut self, prospect: CallProspect) {

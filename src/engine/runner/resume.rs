@@ -50,7 +50,7 @@ pub(in crate::engine) fn start(
             (UpstreamCall::queued(ExchangeStage::again(&spec)), Family::default())
         }
     };
-    call.list(in_progress);
+    call.set_in_progress(in_progress);
     let (bug_recipient, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&bug_recipient));
@@ -79,7 +79,7 @@ pub(super) fn adopt(
     mut adopted: AdoptedCall,
 ) {
     let (bug_recipient, span) = row_context(&task);
-    adopted.call.list(spec.call_begins());
+    adopted.call.set_in_progress(spec.call_begins());
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&bug_recipient));
     let runner = Box::new(runner);
     spawn(engine, span, bug_recipient, runner.run_loop());

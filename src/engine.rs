@@ -243,12 +243,12 @@ impl Engine {
     }
 
     /// The current time for expiry. While the clock is not trusted, no task expires, because its age is unknown.
-    fn time_of(&self, task: &Task, now: Timestamp) -> Timestamp {
+    fn expiry_time_of(&self, task: &Task, now: Timestamp) -> Timestamp {
         if self.store.is_time_distrusted() { task.created_at } else { now }
     }
 
     fn is_overdue(&self, task: &Task, now: Timestamp) -> bool {
-        !task.is_settled() && task.expires_at() <= self.time_of(task, now)
+        !task.is_settled() && task.expires_at() <= self.expiry_time_of(task, now)
     }
 
     /// Why a call of an ended process cannot continue.

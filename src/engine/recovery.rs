@@ -388,7 +388,7 @@ impl<'a> ClaimedRow<'a> {
         // A call that would now reach another tool is treated as a call of a removed upstream.
         let policy = target.as_ref().filter(|target| !target.would_send_another(&task));
         let policy = policy.map(|target| target.settings.rules.policy_of(&task.origin.tool));
-        let now = engine.time_of(&task, now);
+        let now = engine.expiry_time_of(&task, now);
         let verdict = decide(engine, &task, target.as_ref(), policy.as_ref(), now);
         let is_left = verdict == RecoveryDecision::Leave;
         let is_stored = |before: &Task| is_left || (task.is_settled() && !before.is_settled());

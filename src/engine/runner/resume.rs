@@ -160,7 +160,7 @@ impl Runner {
 
     fn continue_deadline(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
-        let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
+        let ran = self.engine.expiry_time_of(task, self.engine.clock.now()).since(since);
         self.call.mark_sent(self.spec.policy.deadline.saturating_sub(ran));
     }
 
@@ -233,7 +233,7 @@ async fn judge_child(
         if matches!(task.phase, Phase::Queued) && spec.request.params.is_some() {
             return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
         }
-        let now = engine.time_of(&task, now);
+        let now = engine.expiry_time_of(&task, now);
         let verdict = verdict(&task, Some(&spec.policy), now, engine.why_lost());
         if let RecoveryDecision::Run(action) = &verdict {
             record(&task, &verdict);

@@ -155,7 +155,7 @@ impl Engine {
     }
 
     /// Whether a task may continue in a session without a call in this process: if an earlier process opened the
-    /// session (`is_earlier`), or once this process is about to shut down. May return a false yes, never a false no.
+    /// session (`is_earlier`), or once this process is about to shut down. May overestimate; never misses such a task.
     pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
         let is_left = is_earlier || self.is_end_expected.load(Ordering::Relaxed);
         is_left && self.store.reach().outlives_process() && self.store.usage_of(owner).unsettled > 0

@@ -232,7 +232,7 @@ impl Membership {
 
     /// Returns the replicas to declare dead: unchanged for the lease, while this replica's own heartbeats were
     /// acknowledged without an outage. With punctual heartbeats and looks that takes at most the lease and two looks.
-    pub fn looked(&mut self, look: ReplicaLook) -> Vec<DeathClaim> {
+    pub fn apply_look(&mut self, look: ReplicaLook) -> Vec<DeathClaim> {
         // A look that was sent before the last one is outdated. One from before an outage's end would start windows too early.
         if look.sent < self.last_look_sent || look.sent < self.outage_ended {
             return Vec::new();

@@ -52,7 +52,7 @@ fn beat_and_look(
             let answer = HeartbeatAnswer::Acknowledged { heartbeat, generation: GENERATION };
             membership.heartbeat_answered(answer, at(second * SECOND), at(second * SECOND));
         }
-        claims.extend(membership.looked(look(second * SECOND, &[row(OTHER, heartbeat_of_other)])));
+        claims.extend(membership.apply_look(look(second * SECOND, &[row(OTHER, heartbeat_of_other)])));
     }
     claims
 }
@@ -98,7 +98,7 @@ fn an_observer_whose_own_heartbeats_stay_unanswered_declares_no_death() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
     for second in 5..60 {
-        assert_eq!(membership.looked(look(second * SECOND, &[row(OTHER, 5)])), []);
+        assert_eq!(membership.apply_look(look(second * SECOND, &[row(OTHER, 5)])), []);
     }
     // Writes succeed after 56 s: the first window has its maximum length.
     assert_eq!(beat_and_look(&mut membership, 60..90, 5), []);
@@ -124,7 +124,7 @@ fn a_look_of_before_the_end_of_an_outage_begins_no_window() {
     let answer = HeartbeatAnswer::Acknowledged { heartbeat: 9, generation: GENERATION };
     membership.heartbeat_answered(answer, at(20_000), at(20_000));
     let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), rows: vec![row(OTHER, 5)] };
-    assert_eq!(membership.looked(earlier), []);
+    assert_eq!(membership.apply_look(earlier), []);
     assert_eq!(beat_and_look(&mut membership, 21..37, 5), []);
     assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, heartbeat: 5 }]);
 }
@@ -136,10 +136,10 @@ fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
     let answer = HeartbeatAnswer::Acknowledged { heartbeat: 9, generation: GENERATION };
     membership.heartbeat_answered(answer, at(9_000), at(9_000));
     let late = ReplicaLook { sent: at(8_500), received: at(12_000), rows: vec![row(OTHER, 5)] };
-    assert_eq!(membership.looked(late), []);
+    assert_eq!(membership.apply_look(late), []);
     // An older one that arrives even later has no effect.
     let older = ReplicaLook { sent: at(8_400), received: at(12_500), rows: vec![] };
-    assert_eq!(membership.looked(older), []);
+    assert_eq!(membership.apply_look(older), []);
     assert_eq!(membership.living_others().count(), 1);
 }
 
@@ -216,12 +216,12 @@ fn a_heartbeat_says_whether_the_replica_was_replaced_or_the_store_has_lost_somet
 fn a_look_shows_a_replica_that_it_is_dead() {
     let mut membership = member();
     let own = ReplicaRow { is_dead: true, ..row(OWN, 0) };
-    assert_eq!(membership.looked(look(10, &[own.clone(), row(OTHER, 1)])), []);
+    assert_eq!(membership.apply_look(look(10, &[own.clone(), row(OTHER, 1)])), []);
     assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
     // A row without an acknowledged heartbeat is left to the next heartbeat.
     let mut membership = member();
     membership.heartbeat_answered(HeartbeatAnswer::Acknowledged { heartbeat: 1, generation: GENERATION }, at(1), at(1));
-    membership.looked(look(10, &[own, row(OTHER, 1)]));
+    membership.apply_look(look(10, &[own, row(OTHER, 1)]));
     assert_eq!(membership.standing(at(10)), OwnStanding::Member);
 }
 
@@ -232,7 +232,7 @@ fn the_living_are_told_from_the_dead() {
     let dead =
         ReplicaRow { is_dead: true, record_reads: 1, now: Timestamp::from_millis(1 << 40), ..row(Incarnation(5), 1) };
     let rows = [row(OWN, 0), row(OTHER, 9), row(Incarnation(3), 1), leaving, dead];
-    assert_eq!(membership.looked(look(10, &rows)), []);
+    assert_eq!(membership.apply_look(look(10, &rows)), []);
     assert_eq!(membership.highest_now(), Some(Timestamp::from_millis(1_000_009)));
     assert_eq!(membership.living_others().count(), 3);
     assert_eq!(membership.abandoned(at(10)).count(), 0);
@@ -341,7 +341,7 @@ impl Run {
             return;
         }
         let look = ReplicaLook { sent: at(now), received: at(now + took), rows: self.rows.clone() };
-        for claim in self.members[n].membership.looked(look) {
+        for claim in self.members[n].membership.apply_look(look) {
             let claimed = claim.incarnation.0 as usize;
             assert_eq!(claim.heartbeat, self.rows[claimed].heartbeat, "it is made under the beat that was seen");
             self.claims.push((n, claimed, now));

@@ -267,7 +267,7 @@ impl ReplicaControl {
         // Also without other replicas: the sums read last may have been reassigned to this one.
         let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(unavailable)?;
         self.state.sums.reset_others(SumChange::all(&sums).map_err(unavailable)?);
-        let silent = self.membership.looked(look_of(&rows, sent, received));
+        let silent = self.membership.apply_look(look_of(&rows, sent, received));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
         }
@@ -285,7 +285,7 @@ impl ReplicaControl {
             .collect();
         let abandoned = self.membership.abandoned(received).collect();
         self.view.change(|view| {
-            view.looked(rows);
+            view.apply_look(rows);
             (view.heartbeats, view.abandoned) = (heartbeats, abandoned);
         });
         for claim in silent {

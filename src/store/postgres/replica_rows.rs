@@ -107,7 +107,7 @@ impl ReplicaView {
     }
 
     /// Applies a look. An incarnation declared dead stays dead, since the look may have been sent before.
-    pub(super) fn looked(&mut self, rows: Vec<StoredReplica>) {
+    pub(super) fn apply_look(&mut self, rows: Vec<StoredReplica>) {
         let dead = self.rows.iter().filter(|one| one.row.is_dead).map(|one| one.row.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
         self.rows = rows;
@@ -262,10 +262,10 @@ mod tests {
     fn a_look_that_was_sent_before_a_death_does_not_take_it_back() {
         let mut view = ReplicaView::of(vec![row(1, false), row(2, false), row(3, false)], BootTime::default());
         view.declared_dead(Incarnation(1));
-        view.looked(vec![row(1, false), row(2, false), row(3, true)]);
+        view.apply_look(vec![row(1, false), row(2, false), row(3, true)]);
         let dead = |view: &ReplicaView| view.rows.iter().map(|one| one.row.is_dead).collect::<Vec<_>>();
         assert_eq!(dead(&view), [true, false, true]);
-        view.looked(vec![row(2, false), row(3, true)]);
+        view.apply_look(vec![row(2, false), row(3, true)]);
         assert_eq!(dead(&view), [false, true], "a row that is gone is gone");
     }
 }

@@ -140,8 +140,8 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares an incarnation dead: only if its heartbeat is still `heartbeat`, or unconditionally without one. Outweighs
-/// its own view. Returns whether this call declared it; `false` if it was already dead or still sends heartbeats.
+/// Declares an incarnation dead: only if its heartbeat is still `heartbeat`, or unconditionally without one. The row
+/// overrides that replica's own view. Returns whether this call declared it: not if it was dead or sends heartbeats.
 pub(super) async fn declare_dead(
     session: &Session,
     incarnation: Incarnation,

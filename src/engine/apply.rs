@@ -112,26 +112,26 @@ impl Engine {
         role: WriteRole,
         mut events: Vec<Event>,
     ) -> Result<AppliedEvent, TaskError> {
-        let (mut failures, mut own) = (0, None::<OwnWrite>);
+        let (mut failures, mut unknown_write) = (0, None::<OwnWrite>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let row = match self.load_resolved(key, now, own.is_some()).await {
-                Err(StoreError::Io(_)) if own.is_some() && failures < FAILURES_MAX => {
+            let stored = match self.load_resolved(key, now, unknown_write.is_some()).await {
+                Err(StoreError::Io(_)) if unknown_write.is_some() && failures < FAILURES_MAX => {
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
                     continue;
                 }
-                row => row?.ok_or(TaskError::Unknown)?,
+                stored => stored?.ok_or(TaskError::Unknown)?,
             };
             // Another change of the task may have found that the write was committed.
-            if let Some(write) = own.as_ref().filter(|write| write.is_committed.load(Ordering::Relaxed)) {
-                return Ok(AppliedEvent { task: row.task, changed: write.changed });
+            if let Some(write) = unknown_write.as_ref().filter(|write| write.is_committed.load(Ordering::Relaxed)) {
+                return Ok(AppliedEvent { task: stored.task, changed: write.changed });
             }
             // Checked even with nothing to write: another replica's row is not for this process to judge.
-            if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
+            if role == WriteRole::Holder && stored.holder.is_some_and(|holder| holder != self.store.holder()) {
                 return Err(StoreError::Fenced.into());
             }
-            let StoredTask { task: before, revision, .. } = row;
+            let StoredTask { task: before, revision, .. } = stored;
             let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {
                 return Ok(AppliedEvent { task: before, changed: false });
@@ -161,7 +161,7 @@ impl Engine {
                 Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::UnknownCommit(_))) => {
                     if matches!(error, StoreError::UnknownCommit(_)) {
                         let (written, is_committed) = (Task::clone(&task), Arc::<AtomicBool>::default());
-                        own = Some(OwnWrite { is_committed: Arc::clone(&is_committed), changed });
+                        unknown_write = Some(OwnWrite { is_committed: Arc::clone(&is_committed), changed });
                         let write = UnknownCommit { before, base: revision, written, effects, is_committed };
                         self.unknown_commits.add(key, write);
                     }

@@ -40,7 +40,7 @@ impl Gateway {
     }
 
     /// Drains in phases: not ready, no new tasks, waits for calls, ends the rest and the streams, closes sessions.
-    /// `notice` is for load balancers; `None` if another process keeps the sockets. Dropping the future ends all at once.
+    /// `notice` is for load balancers; `None` if another process has the sockets. Dropping the future ends all at once.
     pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {

@@ -68,24 +68,24 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
         ServedConfig::CommandLine(line) | ServedConfig::Development(line, _) => (Announcement::Hosts, None, line.port),
     };
-    let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
-        Ok(read) => read,
+    let mut prepared = match prepared(served, &demo_tracker, &demo_stop).await? {
+        Ok(prepared) => prepared,
         Err(mistakes) => return print_and_end(&mistakes, EXIT_CONFIG),
     };
     if file.is_none()
-        && let Some(code) = missing_program(&read.config)
+        && let Some(code) = missing_program(&prepared.config)
     {
         return code;
     }
-    let (connections, shortage) = ConnectionCapacity::provide(&mut read.config);
-    read.shortage = shortage;
-    let mut warned = ReportedWarnings::default();
-    warned.log(&read);
-    let config = read.config;
+    let (connections, shortage) = ConnectionCapacity::provide(&mut prepared.config);
+    prepared.shortage = shortage;
+    let mut reported = ReportedWarnings::default();
+    reported.log(&prepared);
+    let config = prepared.config;
     // Signal handlers before the listeners: no signal may be missed.
     let mut signals = if file.is_some() { Signals::new()? } else { Signals::with_hangup()? };
-    let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
-    let lines = developed.is_some().then(dev_output::install);
+    let mut reloads = ReloadTrigger::new(file, &config, reported, connections)?;
+    let output_guard = developed.is_some().then(dev_output::install);
     let mut development = developed.map(|settings| Development::new(&settings, &config)).transpose()?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
@@ -122,7 +122,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         Ok(ServingEnd::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
         Err(error) => return refused(error, None),
     };
-    if lines.is_some() {
+    if output_guard.is_some() {
         dev::prepare_end(&mut gateway);
     }
     end(gateway, (!are_kept).then_some(notice), &mut signals, &mut reloads, &upkeep).await;

@@ -138,8 +138,8 @@ impl EventGate {
         }
     }
 
-    /// Releases a held event once it has `bytes_max` bytes and none match, and forwards it at any size. A result that
-    /// may hold questions, or a message that is no response, matches too; if `may_ask_late` finds one later, that is an error.
+    /// Streams an event of any size if its first `bytes_max` bytes do not match; yields others whole. A message that may
+    /// ask for input, or is unclassified until then, matches too. If `may_ask_late` is true afterwards, that is an error.
     pub const fn filtering(
         mut self,
         bytes_max: usize,

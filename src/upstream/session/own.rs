@@ -302,7 +302,7 @@ impl OwnSessions {
             let stop = self.scope.stop.clone();
             // In its own task, so that a waiter who leaves does not stop it.
             let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(async move {
-                let renewed = sessions.open_anew(&session, preferences).await;
+                let renewed = sessions.reopen(&session, preferences).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
                 let upstream = Arc::clone(sessions.channel.name());
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
@@ -318,7 +318,7 @@ impl OwnSessions {
         self.memory_or_new(session).replace(lost, &self.scope.tracker, open).await
     }
 
-    async fn open_anew(
+    async fn reopen(
         self: &Arc<Self>,
         session: &OwnSession,
         preferences: SessionPreferences,

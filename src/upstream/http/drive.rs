@@ -192,7 +192,7 @@ impl HttpCall {
         // Boxed: the code after the long wait needs more memory than the wait.
         let mut opened = Box::pin(session.open(response, &self.call.id, &self.limits)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
-            opened = Box::pin(self.post_anew(&session, message)).await?;
+            opened = Box::pin(self.post_again(&session, message)).await?;
         }
         let _ = self.head.set(());
         match opened {
@@ -205,7 +205,7 @@ impl HttpCall {
     }
 
     /// Sends the call once more: the upstream refused it with its session (U04).
-    async fn post_anew(
+    async fn post_again(
         &self,
         lost: &Arc<UpstreamSession>,
         message: Bytes,

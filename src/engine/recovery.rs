@@ -125,7 +125,7 @@ async fn pass(engine: &Arc<Engine>, targets: &CallTargets, notices: &Notices) ->
                 engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
                 seen += for_all(rows, handle, &mut left.rows).await;
-                left.begin_anew();
+                left.restart_pauses();
                 continue;
             }
             Err(error) => {
@@ -170,11 +170,11 @@ struct LeftRows {
 impl LeftRows {
     fn new() -> Self {
         let mut left = Self { rows: Vec::new(), pauses: RETRIES, due: Instant::now(), is_logged: false };
-        left.begin_anew();
+        left.restart_pauses();
         left
     }
 
-    fn begin_anew(&mut self) {
+    fn restart_pauses(&mut self) {
         self.pauses = RETRIES;
         self.due = Instant::now() + self.pauses.take();
     }

@@ -39,7 +39,7 @@ struct FileCheckState {
     is_running: bool,
     is_interrupted: bool,
     /// Whether the check must close its connection, and then start again.
-    is_anew: bool,
+    is_restart_due: bool,
 }
 
 impl FileCheckState {
@@ -48,7 +48,7 @@ impl FileCheckState {
     }
 
     fn is_ending(&self) -> bool {
-        self.is_over || self.is_anew
+        self.is_over || self.is_restart_due
     }
 }
 
@@ -76,14 +76,14 @@ impl FileCheck {
     }
 
     /// Makes a check that is held close its connection; it starts again once it is no longer held.
-    pub(super) fn begin_anew(&self) {
-        self.state.lock().is_anew = true;
+    pub(super) fn start_again(&self) {
+        self.state.lock().is_restart_due = true;
         self.woken.notify_all();
     }
 
-    fn begins_anew(&self) -> bool {
+    fn starts_again(&self) -> bool {
         let mut state = self.state.lock();
-        if !std::mem::take(&mut state.is_anew) {
+        if !std::mem::take(&mut state.is_restart_due) {
             return false;
         }
         self.woken.wait_while(&mut state, |state| state.is_held && !state.is_over);
@@ -105,7 +105,7 @@ impl FileCheck {
             let reads = readers.begin();
             let checked = self.all(readers.path(), tuning);
             drop(reads);
-            if !self.begins_anew() {
+            if !self.starts_again() {
                 break checked;
             }
         };

@@ -426,7 +426,7 @@ impl DiskWriter {
 
     /// Reopens the file without its lost log. Other connections would not see the new log, as they have the lost one open.
     fn open_alone(&mut self) -> Result<(), OpenError> {
-        self.check.begin_anew();
+        self.check.start_again();
         self.is_memory_current = false;
         let readers = Arc::clone(&self.readers);
         let opened = readers.without_readers(|| self.open_again()).unwrap_or_else(|| {

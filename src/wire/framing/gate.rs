@@ -138,8 +138,8 @@ impl EventGate {
         }
     }
 
-    /// Streams an event of any size if its first `bytes_max` bytes do not match; yields others whole. A message that may
-    /// ask for input, or is unclassified until then, matches too. If `may_ask_late` is true afterwards, that is an error.
+    /// Streams an event of any size if its first `bytes_max` bytes do not match; yields others whole. A message that
+    /// may ask for input, or is unclassified by then, also matches. Fails if `may_ask_late` is true after the release.
     pub const fn filtering(
         mut self,
         bytes_max: usize,

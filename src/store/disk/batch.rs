@@ -127,7 +127,7 @@ impl WriteBatch<'_> {
         expected: Revision,
         role: WriteRole,
         task: &Arc<Task>,
-        anew: bool,
+        is_new_record: bool,
     ) -> rusqlite::Result<Result<WriteOutcome, StoreError>> {
         // The revision of a row with damaged columns is unknown: the next write repairs it.
         let is_next = |found: &FoundRow| found.columns.revision == expected || !found.is_sound;
@@ -146,12 +146,12 @@ impl WriteBatch<'_> {
         }
         let revision = Revision(expected.0.max(found.columns.revision.0) + 1);
         if self.no_new == Some(InsertRefusal::Full)
-            && let Some(record) = found.record().filter(|_| !anew)
+            && let Some(record) = found.record().filter(|_| !is_new_record)
         {
             // SQLite writes the new record before it frees the old one; a full disk lacks the space for both.
             rows::empty(self.statements.conn, record)?;
         }
-        rows::update(&mut self.statements, &found, revision, task, anew, self.stuck)?;
+        rows::update(&mut self.statements, &found, revision, task, is_new_record, self.stuck)?;
         self.bytes = (self.bytes + bytes).saturating_sub(before.bytes);
         Ok(Ok(self.note(task, revision, Some(before))))
     }

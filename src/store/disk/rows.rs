@@ -150,17 +150,17 @@ pub(super) fn insert(statements: &mut RowStatements<'_>, task: &Task) -> rusqlit
     columns.bind(&summary, |values| statement.execute(values)).map(|_| true)
 }
 
-/// `anew` inserts another record and leaves the old one alone, which may be damaged.
+/// `is_new_record` inserts another record and leaves the old one alone, which may be damaged.
 pub(super) fn update(
     statements: &mut RowStatements<'_>,
     found: &FoundRow,
     to: Revision,
     task: &Task,
-    anew: bool,
+    is_new_record: bool,
     stuck: &Mutex<UnfreeableRows>,
 ) -> rusqlite::Result<()> {
     let before = found.record();
-    let record = put_record(statements, before.filter(|_| !anew), task)?;
+    let record = put_record(statements, before.filter(|_| !is_new_record), task)?;
     // A damaged record has no key, and its key stays taken. The key of a call that certainly did not run is released.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);

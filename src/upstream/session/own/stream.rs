@@ -299,8 +299,8 @@ impl OwnSessions {
             binding = self.renew(session, &binding).await.map_err(unreachable)?;
         }
         if is_lost || is_of_another {
-            let anew = RawMethod::Get { last_event: None };
-            judged = self.send(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
+            let without_position = RawMethod::Get { last_event: None };
+            judged = self.send(&binding, without_position, &session.forwarded).await.map_err(unreachable)?;
         }
         match judged {
             JudgedResponse::Fine(response) if is_lost || is_of_another => Ok((response, ResumedStreamKind::Another)),

@@ -243,7 +243,7 @@ impl Table {
             let line = driver.next_line(ROW_MAX).await.unwrap().expect("the driver ends with its facts");
             if line == "READY" {
                 self.crash().await;
-                driver.say("").await.unwrap();
+                driver.send("").await.unwrap();
             } else if let Ok(facts) = serde_json::from_str::<Value>(&line)
                 && facts.get("client").is_some()
             {

@@ -220,7 +220,7 @@ async fn u95_a_listener_hears_a_server_that_does_not_know_one_resource() {
         // The first stream was a trial of this resource alone.
         let told = refusing.stream(1).await;
         assert_eq!(told.asked(), &json!({"toolsListChanged": true, "resourceSubscriptions": ["test://here"]}));
-        told.say(UPDATED, &json!({"uri": "test://here", "from": "one"}));
+        told.send(UPDATED, &json!({"uri": "test://here", "from": "one"}));
         let next = stream.until("\n\n").await;
         assert!(next.contains("\"from\":\"one\""), "{next}");
     }

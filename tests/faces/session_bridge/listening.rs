@@ -54,15 +54,15 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
     assert_eq!((header("mcp-method"), header("mcp-session-id")), (Some(LISTEN), None));
     assert_eq!(header("mcp-protocol-version"), Some("2026-07-28"));
     // Once the first message has come both listen: the second one has been here for longer.
-    told.say(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
+    told.send(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
     let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5 } } });
     assert_eq!(first.next().await.unwrap(), expected, "and no word of the gateway's own subscription");
-    told.say(RESOURCES, &json!({}));
+    told.send(RESOURCES, &json!({}));
     assert_eq!(line(&mut first).await, RESOURCES);
     while line(&mut second).await != RESOURCES {}
     assert_eq!(speaker.count(), 1);
     drop(first);
-    told.say(TOOLS, &json!({}));
+    told.send(TOOLS, &json!({}));
     assert_eq!(line(&mut second).await, TOOLS, "the other one listens on");
     drop(second);
     told.events.left().await;
@@ -79,18 +79,18 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_its_filter_at
     assert_eq!(speaker.count(), 0, "no session has a stream");
     let mut own = stream_of(&client).await;
     let first = speaker.stream_about(&["file:///a"]).await;
-    first.say(UPDATED, &json!({ "uri": "file:///a" }));
+    first.send(UPDATED, &json!({ "uri": "file:///a" }));
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"));
     assert_eq!(subscribe(&client, "subscribe", "file:///b").await["result"], json!({}));
     let second = speaker.stream_about(&["file:///a", "file:///b"]).await;
-    second.say(UPDATED, &json!({ "uri": "file:///b", "n": 1 }));
+    second.send(UPDATED, &json!({ "uri": "file:///b", "n": 1 }));
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"), "nothing else has changed");
     first.events.left().await;
     assert_eq!(subscribe(&client, "unsubscribe", "file:///a").await["result"], json!({}));
     // No more than the sessions subscribe to.
     let third = speaker.stream_about(&["file:///b"]).await;
     for uri in ["file:///a", "file:///c", "file:///b"] {
-        third.say(UPDATED, &json!({ "uri": uri }));
+        third.send(UPDATED, &json!({ "uri": uri }));
     }
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"));
     assert_eq!(ask(&client, "resources/subscribe", &json!({})).await["error"]["code"], -32602);
@@ -107,22 +107,22 @@ async fn an_acknowledged_subscription_is_kept_while_the_client_does_not_read() {
     let told = speaker.stream(0).await;
     // More than there is room for on the way to a client.
     for _ in 0..900 {
-        told.say(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
+        told.send(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
     }
-    told.say(TOOLS, &json!({}));
+    told.send(TOOLS, &json!({}));
     while line(&mut busy).await != TOOLS {}
     assert_eq!(subscribe(&clients[0], "subscribe", "file:///a").await["result"], json!({}));
     // Another one subscribes to more, then to less: the gateway subscribes to the rest.
     assert_eq!(subscribe(&clients[1], "subscribe", "file:///b").await["result"], json!({}));
     let more = speaker.stream_about(&["file:///a", "file:///b"]).await;
-    more.say(UPDATED, &json!({ "uri": "file:///b" }));
+    more.send(UPDATED, &json!({ "uri": "file:///b" }));
     let of_b = format!("{UPDATED} file:///b");
     while line(&mut busy).await != of_b {}
     assert_eq!(subscribe(&clients[1], "unsubscribe", "file:///b").await["result"], json!({}));
     more.events.left().await;
     let less = speaker.last();
     assert_eq!(less.uris(), ["file:///a"]);
-    less.say(UPDATED, &json!({ "uri": "file:///a" }));
+    less.send(UPDATED, &json!({ "uri": "file:///a" }));
     let of_a = format!("{UPDATED} file:///a");
     while line(&mut idle).await != of_a {}
 }
@@ -143,15 +143,15 @@ async fn mod_24_a_subscription_that_the_server_does_not_grant_is_refused() {
     assert_eq!(subscribe(&client, "subscribe", "file:///secret").await["error"]["code"], -32602);
     assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
     let told = speaker.stream_about(&["file:///a"]).await;
-    told.say(RESOURCES, &json!({}));
-    told.say("notifications/prompts/list_changed", &json!({}));
-    told.say(UPDATED, &json!({ "uri": "file:///secret" }));
-    told.say("notifications/message", &json!({ "level": "info", "data": 1 }));
+    told.send(RESOURCES, &json!({}));
+    told.send("notifications/prompts/list_changed", &json!({}));
+    told.send(UPDATED, &json!({ "uri": "file:///secret" }));
+    told.send("notifications/message", &json!({ "level": "info", "data": 1 }));
     told.events.raw("data: nonsense\n\n");
     told.events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }));
     told.events
         .message(&json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { super::speaker::TAG: "x" } } }));
-    told.say(UPDATED, &json!({ "uri": "file:///a" }));
+    told.send(UPDATED, &json!({ "uri": "file:///a" }));
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"), "and nothing before");
 }
 
@@ -166,7 +166,7 @@ async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_change
         subscribe(&client, "subscribe", "file:///a").await;
         let mut own = stream_of(&client).await;
         let first = speaker.stream(0).await;
-        first.say(TOOLS, &json!({}));
+        first.send(TOOLS, &json!({}));
         assert_eq!(line(&mut own).await, TOOLS);
         match in_order {
             true => first.events.result(&first.seen, &json!({ "resultType": "complete" })),
@@ -178,7 +178,7 @@ async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_change
         let second = speaker.stream(1).await;
         assert_ne!(second.seen.id(), first.seen.id());
         assert_eq!(second.asked(), first.asked());
-        second.say(RESOURCES, &json!({}));
+        second.send(RESOURCES, &json!({}));
         assert_eq!(line(&mut own).await, RESOURCES);
     }
 }
@@ -213,7 +213,7 @@ async fn u95_lists_and_known_resources_are_listened_for_beside_an_unknown_one() 
         let told = speaker.stream(1).await;
         let expected = json!({ "toolsListChanged": true, "resourcesListChanged": true, "resourceSubscriptions": ["file:///here"] });
         assert_eq!(told.asked(), &expected);
-        told.say(UPDATED, &json!({ "uri": "file:///here" }));
+        told.send(UPDATED, &json!({ "uri": "file:///here" }));
         assert_eq!(line(&mut own).await, format!("{UPDATED} file:///here"));
         // A larger subscription does not name the refused one again.
         assert_eq!(subscribe(&client, "subscribe", "file:///more").await["result"], json!({}));
@@ -231,7 +231,7 @@ async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
     let client = session(&gate).await;
     let _own = stream_of(&client).await;
     let stream = speaker.stream(0).await;
-    stream.say(TOOLS, &json!({}));
+    stream.send(TOOLS, &json!({}));
     let (answered, called) = tokio::join!(subscribe(&client, "subscribe", "file:///a"), client.post(call(1)));
     assert_eq!(called.json().await["result"], json!({ "n": 1 }));
     assert_eq!(answered["error"]["data"]["executed"], "no", "{answered}");
@@ -247,13 +247,13 @@ async fn a_flood_is_read_and_only_subscribed_notifications_are_forwarded() {
     let mut own = stream_of(&client).await;
     let told = speaker.stream(0).await;
     for n in 0..900 {
-        told.say(UPDATED, &json!({ "uri": format!("file:///{n}"), "fill": "x".repeat(2_000) }));
+        told.send(UPDATED, &json!({ "uri": format!("file:///{n}"), "fill": "x".repeat(2_000) }));
     }
-    told.say(TOOLS, &json!({}));
+    told.send(TOOLS, &json!({}));
     assert_eq!(line(&mut own).await, TOOLS);
     // A client that does not read gets as much as it can take, and delays no other.
     for _ in 0..900 {
-        told.say(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
+        told.send(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
     }
     assert_eq!(client.post(call(1)).await.json().await["result"], json!({ "n": 1 }));
     assert_eq!(line(&mut own).await, RESOURCES);
@@ -268,14 +268,14 @@ async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_a
     let client = session(&gate).await;
     let mut older = stream_of(&client).await;
     let told = speaker.stream(0).await;
-    told.say(TOOLS, &json!({}));
+    told.send(TOOLS, &json!({}));
     assert_eq!(line(&mut older).await, TOOLS);
     let mut newer = stream_of(&client).await;
     // It gets notifications from its own beginning on, of any stream at the server.
     let mut heard = None;
     for _ in 0..100 {
         for n in 0..speaker.count() {
-            speaker.stream(n).await.say(RESOURCES, &json!({}));
+            speaker.stream(n).await.send(RESOURCES, &json!({}));
         }
         let waiting = tokio::time::timeout(std::time::Duration::from_millis(100), newer.next());
         if let Ok(message) = waiting.await {
@@ -285,7 +285,7 @@ async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_a
     }
     assert_eq!(heard.unwrap()["method"], RESOURCES);
     for n in 0..speaker.count() {
-        speaker.stream(n).await.say(TOOLS, &json!({}));
+        speaker.stream(n).await.send(TOOLS, &json!({}));
     }
     while line(&mut newer).await != TOOLS {}
     assert_eq!(client.delete().await.status, StatusCode::OK);

@@ -61,7 +61,7 @@ async fn d86_17_progress_and_log_messages_of_a_call_name_its_task() {
     let call = stage.call().await;
     let token = &call.seen.body["params"]["_meta"]["progressToken"];
     let step = json!({"progressToken": token, "progress": 1, "total": 4});
-    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": step}));
+    call.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": step}));
     let related = json!({RELATED: {"taskId": "mine"}});
     let shown = stream.next_of("notifications/progress").await;
     assert_eq!(shown["params"], json!({"progressToken": "token", "progress": 1, "total": 4, "_meta": related}));
@@ -175,7 +175,7 @@ async fn d86_25_26_an_error_fails_the_task_and_a_failed_tool_completes_it() {
     let stream = begun(&person, 5, "server").await;
     let call = stage.call().await;
     let error = json!({"code": -32001, "message": "no such page", "data": {"n": 1}});
-    call.say(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
+    call.send(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
     assert_eq!(stream.rest().await[0]["error"], error);
     let task = person.task(&json!("server")).await;
     assert_eq!((&task["status"], &task["error"]), (&json!("failed"), &json!("no such page")));

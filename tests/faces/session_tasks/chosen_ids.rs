@@ -55,7 +55,7 @@ async fn d86_03_a_call_has_a_task_and_its_own_answer_in_every_version_of_session
 
         let token = &call.seen.body["params"]["_meta"]["progressToken"];
         let params = json!({"progressToken": token, "progress": 1});
-        call.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
+        call.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
         let told = stream.next_of("notifications/progress").await;
         let meta = json!({RELATED: {"taskId": "mine-1"}});
         assert_eq!(told["params"], json!({"progressToken": "mine", "progress": 1, "_meta": meta}), "{version}");
@@ -157,7 +157,7 @@ async fn d86_25_an_error_answers_the_call_and_shows_in_the_task() {
     let stream = begin(&person, 5, &json!({"taskId": "bad"})).await;
     let call = stage.call().await;
     let error = json!({"code": -7, "message": "broke", "data": 1.5});
-    call.say(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
+    call.send(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
     assert_eq!(stream.rest().await, [json!({"jsonrpc": "2.0", "id": 5, "error": error})]);
     let task = person.task(&json!("bad")).await;
     assert_eq!((&task["status"], &task["error"]), (&json!("failed"), &json!("broke")));

@@ -287,20 +287,20 @@ async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() 
     relay.server.world.first(|seen| seen.rpc() == "tasks/get").await;
     let related = json!({RELATED: {"taskId": id_of(0)}});
     let status = json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": id_of(0)}});
-    relay.say(&status);
+    relay.send(&status);
     // As FastMCP 3.4 writes it.
     let mut odd = status.clone();
     odd["_meta"] = related.clone();
-    relay.say(&odd);
+    relay.send(&odd);
     let token = &made.body["params"]["_meta"]["progressToken"];
-    relay.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress",
+    relay.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress",
         "params": {"progressToken": token, "progress": 1, "_meta": related}}));
     let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
     let progress = stream.next_of("notifications/progress").await;
     assert_eq!(progress["params"], json!({"progressToken": "p", "progress": 1}));
     let mut question = form();
     question["params"]["_meta"] = related.clone();
-    relay.say(&question);
+    relay.send(&question);
     let asked = stream.next_of(ASK).await;
     person.respond(&asked["id"], &json!({"action": "decline"})).await;
     relay.server.world.first(|seen| seen.body["id"] == 7 && seen.body["result"]["action"] == "decline").await;
@@ -308,11 +308,11 @@ async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() 
     let mut stray = form();
     stray["id"] = json!(8);
     stray["params"]["_meta"] = json!({RELATED: {"taskId": "upstream-99"}});
-    relay.say(&stray);
+    relay.send(&stray);
     let refused = relay.server.world.first(|seen| seen.body["id"] == 8 && seen.rpc().is_empty()).await;
     assert_eq!(refused.body["error"]["code"], -32603);
     // The client's own messages are forwarded, and this one comes first.
-    relay.say(&json!({"jsonrpc": "2.0", "id": 9, "method": ASK, "params": {"message": "you?"}}));
+    relay.send(&json!({"jsonrpc": "2.0", "id": 9, "method": ASK, "params": {"message": "you?"}}));
     let first = own.next().await.unwrap();
     assert_eq!((&first["id"], &first["params"]), (&json!(9), &json!({"message": "you?"})));
     relay.end(0, "completed", &done());
@@ -327,23 +327,23 @@ async fn t_20_a_question_on_the_sessions_stream_reaches_the_only_call_of_a_clien
     let calling = begin(&person, 4, &call("must"));
     relay.made(0).await;
     relay.server.world.first(|seen| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1")).await;
-    relay.say(&json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
+    relay.send(&json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
     relay.server.world.first(|seen| seen.body["id"] == 3 && seen.body["result"] == json!({})).await;
-    relay.say(&form());
+    relay.send(&form());
     let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
     let asked = stream.next_of(ASK).await;
     person.respond(&asked["id"], &json!({"action": "decline"})).await;
     relay.server.world.first(|seen| seen.body["id"] == 7 && seen.body["result"]["action"] == "decline").await;
     // The client's own stream takes its place, though the server knows one at a time.
     let mut own = person.listen().await;
-    relay.say(&json!({"jsonrpc": "2.0", "id": 9, "method": ASK, "params": {"message": "you?"}}));
+    relay.send(&json!({"jsonrpc": "2.0", "id": 9, "method": ASK, "params": {"message": "you?"}}));
     assert_eq!(own.next().await.unwrap()["id"], 9, "now it is the client's");
     drop(own);
     // And back again.
     relay.until_opened(3).await;
     let mut late = form();
     late["id"] = json!(10);
-    relay.say(&late);
+    relay.send(&late);
     assert_eq!(stream.next_of(ASK).await["params"]["message"], "who?");
     relay.end(0, "completed", &done());
     relay.until_closed().await;
@@ -381,7 +381,7 @@ async fn u98_a_stream_is_not_resumed_before_an_event_that_is_too_large() {
     relay.made(0).await;
     relay.until_opened(1).await;
     relay.say_numbered("e-0", &json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
-    relay.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x".repeat(2 << 20)}}));
+    relay.send(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x".repeat(2 << 20)}}));
     let reads = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1");
     assert_eq!(relay.server.world.nth(1, reads).await.header("last-event-id"), None);
     relay.until_opened(2).await;
@@ -404,7 +404,7 @@ async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_
             drop(own.take());
         }
         relay.until_opened(n + 2).await;
-        relay.say(&form());
+        relay.send(&form());
         let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
         assert_eq!(stream.next_of(ASK).await["params"]["message"], "who?", "after {reader}");
         relay.end(n, "completed", &done());

@@ -46,7 +46,7 @@ async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
     let refused = person.start().await["taskId"].clone();
     let call = stage.call().await;
     let error = json!({"code": -32042, "message": "not so", "data": {"n": 1}});
-    call.say(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
+    call.send(&json!({"jsonrpc": "2.0", "id": call.seen.body["id"], "error": error}));
     assert_eq!(person.until(&refused, "failed").await["statusMessage"], "not so");
     assert_eq!(person.answered("tasks/result", &json!({"taskId": refused})).await["error"], error, "L25-25");
 }

@@ -150,7 +150,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
         let waiting = person.client.connections.spawn(person.result(id, &task));
         // A message that arrives shows that this one is the newest.
         let said = loop {
-            call.say(&log(id));
+            call.send(&log(id));
             tokio::task::yield_now().await;
             if waiting.is_finished() {
                 break waiting;
@@ -179,7 +179,7 @@ async fn a_question_without_a_waiting_server_is_cancelled() {
     call.ask(&json!(0), ASK, &form());
     person.until(&task, "input_required").await;
     let (mut stream, question) = asked(&person, 4, &task).await;
-    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 0}}));
+    call.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 0}}));
     let taken_back = stream.next_of("notifications/cancelled").await;
     assert_eq!(taken_back["params"]["requestId"], question["id"]);
     person.until(&task, "working").await;

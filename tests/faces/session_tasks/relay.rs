@@ -130,19 +130,19 @@ impl Relay {
         kept.lists.drain(..).for_each(|(seen, events)| events.result(&seen, &tools()));
     }
 
-    /// Says something on the stream of the first session, which is a client's own.
-    pub(crate) fn say(&self, message: &Value) {
+    /// Sends a message on the stream of the first session, which is a client's own.
+    pub(crate) fn send(&self, message: &Value) {
         self.kept.lock().get.as_ref().expect("a stream is open").message(message);
     }
 }
 
 impl Relay {
-    /// As [`Self::say`], with an id, as the last message of the stream.
+    /// As [`Self::send`], with an id, as the last message of the stream.
     pub(crate) fn say_last(&self, id: &str, message: &Value) {
         self.kept.lock().get.take().expect("a stream is open").numbered(id, message);
     }
 
-    /// As [`Self::say`], with an id.
+    /// As [`Self::send`], with an id.
     pub(crate) fn say_numbered(&self, id: &str, message: &Value) {
         self.kept.lock().get.as_ref().expect("a stream is open").numbered(id, message);
     }

@@ -9,7 +9,7 @@ fn progress(call: &ArrivedRequest, progress: u32) {
     let token = &call.seen.body["params"]["_meta"]["progressToken"];
     let params =
         json!({"progressToken": token, "progress": progress, "total": 4, "message": format!("step {progress}")});
-    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
+    call.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
 }
 
 fn with_token(token: &Value) -> Value {
@@ -65,7 +65,7 @@ async fn l25_27_log_messages_name_the_task_and_progress_needs_a_token() {
     let call = stage.call().await;
     progress(&call, 1);
     let params = json!({"level": "info", "data": {"n": 1}});
-    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
+    call.send(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
     loop {
         let message = own.next().await.unwrap();
         assert_ne!(message["method"], "notifications/progress", "there is no token");
@@ -116,7 +116,7 @@ async fn leg_20_notifications_about_no_request_on_the_stream_of_a_call_reach_its
         news("notifications/custom", json!({"n": 1})),
     ];
     let without_id = news("elicitation/create", json!({"message": "?", "requestedSchema": {"type": "object"}}));
-    let say_all = |call: &ArrivedRequest| [&without_id].into_iter().chain(&sent).for_each(|news| call.say(news));
+    let say_all = |call: &ArrivedRequest| [&without_id].into_iter().chain(&sent).for_each(|news| call.send(news));
 
     let named = json!({"name": "work", "arguments": {}, "_meta": {"io.taskgate/idempotency-key": "k"}});
     let caller = person.clone();

@@ -90,7 +90,7 @@ async fn ext_49_tasks_and_notifications_of_the_server_come_on_one_stream_under_t
     assert_eq!(told.asked(), &json!({ "toolsListChanged": true }), "tasks are the gateway's own");
     assert_ne!(told.seen.id(), "ab");
     assert_eq!(listener.next().await.unwrap()["params"]["status"], "working", "a snapshot");
-    told.say(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
+    told.send(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
     let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5, TAG: "ab" } } });
     assert_eq!(listener.next().await.unwrap(), expected);
     calls.result(&seen, &json!({ "resultType": "complete", "content": [] }));
@@ -130,7 +130,7 @@ async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
         }
     }
     let before = asked();
-    speaker.stream(0).await.say(TOOLS, &json!({}));
+    speaker.stream(0).await.send(TOOLS, &json!({}));
     assert_eq!(listener.next().await.unwrap()["method"], TOOLS);
     call().await;
     assert_eq!(asked(), before + 1);

@@ -84,7 +84,7 @@ impl Host {
         let _ = in_time(self.to.as_mut().unwrap().write_all(text.as_bytes())).await;
     }
 
-    pub(crate) async fn say(&mut self, message: &Value) {
+    pub(crate) async fn send(&mut self, message: &Value) {
         self.write(&format!("{message}\n")).await;
     }
 
@@ -130,7 +130,7 @@ impl Host {
 
     /// Asks in the session.
     pub(crate) async fn ask(&mut self, id: u64, method: &str, params: Value) {
-        self.say(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await;
+        self.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await;
     }
 
     pub(crate) async fn result(&mut self, id: u64, method: &str, params: Value) -> Value {
@@ -141,7 +141,7 @@ impl Host {
     }
 
     pub(crate) async fn note(&mut self, method: &str, params: Value) {
-        self.say(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
+        self.send(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
     }
 
     pub(crate) async fn initialize(&mut self) -> Value {

@@ -96,12 +96,12 @@ async fn questions_reach_the_host_and_its_answers_the_server() {
     let asked = host.find(|message| message["method"] == "elicitation/create").await;
     assert_eq!(asked["params"]["message"], "Delete /a?");
     let yes = json!({ "action": "accept", "content": { "confirm": true } });
-    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": yes })).await;
+    host.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": yes })).await;
     assert_eq!(text(&host.answer(1).await["result"]), "Deleted /a.");
     host.ask(2, "tools/call", json!({ "name": "summarise", "arguments": { "text": "long" } })).await;
     let asked = host.find(|message| message["method"] == "sampling/createMessage").await;
     let said = json!({ "role": "assistant", "model": "m", "content": { "type": "text", "text": "short" } });
-    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": said })).await;
+    host.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": said })).await;
     assert_eq!(text(&host.answer(2).await["result"]), "Summary: short");
     // A host without a session is asked in the answer, and answers with the call.
     let call = json!({ "name": "confirm_delete", "arguments": { "path": "/b" } });
@@ -205,7 +205,7 @@ async fn an_array_is_answered_in_a_session_of_its_version() {
         let params = json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": who });
         assert_eq!(host.result(0, "initialize", params).await["protocolVersion"], version);
         host.note("notifications/initialized", json!({})).await;
-        host.say(&array).await;
+        host.send(&array).await;
         if is_taken {
             assert_eq!(text(&host.answer(1).await["result"]), "Hello, Ada!");
             host.answer(2).await;
@@ -258,7 +258,7 @@ async fn a_server_that_is_reached_over_http_is_wrapped_too() {
     assert_eq!(handle["resultType"], "task");
     host.ask(3, "tools/call", json!({ "name": "confirm_delete", "arguments": { "path": "/a" } })).await;
     let asked = host.find(|message| message["method"] == "elicitation/create").await;
-    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
+    host.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
     assert_eq!(text(&host.answer(3).await["result"]), "Kept /a.");
     host.leave();
     assert!(host.ended().await.0.success());
@@ -288,12 +288,12 @@ async fn a_gateway_is_wrapped_too() {
     as_task["task"] = json!({});
     host.ask(5, "tools/call", ask).await;
     let asked = host.find(|message| message["method"] == "elicitation/create").await;
-    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
+    host.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
     assert_eq!(text(&host.answer(5).await["result"]), "Kept /a.");
     let task = host.result(6, "tools/call", as_task).await["task"]["taskId"].take();
     host.ask(7, "tasks/result", json!({ "taskId": task })).await;
     let asked = host.find(|message| message["method"] == "elicitation/create").await;
-    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
+    host.send(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
     assert_eq!(text(&host.answer(7).await["result"]), "Kept /a.");
     // And without a session.
     let handle = host.result(8, "tools/call", alone(slow(0.6), true)).await;

@@ -195,7 +195,7 @@ async fn let_go(behind: &ManualSetup) -> Vec<String> {
         call.answer(&json!({ "content": [{ "type": "text", "text": "it is done" }] }));
     }
     for _ in behind.server.world.all(|seen| seen.method == "GET") {
-        behind.get().await.say(&json!({ "jsonrpc": "2.0", "method": "notifications/tools/list_changed" }));
+        behind.get().await.send(&json!({ "jsonrpc": "2.0", "method": "notifications/tools/list_changed" }));
     }
     left.sort();
     left

@@ -113,7 +113,7 @@ async fn facts(script: &mut Child, mut seat: Option<&mut Seat>) -> Driven {
             if let Some(seat) = seat.as_deref_mut() {
                 seat.take().await;
             }
-            script.say("").await?;
+            script.send("").await?;
         } else if let Ok(facts) = serde_json::from_str::<Facts>(&line)
             && facts.contains_key("outcome")
         {

@@ -78,7 +78,7 @@ impl StatelessServer {
         }
     }
 
-    async fn say(&self, message: Value) {
+    async fn send(&self, message: Value) {
         // Fails if the client has disconnected.
         let _ = self.events.send(message).await;
     }
@@ -113,7 +113,7 @@ impl StatelessServer {
             Ok(result) => ("result", result),
             Err(error) => ("error", json!(error)),
         };
-        self.say(json!({ "jsonrpc": "2.0", "id": request["id"], key: value })).await;
+        self.send(json!({ "jsonrpc": "2.0", "id": request["id"], key: value })).await;
     }
 
     async fn call(&self, params: &Value) -> Result<Value, RpcError> {
@@ -126,7 +126,7 @@ impl StatelessServer {
                 let token = &params[META][PROGRESS_TOKEN];
                 if !token.is_null() {
                     let progress = json!({ "progressToken": token, "progress": 1, "total": 2 });
-                    self.say(notification(method::PROGRESS, &progress)).await;
+                    self.send(notification(method::PROGRESS, &progress)).await;
                 }
                 tokio::time::sleep(Duration::from_millis(arguments["millis"].as_u64().unwrap_or(100))).await;
                 format!("waited for {}", arguments["name"].as_str().unwrap_or_default())
@@ -144,14 +144,14 @@ impl StatelessServer {
             }
             "log" => {
                 let entry = json!({ "level": "info", "data": params[META][LOG_LEVEL] });
-                self.say(notification(method::LOG_MESSAGE, &entry)).await;
+                self.send(notification(method::LOG_MESSAGE, &entry)).await;
                 "logged".to_owned()
             }
             "change" => {
                 let listeners = self.listeners.lock().clone();
                 for id in &listeners {
                     let tagged = json!({ META: { SUBSCRIPTION_ID: id } });
-                    self.say(notification(method::TOOLS_CHANGED, &tagged)).await;
+                    self.send(notification(method::TOOLS_CHANGED, &tagged)).await;
                 }
                 format!("told {}", listeners.len())
             }
@@ -164,6 +164,6 @@ impl StatelessServer {
         self.listeners.lock().push(request["id"].clone());
         let granted =
             json!({ "notifications": request["params"]["notifications"], META: { SUBSCRIPTION_ID: request["id"] } });
-        self.say(notification(method::LISTEN_ACKNOWLEDGED, &granted)).await;
+        self.send(notification(method::LISTEN_ACKNOWLEDGED, &granted)).await;
     }
 }

@@ -56,7 +56,7 @@ impl SubscriptionServer {
         let (events, reply) = BodySender::open();
         let stream = SubscriptionStream { seen: seen.clone(), events };
         if let Some(granted) = granted {
-            stream.say("notifications/subscriptions/acknowledged", &json!({ "notifications": granted }));
+            stream.send("notifications/subscriptions/acknowledged", &json!({ "notifications": granted }));
         }
         self.streams.lock().push(stream);
         self.opened.notify_waiters();
@@ -125,8 +125,8 @@ impl SubscriptionStream {
         uris
     }
 
-    /// Says something, tagged as it must be.
-    pub fn say(&self, method: &str, params: &Value) {
+    /// Sends a notification with the tag of the subscription.
+    pub fn send(&self, method: &str, params: &Value) {
         let mut params = params.clone();
         params["_meta"][TAG] = self.seen.body["id"].clone();
         self.events.message(&json!({"jsonrpc": "2.0", "method": method, "params": params}));

@@ -22,22 +22,22 @@ pub struct ArrivedRequest {
 }
 
 impl ArrivedRequest {
-    pub fn say(&self, message: &Value) {
+    pub fn send(&self, message: &Value) {
         self.events.raw(event(message));
     }
 
     /// Answers the call and ends its stream.
     pub fn answer(self, result: &Value) {
-        self.say(&json!({"jsonrpc": "2.0", "id": self.seen.body["id"], "result": result}));
+        self.send(&json!({"jsonrpc": "2.0", "id": self.seen.body["id"], "result": result}));
     }
 
     pub fn log(&self) {
         let params = json!({"level": "info", "data": 1});
-        self.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
+        self.send(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
     }
 
     pub fn ask(&self, id: &Value, method: &str, params: &Value) {
-        self.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
     }
 }
 

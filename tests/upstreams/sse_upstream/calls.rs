@@ -69,7 +69,7 @@ async fn a_slow_call_becomes_a_task_of_either_flavour() {
     let end = async |call: usize| {
         let sent = sse.world().nth(call, |seen| seen.is_call()).await;
         let result = json!({ "content": [{ "type": "text", "text": "late" }] });
-        sse.say(&json!({ "jsonrpc": "2.0", "id": sent.body["id"], "result": result }));
+        sse.send(&json!({ "jsonrpc": "2.0", "id": sent.body["id"], "result": result }));
     };
     let id = client.task(1, "silent", json!({})).await;
     end(0).await;
@@ -93,7 +93,7 @@ async fn a_question_and_its_answer_travel() {
     let mut reply = client.ask(7, "tools/call", json!({ "name": "ask", "arguments": {} })).await;
     let question = reply.next().await.unwrap();
     assert_eq!(question["method"], "elicitation/create", "{question}");
-    client.say(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "decline" } })).await;
+    client.send(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "decline" } })).await;
     let (answer, _) = reply.answer().await;
     assert_eq!(text(&answer), "asked");
 }

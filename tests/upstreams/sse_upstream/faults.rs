@@ -184,9 +184,9 @@ async fn events_without_a_recipient_are_dropped_and_such_questions_refused() {
     let gate = sse.gate(SSE).await;
     let client = StandaloneClient::session(&gate).await;
     assert_eq!(text(&client.call(1, "echo", json!({ "text": "hi" })).await), "hi");
-    sse.say(&json!({ "jsonrpc": "2.0", "id": "stray", "result": {} }));
-    sse.say(&json!(7));
-    sse.say(&json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" }));
+    sse.send(&json!({ "jsonrpc": "2.0", "id": "stray", "result": {} }));
+    sse.send(&json!(7));
+    sse.send(&json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" }));
     let pong = sse.world().first(|seen| seen.body["id"] == "p").await;
     assert_eq!(pong.body["result"], json!({}));
     assert_eq!(text(&client.call(2, "echo", json!({ "text": "on" })).await), "on");

@@ -100,7 +100,7 @@ impl Sse {
         self.state.streams.lock().clear();
     }
 
-    pub(crate) fn say(&self, message: &Value) {
+    pub(crate) fn send(&self, message: &Value) {
         self.state.streams.lock().iter().for_each(|stream| stream.raw(format!("event: message\ndata: {message}\n\n")));
     }
 

@@ -69,7 +69,7 @@ async fn t_20_questions_of_such_calls_reach_them_and_their_answers_the_processes
     assert_ne!(asked[0], asked[1]);
     for (number, id) in asked.iter().enumerate().rev() {
         let result = json!({ "action": "accept", "content": { "confirm": number != 1 } });
-        client.say(&json!({ "jsonrpc": "2.0", "id": id, "result": result })).await;
+        client.send(&json!({ "jsonrpc": "2.0", "id": id, "result": result })).await;
     }
     for (number, reply) in replies.iter_mut().enumerate() {
         let (answer, _) = reply.answer().await;

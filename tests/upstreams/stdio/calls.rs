@@ -87,7 +87,7 @@ async fn t_20_a_question_reaches_the_client_of_the_only_call() {
     let question = reply.next().await.unwrap();
     assert_eq!(question["method"], "elicitation/create", "{question}");
     let result = json!({ "action": "accept", "content": { "confirm": true } });
-    client.say(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": result })).await;
+    client.send(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": result })).await;
     assert_eq!(text(&reply.answer().await.0), "Deleted a.txt.");
 
     let client = StandaloneClient::stateless(&gate);

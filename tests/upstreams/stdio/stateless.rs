@@ -163,7 +163,7 @@ async fn a_session_client_is_served_by_a_program_that_knows_no_sessions() {
         let question = reply.next().await.unwrap();
         assert_eq!(question["method"], "elicitation/create", "{question}");
         let result: Value = json!({ "action": "accept", "content": { "yes": true } });
-        client.say(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": result })).await;
+        client.send(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": result })).await;
         assert_eq!(text(&reply.answer().await.0), "confirmed with half way");
     }
 }

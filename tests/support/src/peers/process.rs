@@ -55,7 +55,7 @@ impl Child {
         Self::spawn(name, command)
     }
 
-    /// As [`Child::start`], for a program that [`Child::say`] can talk to.
+    /// As [`Child::start`], for a program that [`Child::send`] can talk to.
     ///
     /// # Errors
     /// As there.
@@ -109,7 +109,7 @@ impl Child {
     ///
     /// # Errors
     /// If it does not read any more.
-    pub async fn say(&mut self, line: &str) -> Result<(), String> {
+    pub async fn send(&mut self, line: &str) -> Result<(), String> {
         let deaf = || format!("{} does not listen", self.name);
         let input = self.input.as_mut().ok_or_else(deaf)?;
         input.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("{}: {error}", deaf()))

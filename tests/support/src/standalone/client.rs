@@ -268,11 +268,11 @@ impl StandaloneClient {
 
     /// Sends a notification.
     pub async fn note(&self, method: &str, params: Value) {
-        self.say(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
+        self.send(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
     }
 
     /// Sends a notification or an answer.
-    pub async fn say(&self, message: &Value) {
+    pub async fn send(&self, message: &Value) {
         let session = self.session.as_deref().unwrap();
         let request = self.head(Request::post("/up/mcp")).header("mcp-session-id", session);
         let request = request.header("mcp-protocol-version", LEGACY);

@@ -212,7 +212,7 @@ async fn stateless(gate: &TestGateway, method: &str, params: &Value) -> Value {
     params["_meta"] = json!({
         "io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": capabilities,
     });
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     client.version = Some(VERSION.to_owned());
     let request = client.request("POST").header("content-type", "application/json");
     let request = request.header("mcp-method", method).header("mcp-name", name);

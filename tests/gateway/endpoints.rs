@@ -56,7 +56,7 @@ async fn at_one_path(servers: &[(String, SocketAddr)], keys: &str) -> TestGatewa
 }
 
 async fn client_of(kind: Kind, gate: &TestGateway) -> PairClient {
-    PairClient::new(kind, gate.stranger(), |_| 0).await.unwrap()
+    PairClient::new(kind, gate.client_without_session(), |_| 0).await.unwrap()
 }
 
 /// The names of all tools that a client is shown, page by page.

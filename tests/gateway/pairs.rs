@@ -79,7 +79,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
     let front = Front::before(front, inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
     let run = async {
         let begun = Arc::clone(&ledger);
-        let mut speaker = PairClient::new(client, front.stranger(), move |tool| begun.runs(tool)).await?;
+        let mut speaker = PairClient::new(client, front.client_without_session(), move |tool| begun.runs(tool)).await?;
         if is_queued {
             let blockers = front.one_at_each().into_iter().map(|stranger| PairClient::new(client, stranger, |_| 0));
             let mut blockers = try_join_all(blockers).await?;

@@ -14,12 +14,12 @@ const BOB: &str = "tg_bob1_0123456789abcdef0123456789abcdef";
 
 /// A POST of a client with a key, in a session if it has one.
 async fn post(gate: &TestGateway, key: &str, session: Option<&str>, body: String) -> Reply {
-    let mut request = gate.stranger().request("POST").header("content-type", "application/json");
+    let mut request = gate.client_without_session().request("POST").header("content-type", "application/json");
     request = request.header("authorization", format!("Bearer {key}"));
     if let Some(session) = session {
         request = request.header("mcp-session-id", session);
     }
-    gate.stranger().send(request.body(Full::new(Bytes::from(body))).unwrap()).await
+    gate.client_without_session().send(request.body(Full::new(Bytes::from(body))).unwrap()).await
 }
 
 async fn opened(gate: &TestGateway, key: &str) -> (String, Value) {
@@ -52,9 +52,9 @@ async fn a_key_sees_and_calls_at_an_endpoint_only_its_upstreams_and_tools() {
         let cursor = json!({"cursor": format!("{place}:0")});
         let page = post(&gate, ADA, Some(&session), request(4, "tools/list", &cursor)).await;
         assert_eq!(page.verdict().await, "200 -32602 id 4", "{place}");
-        let stream = gate.stranger().request("GET").header("authorization", format!("Bearer {ADA}"));
+        let stream = gate.client_without_session().request("GET").header("authorization", format!("Bearer {ADA}"));
         let stream = stream.header("mcp-session-id", &session).header("last-event-id", format!("{place}!1"));
-        let stream = gate.stranger().send(stream.body(Full::default()).unwrap()).await;
+        let stream = gate.client_without_session().send(stream.body(Full::default()).unwrap()).await;
         assert_eq!(stream.status.as_u16(), 400, "{place}");
     }
     assert_eq!(two.world.all(|_| true).len(), 0, "nothing was asked of a server that is not ada's");

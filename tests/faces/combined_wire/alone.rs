@@ -42,7 +42,7 @@ async fn ask_at(gate: &TestGateway, path: &str, headers: &[(&str, &str)], method
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    gate.stranger().send(request.body(Full::new(Bytes::from(body))).unwrap()).await
+    gate.client_without_session().send(request.body(Full::new(Bytes::from(body))).unwrap()).await
 }
 
 async fn ask(gate: &TestGateway, headers: &[(&str, &str)], method: &str, params: Value) -> Reply {
@@ -107,9 +107,10 @@ async fn a_header_that_differs_from_the_body_is_refused_before_anything_is_sent(
     assert_eq!(unknown.verdict().await, "200 -32602 id \"r\"");
     assert_eq!(ask(&gate, &[], "odd/method", json!({})).await.verdict().await, "404 -32601 id \"r\"");
     let other = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {}}});
-    let shapeless = gate.stranger().request("POST").header("content-type", "application/json");
+    let shapeless = gate.client_without_session().request("POST").header("content-type", "application/json");
     let shapeless = shapeless.header("mcp-protocol-version", VERSION).header("mcp-method", "tools/list");
-    let refused = gate.stranger().send(shapeless.body(Full::new(other.to_string().into())).unwrap()).await;
+    let refused =
+        gate.client_without_session().send(shapeless.body(Full::new(other.to_string().into())).unwrap()).await;
     assert_eq!(refused.status, StatusCode::BAD_REQUEST);
 }
 

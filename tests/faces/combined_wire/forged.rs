@@ -261,7 +261,7 @@ async fn capabilities_that_are_not_routed_are_not_advertised() {
     }});
     *two.world.initialize_result.lock() = json!({"capabilities": {"tools": {}}});
     let gate = combined(&one, &two, "").await;
-    let reply = gate.stranger().post(initialize("2025-06-18", &json!({}))).await.json().await;
+    let reply = gate.client_without_session().post(initialize("2025-06-18", &json!({}))).await.json().await;
     assert_eq!(reply["result"]["capabilities"], json!({"tools": {}}));
 }
 

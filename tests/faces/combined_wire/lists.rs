@@ -120,7 +120,8 @@ async fn one_server_that_is_away_is_missing_and_no_error_and_all_that_are_away_a
 
     let gone = server("three", |_| Some(status(503))).await;
     let gate = combined(&one, &gone, "").await;
-    let initialized = gate.stranger().post(crate::combined_wire::client::initialize("2025-11-25", &json!({}))).await;
+    let initialized =
+        gate.client_without_session().post(crate::combined_wire::client::initialize("2025-11-25", &json!({}))).await;
     assert_eq!(initialized.verdict().await, "200 -32603 id 0");
 }
 

@@ -23,7 +23,7 @@ async fn capabilities_are_those_of_all_and_instructions_stand_under_their_names(
     *two.world.initialize_result.lock() =
         json!({"capabilities": {"completions": {}, "resources": {"listChanged": true}}});
     let gate = combined(&one, &two, "").await;
-    let reply = gate.stranger().post(initialize("2025-06-18", &json!({"roots": {}}))).await.json().await;
+    let reply = gate.client_without_session().post(initialize("2025-06-18", &json!({"roots": {}}))).await.json().await;
     let result = &reply["result"];
     assert_eq!(result["protocolVersion"], "2025-06-18");
     assert_eq!(
@@ -326,9 +326,9 @@ async fn u63_sessions_at_the_upstreams_end_if_their_client_leaves_before_it_has_
     let two = opening_by(&opened).await;
     let keys = "forward_headers = [\"x-tenant\"]\n[upstreams.two]";
     let gate = TestGateway::serving(&text_of(&one, &two, "").replace("[upstreams.two]", keys)).await;
-    let client = gate.stranger();
+    let client = gate.client_without_session();
     let asking = client.connections.spawn({
-        let client = gate.stranger();
+        let client = gate.client_without_session();
         let head = client.request("POST").header("content-type", "application/json").header("x-tenant", "t-1");
         let opening = head.body(Full::new(Bytes::from(initialize("2025-11-25", &json!({}))))).unwrap();
         async move { client.send(opening).await.status }

@@ -54,7 +54,7 @@ pub(crate) async fn send(gate: &TestGateway, id: Value, method: &str, params: &V
         "io.modelcontextprotocol/clientCapabilities": {},
     });
     let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string();
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     client.version = Some("2026-07-28".to_owned());
     let request = client.request("POST").header("content-type", "application/json").header("mcp-method", method);
     let request = match params["name"].as_str() {

@@ -32,7 +32,7 @@ fn announce_end_of_the_first(replicas: &Replicas) {
 
 /// A client that can be asked by the capabilities that it declares, with a session that was begun at the first replica.
 async fn client(replicas: &Replicas) -> Client {
-    let stranger = replicas.stranger(0);
+    let stranger = replicas.client_without_session(0);
     let declared = json!({ "elicitation": { "form": {} }, "sampling": {}, "roots": {} });
     let reply = stranger.post(initialize("2025-11-25", &declared)).await;
     let session = reply.header("mcp-session-id").map(str::to_owned);

@@ -152,7 +152,7 @@ async fn the_clients_listener_takes_nothing_that_was_sealed_for_the_other() {
     let server = ScriptedServer::polite().await;
     let served = "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"tg_ada1_0011223344556677889900aabbccddee\"\n";
     let replicas = Replicas::serving(1, &format!("{served}{}", super::harness::before(&server)), &[]).await;
-    let stranger = replicas.stranger(0);
+    let stranger = replicas.client_without_session(0);
     let token = token(replicas.all[0].incarnation, "x");
     let request = stranger
         .request("POST")

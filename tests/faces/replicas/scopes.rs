@@ -28,7 +28,7 @@ async fn a_scope_that_is_missing_at_a_sessions_owner_is_named_at_every_replica()
     let token = key.token(&json!({
         "iss": "https://login.example", "sub": "ada", "aud": "https://mcp.example/mcp", "exp": end, "scope": "mcp",
     }));
-    let mut client = replicas.stranger(0);
+    let mut client = replicas.client_without_session(0);
     let body = initialize("2025-11-25", &json!({}));
     let post = |client: &Client, body: String| {
         let request = client.request("POST").header("content-type", "application/json");

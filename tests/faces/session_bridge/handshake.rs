@@ -21,7 +21,7 @@ async fn leg_02_a_server_without_sessions_is_described_in_the_version_of_each_cl
         ("2026-07-28", "2025-11-25"),
         ("next", "2025-11-25"),
     ] {
-        let reply = gate.stranger().post(initialize(asked, &declared)).await;
+        let reply = gate.client_without_session().post(initialize(asked, &declared)).await;
         assert_eq!(reply.status, StatusCode::OK);
         assert!(reply.header("mcp-session-id").is_some());
         let mut expected = json!({
@@ -43,7 +43,7 @@ async fn leg_02_a_server_without_sessions_is_described_in_the_version_of_each_cl
 async fn a_server_that_is_said_to_know_no_sessions_is_asked_for_none() {
     let server = stateless(|_| None).await;
     let gate = TestGateway::with(server.address, "protocol = \"2026-07-28\"").await;
-    let reply = gate.stranger().post(initialize("2025-06-18", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-06-18", &json!({}))).await;
     assert_eq!(reply.json().await["result"]["protocolVersion"], "2025-06-18");
     assert_eq!(server.world.count("initialize"), 0);
 }
@@ -67,7 +67,7 @@ async fn upc_22_after_any_refusal_of_initialize_the_server_is_asked_for_its_era(
         })
         .await;
         let gate = TestGateway::before(&server).await;
-        let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+        let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
         assert!(reply.header("mcp-session-id").is_some(), "{shown}");
     }
 }
@@ -80,7 +80,7 @@ async fn a_refusal_of_a_server_with_sessions_is_passed_on() {
     })
     .await;
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     assert_eq!((reply.status, reply.header("mcp-session-id")), (StatusCode::OK, None));
     assert_eq!(reply.json().await["error"]["code"], -32001);
 }
@@ -90,7 +90,7 @@ async fn a_server_of_both_eras_is_spoken_to_in_sessions() {
     let server =
         ScriptedServer::start(|seen| (seen.rpc() == "server/discover").then(|| answer(seen, &discovered()))).await;
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     let result: Value = reply.json().await;
     assert_eq!(result["result"]["serverInfo"]["name"], "scripted");
     assert_eq!(server.world.count("server/discover"), 0);

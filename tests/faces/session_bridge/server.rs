@@ -41,7 +41,7 @@ pub(crate) fn refused(seen: &SeenRequest, status: u16, error: &Value) -> upstrea
 
 /// A client with these capabilities, whose session is open.
 pub(crate) async fn open(gate: &TestGateway, version: &str, capabilities: &Value) -> Client {
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     let reply = client.post(initialize(version, capabilities)).await;
     client.session = Some(reply.header("mcp-session-id").expect("there is a session").to_owned());
     client.version = Some(version.to_owned());

@@ -8,7 +8,7 @@ use super::talk::{ManualSetup, SessionUser};
 const DRAFT: &str = "[upstreams.up.tasks]\ndrafts = [\"sep-1904\"]";
 
 async fn tasks_offered(stage: &ManualSetup, version: &str) -> Value {
-    let opened = stage.gate.stranger().post(initialize(version, &json!({}))).await.json().await;
+    let opened = stage.gate.client_without_session().post(initialize(version, &json!({}))).await.json().await;
     opened["result"]["capabilities"]["tasks"].clone()
 }
 

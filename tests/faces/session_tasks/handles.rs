@@ -23,7 +23,7 @@ async fn l25_01_02_54_tasks_are_offered_to_clients_of_their_version_and_lists_to
         ("2024-11-05", "", Value::Null),
     ] {
         let gate = TestGateway::with(server.address, keys).await;
-        let answer = gate.stranger().post(initialize(version, &json!({}))).await.json().await;
+        let answer = gate.client_without_session().post(initialize(version, &json!({}))).await.json().await;
         assert_eq!(answer["result"]["capabilities"]["tasks"], offered, "{version} {keys}");
     }
     let gate = TestGateway::with(server.address, anonymous).await;

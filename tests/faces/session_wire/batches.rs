@@ -119,7 +119,7 @@ async fn a_question_of_a_call_in_an_array_is_refused() {
     events.raw(format!("data: {question}\n\n"));
     let server = ScriptedServer::start(move |seen| SeenRequest::is_call(seen).then(|| stream.take()).flatten()).await;
     let gate = TestGateway::before(&server).await;
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     let opened = client.post(initialize("2025-03-26", &json!({"sampling": {}}))).await;
     client.session = opened.header("mcp-session-id").map(str::to_owned);
     let posted = TaskTracker::new().spawn(async move { client.post(batch(&[&call(1)])).await.json().await });

@@ -204,7 +204,7 @@ async fn an_upstream_that_is_down_is_an_error_under_200() {
     assert_eq!((&error["code"], &error["data"]["executed"]), (&json!(-32603), &json!("no")), "{error}");
     let note = client.post(r#"{"jsonrpc":"2.0","method":"notifications/n"}"#).await;
     assert_eq!(note.status, StatusCode::SERVICE_UNAVAILABLE, "a message without an id gets only a status");
-    let reply = gate.stranger().post(super::client::initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(super::client::initialize("2025-11-25", &json!({}))).await;
     assert_eq!((reply.status, &reply.json().await["error"]["code"]), (StatusCode::OK, &json!(-32603)));
 }
 

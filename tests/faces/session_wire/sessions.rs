@@ -24,7 +24,7 @@ async fn initialize_tells_neither_side_of_the_others_tasks() {
         "extensions": {"io.modelcontextprotocol/tasks": {}},
         "sampling": {"tools": {}},
     });
-    let reply = gate.stranger().post(initialize("2025-11-25", &capabilities)).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &capabilities)).await;
     assert_eq!(reply.header("set-cookie"), None);
     let id = reply.header("mcp-session-id").unwrap().to_owned();
     assert!(id.len() <= 2048 && id.bytes().all(|byte| byte.is_ascii_graphic()), "LEG-04: {id}");
@@ -52,7 +52,7 @@ async fn an_initialize_that_needs_no_edit_goes_through_byte_for_byte() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let text = r#"{"id":"i","params":{"clientInfo":{"version":"1","name":"n"},"capabilities":{"x":1.10},"protocolVersion":"2025-06-18"},"method":"initialize","jsonrpc":"2.0"}"#;
-    let reply = gate.stranger().post(text).await;
+    let reply = gate.client_without_session().post(text).await;
     assert_eq!(reply.json().await["id"], "i");
     assert_eq!(server.world.first(|seen| seen.rpc() == "initialize").await.bytes, text.as_bytes());
 }
@@ -70,7 +70,7 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
     })
     .await;
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     assert_eq!((reply.status, reply.header("mcp-session-id")), (StatusCode::OK, None));
     let expected = json!({"code": -32099, "message": "not today", "data": {"n": 1}});
     assert_eq!(reply.json().await["error"], expected);
@@ -83,7 +83,7 @@ async fn b197_an_initialize_result_that_is_too_large_has_its_own_reason() {
     let server = ScriptedServer::polite().await;
     *server.world.initialize_result.lock() = json!({ "instructions": instructions });
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].take();
     let data = &error["data"];
     assert_eq!((&data["reason"], &data["executed"]), (&json!("initialize_result_too_large"), &json!("no")), "{error}");
@@ -115,7 +115,7 @@ async fn b268_a_session_whose_initialize_result_is_unreadable_ends_at_its_server
     })
     .await;
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     assert_eq!(reply.json().await["error"]["data"]["reason"], "upstream_malformed");
     let ended = server.world.first(|seen| seen.method == "DELETE").await;
     assert_eq!(ended.header("mcp-session-id"), Some("s-1"));

@@ -39,7 +39,7 @@ async fn an_upstream_that_speaks_no_session_version_is_malformed() {
     let server = ScriptedServer::polite().await;
     *server.world.initialize_result.lock() = json!({ "protocolVersion": "2026-07-28" });
     let gate = TestGateway::before(&server).await;
-    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].clone();
     assert_eq!((&error["code"], &error["data"]["reason"]), (&json!(-32603), &json!("upstream_malformed")));
     let ended = server.world.first(|seen| seen.method == "DELETE").await;
@@ -228,7 +228,7 @@ async fn an_upstream_gets_only_capabilities_of_its_version() {
     for (protocol, told) in [("2025-11-25", &said), ("2025-06-18", &known)] {
         let server = ScriptedServer::polite().await;
         let gate = TestGateway::with(server.address, &format!("protocol = \"{protocol}\"")).await;
-        let mut client = gate.stranger();
+        let mut client = gate.client_without_session();
         let reply = client.post(initialize("2025-11-25", &said)).await;
         client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
         assert_eq!(reply.json().await["result"]["protocolVersion"], "2025-11-25", "the client's own version");

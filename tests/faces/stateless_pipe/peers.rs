@@ -52,7 +52,7 @@ pub(crate) async fn gate(server: &ScriptedServer) -> TestGateway {
 
 /// A client without any session.
 pub(crate) fn client(gate: &TestGateway) -> Client {
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     client.version = Some(VERSION.to_owned());
     client
 }

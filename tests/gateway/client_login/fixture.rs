@@ -52,7 +52,7 @@ pub(super) struct Caller {
 
 impl Caller {
     pub(super) fn new(gate: &TestGateway, version: &'static str, token: Option<&'static str>) -> Self {
-        let mut client = gate.stranger();
+        let mut client = gate.client_without_session();
         if version == STATELESS {
             client.version = Some(version.to_owned());
         }

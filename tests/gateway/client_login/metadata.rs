@@ -18,7 +18,7 @@ fn document() -> Value {
 }
 
 async fn ask(gate: &TestGateway, method: &str, path: &str, more: &[(&str, &str)]) -> Reply {
-    let client = gate.stranger();
+    let client = gate.client_without_session();
     let mut request = client.request(method).uri(path);
     for (name, value) in more {
         request.headers_mut().unwrap().insert(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());

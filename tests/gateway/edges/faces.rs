@@ -22,7 +22,7 @@ fn meta() -> Value {
 
 /// A request of a client without a session.
 async fn alone(gate: &TestGateway, method: &str, mut params: Value) -> Reply {
-    let client = Client { version: Some(STATELESS.to_owned()), ..gate.stranger() };
+    let client = Client { version: Some(STATELESS.to_owned()), ..gate.client_without_session() };
     params["_meta"] = meta();
     let request = client.request("POST").header("content-type", "application/json").header("mcp-method", method);
     let request = match params["name"].as_str() {
@@ -35,7 +35,7 @@ async fn alone(gate: &TestGateway, method: &str, mut params: Value) -> Reply {
 
 async fn sse(gate: &TestGateway) -> Reply {
     let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
-    gate.stranger().send(get.body(Full::default()).unwrap()).await
+    gate.client_without_session().send(get.body(Full::default()).unwrap()).await
 }
 
 /// A stream of HTTP+SSE with its session open.
@@ -49,7 +49,7 @@ impl Sse {
     pub(crate) async fn open(gate: &TestGateway) -> Self {
         let mut stream = sse(gate).await;
         let endpoint = stream.until("\n\n").await.split("data: ").nth(1).unwrap().trim().to_owned();
-        let mut sse = Self { gate: gate.stranger(), stream, endpoint };
+        let mut sse = Self { gate: gate.client_without_session(), stream, endpoint };
         sse.post(initialize("2025-11-25", &json!({}))).await;
         sse.until("protocolVersion").await;
         sse

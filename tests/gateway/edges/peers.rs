@@ -94,7 +94,7 @@ impl Person {
     pub(crate) async fn with(gate: &TestGateway, version: &str, headers: &[(&'static str, &str)]) -> Self {
         let is_stateless = version == STATELESS;
         let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-        let mut person = Self { client: gate.stranger(), is_stateless, headers };
+        let mut person = Self { client: gate.client_without_session(), is_stateless, headers };
         if is_stateless {
             person.client.version = Some(version.to_owned());
             return person;

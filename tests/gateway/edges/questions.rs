@@ -137,7 +137,7 @@ impl Stage {
 }
 
 async fn session(gate: &TestGateway, version: &str, declared: &Value) -> Client {
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     let reply = client.post(initialize(version, declared)).await;
     client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
     client.version = Some(version.to_owned());
@@ -196,7 +196,7 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
             let case = format!("{version} {n}");
             let stage = Stage::of("both").await;
             stage.asks(bad.text("q"));
-            let client = stage.gate.stranger();
+            let client = stage.gate.client_without_session();
             let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
             let mut stream = client.send(get.body(Full::default()).unwrap()).await;
             let opened = stream.until("\n\n").await;
@@ -258,7 +258,7 @@ async fn of_task(gate: &TestGateway, declared: &Value) -> String {
 }
 
 async fn without_session(gate: &TestGateway, declared: &Value, takes_tasks: bool) -> String {
-    let client = Client { version: Some(STATELESS.to_owned()), ..gate.stranger() };
+    let client = Client { version: Some(STATELESS.to_owned()), ..gate.client_without_session() };
     let mut declared = declared.clone();
     if takes_tasks {
         declared["extensions"] = json!({"io.modelcontextprotocol/tasks": {}});

@@ -120,7 +120,7 @@ async fn listen(gate: &TestGateway) -> Reply {
         },
     });
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params}).to_string();
-    let mut client = gate.stranger();
+    let mut client = gate.client_without_session();
     client.version = Some("2026-07-28".to_owned());
     let request = client.request("POST").header("content-type", "application/json");
     client.send(request.header("mcp-method", "subscriptions/listen").body(Full::from(body)).unwrap()).await

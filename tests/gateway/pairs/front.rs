@@ -34,9 +34,9 @@ impl Front {
     }
 
     /// A client without a session, as clients come.
-    pub(crate) fn stranger(&self) -> Client {
+    pub(crate) fn client_without_session(&self) -> Client {
         match self {
-            Self::One(gate) => gate.stranger(),
+            Self::One(gate) => gate.client_without_session(),
             Self::Balanced(gateways) => client_at(gateways.address()),
         }
     }
@@ -59,9 +59,9 @@ impl Front {
     /// A client at each gateway, past the balancer: each gateway has places of its own at the server.
     pub(crate) fn one_at_each(&self) -> Vec<Client> {
         match self {
-            Self::One(gate) => vec![gate.stranger()],
+            Self::One(gate) => vec![gate.client_without_session()],
             Self::Balanced(gateways) => {
-                (0..gateways.replicas.all.len()).map(|at| gateways.replicas.stranger(at)).collect()
+                (0..gateways.replicas.all.len()).map(|at| gateways.replicas.client_without_session(at)).collect()
             }
         }
     }

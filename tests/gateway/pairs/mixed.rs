@@ -79,8 +79,8 @@ async fn column(client: speaker::Kind, case: Case) -> (speaker::Kind, Case, Vec<
     .await;
     let gate = TestGateway::serving(&served(&members, case)).await;
     let (speaker, blocker) = match tokio::try_join!(
-        PairClient::new(client, gate.stranger(), |_| 0),
-        PairClient::new(client, gate.stranger(), |_| 0)
+        PairClient::new(client, gate.client_without_session(), |_| 0),
+        PairClient::new(client, gate.client_without_session(), |_| 0)
     ) {
         Ok(both) => both,
         Err(why) => {

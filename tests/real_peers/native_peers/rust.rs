@@ -21,7 +21,7 @@ async fn call(kind: Kind, tool: &str, manner: UserBehaviour) -> (CallReport, [us
     let gate = TestGateway::with(server.address, KEYS).await;
     let ledger = Arc::clone(&server.ledger);
     let runs = move |_: &str| ledger.runs.load(Ordering::SeqCst);
-    let mut speaker = in_time(PairClient::new(kind, gate.stranger(), runs)).await.unwrap();
+    let mut speaker = in_time(PairClient::new(kind, gate.client_without_session(), runs)).await.unwrap();
     let story = in_time(speaker.call(tool, manner)).await.unwrap_or_else(|error| panic!("{kind:?} {tool}: {error}"));
     if story.ending == Ending::Cancelled {
         let told = async {

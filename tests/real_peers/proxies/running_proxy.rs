@@ -182,7 +182,7 @@ impl RunningProxy {
         let alpn = if version == Version::HTTP_2 { "h2" } else { "http/1.1" };
         let tls = self.setup.is_secure().then(|| Arc::new(self.authority.client(&[alpn])));
         let over = HttpOptions { version, tls, host: HOST, ..HttpOptions::default() };
-        Client { address: self.address, over, ..behind.gate.stranger() }
+        Client { address: self.address, over, ..behind.gate.client_without_session() }
     }
 }
 

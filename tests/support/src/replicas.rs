@@ -119,7 +119,7 @@ impl<C: Clock + 'static> Replicas<C> {
     }
 
     /// A client at one of them, without a session.
-    pub fn stranger(&self, at: usize) -> Client {
+    pub fn client_without_session(&self, at: usize) -> Client {
         client_at(self.all[at].gateway.address())
     }
 
@@ -129,7 +129,7 @@ impl<C: Clock + 'static> Replicas<C> {
     }
 
     pub async fn client_of(&self, version: &str) -> Client {
-        self.stranger(0).opened(version).await
+        self.client_without_session(0).opened(version).await
     }
 
     /// The same client, at another one.

@@ -92,11 +92,10 @@ impl TestGateway {
     }
 
     pub async fn client_over(&self, over: HttpOptions, version: &str) -> Client {
-        Client { over, ..self.stranger() }.opened(version).await
+        Client { over, ..self.client_without_session() }.opened(version).await
     }
 
-    /// A client without a session.
-    pub fn stranger(&self) -> Client {
+    pub fn client_without_session(&self) -> Client {
         Client {
             address: self.gateway.address(),
             session: None,

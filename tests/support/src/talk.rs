@@ -120,7 +120,7 @@ pub struct SessionUser {
 
 impl SessionUser {
     pub async fn meet(gate: &TestGateway, version: &str, capabilities: &Value) -> Self {
-        let mut client = gate.stranger();
+        let mut client = gate.client_without_session();
         let reply = client.post(crate::session_client::initialize(version, capabilities)).await;
         assert_eq!(reply.status, StatusCode::OK);
         let Some(session) = reply.header("mcp-session-id").map(str::to_owned) else {

@@ -243,8 +243,7 @@ impl TokenVerifier {
     pub(super) fn check(&self, token: &str, path: &str, wait: LookupWait, held: HeldProofs<'_>) -> TokenVerdict {
         let VerifierState { remembered, clock, settings, issuers, .. } = &*self.0;
         let check = TokenCheck { token, digest: remembered.digest(token, path), now: clock.now(), wait, held };
-        let is_trusted =
-            |index: u32| issuers.get(index as usize).is_some_and(|one: &TrustedIssuer| one.keys.are_current());
+        let is_trusted = |index: u32| issuers.get(index as usize).is_some_and(|one| one.keys.are_current());
         if let Some(found) = remembered.get(check.digest, check.now).filter(|found| is_trusted(found.issuer)) {
             return self.valid(found, &check);
         }
@@ -319,8 +318,7 @@ impl TokenVerifier {
         };
         match introspector.known(&digest([check.token.as_bytes()])) {
             None if check.wait == LookupWait::Allowed => {
-                let token = check.token.to_owned();
-                self.needs(LookupTarget::Introspection(Arc::clone(introspector), token))
+                self.needs(LookupTarget::Introspection(Arc::clone(introspector), check.token.to_owned()))
             }
             None | Some(IntrospectionAnswer::Unavailable) => TokenVerdict::IssuerUnavailable(issuer.evidence()),
             Some(IntrospectionAnswer::Inactive) => issuer.refuses(TokenError::Inactive, None),

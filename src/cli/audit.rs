@@ -14,8 +14,8 @@ use crate::console;
 pub(super) enum AuditCommand {
     /// Checks that each line follows the one before, and names the first that does not. Changes nothing.
     ///
-    /// A chain reveals changed, removed and moved lines, unless all later digests were recomputed. To detect that too, compare
-    /// the files with an anchor file, or with the digest that an earlier run printed.
+    /// A chain reveals changed, removed and moved lines, unless all later digests were recomputed. To detect that too,
+    /// compare the files with an anchor file, or with the digest that an earlier run printed.
     Verify {
         /// The file of `audit.anchor`, with digests of the same chains.
         #[arg(long, value_name = "FILE")]

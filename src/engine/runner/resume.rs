@@ -54,8 +54,7 @@ pub(in crate::engine) fn start(
     let (bug_recipient, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&bug_recipient));
-    let runner = Box::new(runner);
-    spawn(engine, span, bug_recipient, runner.run_row(task, action));
+    spawn(engine, span, bug_recipient, Box::new(runner).run_row(task, action));
 }
 
 pub(super) struct AdoptedCall {
@@ -81,8 +80,7 @@ pub(super) fn adopt(
     let (bug_recipient, span) = row_context(&task);
     adopted.call.set_in_progress(spec.call_begins());
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&bug_recipient));
-    let runner = Box::new(runner);
-    spawn(engine, span, bug_recipient, runner.run_loop());
+    spawn(engine, span, bug_recipient, Box::new(runner).run_loop());
 }
 
 fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {

@@ -34,7 +34,7 @@ pub(super) use tree_sizes::TreeSizes;
 pub(super) use verdict::{RecoveryAction, RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
-use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, split};
+use self::call_state::{ExchangeStage, SplitPlan, StageEvent, UpstreamCall, outcome_of, split};
 use self::dialog::{AttachedClients, Dialog};
 use self::family::Family;
 use self::live_runners::RunnerCommand;
@@ -44,7 +44,6 @@ use super::Engine;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RetryRefusal, RoundRetry, RoundSupport, TaskNotice};
 use crate::audit::{AuditAct, AuditEvent, AuditedCall, arguments_of};
 use crate::cause::CauseChain;
-use crate::dialect::plain;
 use crate::failpoint;
 use crate::task::{EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress, ServerNotification};
@@ -375,10 +374,7 @@ impl Runner {
             ExchangeEvent::Asked { ask, method, params } => Box::pin(self.question_received(ask, method, params)).await,
             ExchangeEvent::Withdrawn { ask } => Box::pin(self.withdrawal_received(ask)).await,
             ExchangeEvent::Returned(result) => {
-                let outcome = match plain::decode_result(result) {
-                    Ok(returned) => Outcome::Returned { result: returned.result, is_error: returned.is_error },
-                    Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
-                };
+                let outcome = outcome_of(result, self.spec.context.share.as_ref());
                 Box::pin(self.end(outcome)).await
             }
             ExchangeEvent::Faulted(error) => Box::pin(self.faulted(error)).await,

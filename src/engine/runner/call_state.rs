@@ -11,11 +11,26 @@ use tokio::time::Instant;
 
 pub(super) use self::exchange_stage::{ExchangeStage, StageEvent};
 pub(super) use self::split::{RunningElement, SplitExchange, SplitPlan, split, split_again};
+use crate::answer_budget::{AnswerShare, FREE_BYTES};
+use crate::dialect::plain::{self, CanonicalResult};
 use crate::engine::call::CallSpec;
-use crate::task::{GatewayFault, Principal};
+use crate::task::{Executed, GatewayFault, Outcome, Principal};
 use crate::upstream::limits::{CallInProgress, CallProspect};
 use crate::upstream::{Answer, AnsweredBy, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::{Payload, RpcError};
+
+/// The outcome of a server's result. An edited copy takes the bytes that the original held until now (B190).
+pub(super) fn outcome_of(result: Payload, share: Option<&AnswerShare>) -> Outcome {
+    let length = result.len();
+    let (result, is_error) = match plain::decode_result(result) {
+        Ok(CanonicalResult { result, is_error }) => (result, is_error),
+        Err(reason) => return Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
+    };
+    let share = share.filter(|_| (FREE_BYTES + 1..length).contains(&result.len()));
+    let held = share.map(|share| share.rehold(result.bytes().clone()));
+    let result = if let Some(text) = held { result.in_buffer(text) } else { result };
+    Outcome::Returned { result, is_error }
+}
 
 /// A call at the upstream. [`UpstreamCall::next`] is cancel safe.
 pub(super) struct UpstreamCall {
@@ -344,5 +359,30 @@ impl UpstreamCall {
             CallExchanges::Split(split) => split.cancel(reason).await,
         }
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::answer_budget::AnswerBudget;
+    use crate::wire::ScanLimits;
+
+    /// B190: each result of a 2026-07-28 server is edited, since it names its type.
+    #[test]
+    fn b190_a_result_holds_its_bytes_whether_it_is_edited_or_not() {
+        let content = "x".repeat(2 * FREE_BYTES);
+        for members in ["", r#","resultType":"complete""#, r#","_meta":{"io.modelcontextprotocol/serverInfo":{}}"#] {
+            let budget = AnswerBudget::default();
+            let share = budget.share(&Principal::holding("ada"), usize::MAX);
+            let text = share.hold(Bytes::from(format!(r#"{{"content":"{content}"{members}}}"#))).unwrap();
+            let outcome = outcome_of(Payload::parse(&text, ScanLimits::UPSTREAM).unwrap(), Some(&share));
+            drop(text);
+            assert_eq!(budget.in_use(), outcome.bytes(), "{members}");
+            drop(outcome);
+            assert_eq!(budget.in_use(), 0, "{members}");
+        }
     }
 }

@@ -10,6 +10,7 @@ use futures_util::future::{BoxFuture, join_all, select_all};
 use tokio::time::Instant;
 
 use super::exchange_stage::{ExchangeStage, StageEvent};
+use super::outcome_of;
 use crate::answer_budget::{AnswerPermit, AnswerShare};
 use crate::cause::CauseChain;
 use crate::dialect::faults::failure_error;
@@ -138,10 +139,7 @@ impl SplitExchange {
                 self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
             }
             ExchangeEvent::Returned(result) => {
-                let outcome = match plain::decode_result(result) {
-                    Ok(CanonicalResult { result, is_error }) => Outcome::Returned { result, is_error },
-                    Err(reason) => Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
-                };
+                let outcome = outcome_of(result, self.plan.template().context.share.as_ref());
                 self.element_ended(at, outcome);
             }
             ExchangeEvent::Faulted(error) => self.element_ended(at, Outcome::Faulted(Failure::Upstream(error))),

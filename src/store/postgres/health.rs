@@ -49,7 +49,7 @@ impl PostgresHealth {
             Self::Unavailable(_) => "check that the database's server runs, and that this host reaches it",
             Self::Refusing(_) => "check user, password and limit of connections, and whether the server starts",
             Self::ReadOnly(_) => "name each server of the database in `store.url`, so that the primary is found",
-            Self::Behind(_) => "check the server's synchronous standbys",
+            Self::Behind(_) => "check the server's synchronous standbys, and other sessions' locks (`pg_locks`)",
             Self::NoStandby => "set synchronous_standby_names at the server",
             Self::Full => "free space on that disk",
             Self::Lost => "the next start says how to accept the loss",

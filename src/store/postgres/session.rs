@@ -161,7 +161,7 @@ impl DatabaseConnector {
         };
         let (left, server, promise) = arriving.await.map_err(arrival_error)?;
         if left > 0 {
-            return Err(PostgresOpenError::behind("an earlier statement still runs, as if it waited for a standby"));
+            return Err(PostgresOpenError::behind("an earlier statement still waits, as for a standby or a lock"));
         }
         self.trust.lock().connected(boot_time());
         let (settings, trust) = (Arc::clone(&self.settings), Arc::clone(&self.trust));

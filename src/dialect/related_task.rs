@@ -9,7 +9,7 @@ use super::faults::unusable_answer;
 use crate::task::{Answer, ChosenId, InputKey, Question, TaskId};
 use crate::wire::envelope::Response;
 use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
-use crate::wire::object::ObjectWriter;
+use crate::wire::object::{ObjectEdit, ObjectWriter};
 use crate::wire::{JsonPieces, Object, Payload, RequestId, envelope, method};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,15 +45,14 @@ impl RelatedTask {
 
     /// Adds the related task to an object's `_meta` (L25-27); other members are unchanged.
     pub fn on(&self, object: &Payload) -> Payload {
-        self.on_shared(object).whole()
+        self.on_shared(object, None).whole()
     }
 
-    /// As [`Self::on`], in pieces, without copying large ones.
-    pub fn on_shared(&self, object: &Payload) -> JsonPieces {
-        match Object::of(object) {
-            Some(object) => object.edit().set(META, self.beside(object.get_object(META).as_ref())).finish_pieces(),
-            None => object.clone().into(),
-        }
+    /// As [`Self::on`], in pieces, without copying large ones, and without this member.
+    pub fn on_shared(&self, object: &Payload, removed: Option<&str>) -> JsonPieces {
+        let Some(object) = Object::of(object) else { return object.clone().into() };
+        let edit = object.edit().set(META, self.beside(object.get_object(META).as_ref()));
+        removed.into_iter().fold(edit, ObjectEdit::remove).finish_pieces()
     }
 
     fn beside(&self, meta: Option<&Object>) -> Payload {

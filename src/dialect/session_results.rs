@@ -1,7 +1,5 @@
 //! Writes a stateless server's description, results and errors for session clients (LEG-02, GW-05, GW-12, LEG-17).
 
-use std::borrow::Cow;
-
 use super::faults::{about_own_request, not_settled, session_failure_error, was_cancelled};
 use super::lifecycle::SessionServerDescription;
 use super::plain::with_single_content;
@@ -56,12 +54,9 @@ fn has_odd_content(result: &Object) -> bool {
     result.get(STRUCTURED_CONTENT).is_some_and(|content| Object::of(&content).is_none())
 }
 
-/// A task's result without such structured content (T-77): a stateless server may have returned it.
-pub(super) fn without_odd_content(result: &Payload) -> Cow<'_, Payload> {
-    match Object::of(result).filter(has_odd_content) {
-        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
-        None => Cow::Borrowed(result),
-    }
+/// The member of a task's result with such content (T-77): a stateless server may have returned it.
+fn odd_content(result: &Payload) -> Option<&'static str> {
+    Object::of(result).filter(has_odd_content).map(|_| STRUCTURED_CONTENT)
 }
 
 /// A tool without an output schema of another type than object.
@@ -89,7 +84,7 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
 /// The call's own result or error (L25-22, L25-24 to L25-28, D86-03).
 pub(super) fn outcome(phase: &Phase, related: impl FnOnce() -> RelatedTask) -> Result<JsonPieces, RpcError> {
     match phase {
-        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related().on_shared(&without_odd_content(result))),
+        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related().on_shared(result, odd_content(result))),
         Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
         Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
@@ -287,6 +282,19 @@ mod tests {
             r#"{"ttlMs":5,"cacheScope":"public","tools":[{"name":"a","outputSchema":{"type":"array"}},{"name":"b","outputSchema":{"type":"object"}}]}"#,
             r#"{"tools":[{"name":"a"},{"name":"b","outputSchema":{"type":"object"}}]}"#,
         );
+    }
+
+    /// B190: a copy of a large result would hold no bytes of the answer budget.
+    #[test]
+    fn b190_a_large_result_without_its_odd_content_is_not_copied() {
+        let content = "x".repeat(JsonPieces::SHARED_MIN);
+        let result = payload(&format!(r#"{{"structuredContent":[1],"content":"{content}"}}"#));
+        let is_within = |piece: &bytes::Bytes| result.bytes().as_ptr_range().contains(&piece.as_ptr());
+        let related = RelatedTask::chosen(&"t".into());
+        let pieces = related.on_shared(&result, odd_content(&result)).into_pieces();
+        assert!(pieces.iter().any(|piece| piece.len() >= content.len() && is_within(piece)));
+        let text = String::from_utf8(pieces.concat()).unwrap();
+        assert!(!text.contains(STRUCTURED_CONTENT) && text.contains(r#""taskId":"t""#));
     }
 
     /// T-50.

@@ -54,6 +54,8 @@ enum Asked {
     PipedRead,
     /// `tools/call` in a session of a client without tasks.
     PipedCall,
+    /// `tools/call` that the gateway makes itself, with a result that it edits, since it names its type.
+    EditedCall,
     /// The call of that task again, under its key, by a client without tasks.
     Repetition,
     /// `tools/list` at an endpoint of two servers.
@@ -232,6 +234,7 @@ impl Bench {
                 let call = || Call { headers: call.headers.clone(), body: call.body.clone() };
                 ("/up/mcp", (0..REQUESTS).map(|_| call()).collect())
             }
+            Asked::EditedCall => ("/up/mcp", (0..REQUESTS).map(|_| Call::plain(&json!({}))).collect()),
             Asked::List => ("/all/mcp", (0..REQUESTS).map(|_| Call::new("tools/list", &json!({}))).collect()),
             Asked::Split => {
                 // Together no larger than a result may be.
@@ -426,9 +429,7 @@ const fn held_min(asked: Asked, over: Over) -> usize {
     match (asked, over) {
         (Asked::PipedRead | Asked::PipedCall, Over::Json | Over::Events) | (Asked::EndpointRead, Over::Json) => 0,
         (Asked::Poll | Asked::Result | Asked::Repetition | Asked::EndpointArray | Asked::Array, _) => BIG,
-        (Asked::Read | Asked::PipedRead | Asked::PipedCall | Asked::List | Asked::EndpointRead | Asked::Split, _) => {
-            4 * BIG
-        }
+        _ => 4 * BIG,
     }
 }
 
@@ -487,6 +488,7 @@ rows! {
     lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json, Disk;
     arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json, Disk;
     split_calls_hold_no_more_than_the_budget: Split, Unread, Json, Disk;
+    edited_results_of_calls_hold_no_more_than_the_budget: EditedCall, Unread, Json, Disk;
     calls_of_a_program_hold_no_more_than_the_budget: PipedCall, Unread, Stdio, Disk;
     passed_on_reads_over_sse_hold_no_more_than_the_budget: PipedRead, NoWindow, Sse, Disk;
     results_of_a_large_task_in_memory_share_its_bytes_in_a_session: Result, NoWindow, Json, Memory;
@@ -618,9 +620,23 @@ async fn split_calls_as_tasks_hold_no_more_than_the_budget() {
 #[ignore = "takes minutes: `make memory` runs it"]
 async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
     use Asked::{
-        Array, EndpointArray, EndpointRead, List, PipedCall, PipedRead, Poll, Read, Repetition, Result, Split,
+        Array, EditedCall, EndpointArray, EndpointRead, List, PipedCall, PipedRead, Poll, Read, Repetition, Result,
+        Split,
     };
-    let all = [Poll, Result, Repetition, Read, PipedRead, PipedCall, List, EndpointRead, EndpointArray, Array, Split];
+    let all = [
+        Poll,
+        Result,
+        Repetition,
+        Read,
+        PipedRead,
+        PipedCall,
+        EditedCall,
+        List,
+        EndpointRead,
+        EndpointArray,
+        Array,
+        Split,
+    ];
     let mut failures = Vec::new();
     for over in [Over::Json, Over::Events, Over::Stdio, Over::Sse] {
         for reader in [Reader::Unread, Reader::Dripped, Reader::NoWindow] {

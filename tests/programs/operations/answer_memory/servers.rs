@@ -33,6 +33,9 @@ fn around(asked: Asked, rpc: &str) -> Option<(&'static str, &'static str)> {
         "tools/list" if asked == Asked::List => {
             Some(("{\"tools\":[{\"name\":\"work\",\"inputSchema\":{\"type\":\"object\"},\"description\":", "}]}"))
         }
+        "tools/call" if asked == Asked::EditedCall => {
+            Some(("{\"resultType\":\"complete\",\"content\":[{\"type\":\"text\",\"text\":", "}]}"))
+        }
         "tools/call" => Some(("{\"content\":[{\"type\":\"text\",\"text\":", "}]}")),
         "resources/read" => Some(("{\"contents\":[{\"uri\":\"a:b\",\"text\":", "}]}")),
         _ => None,

@@ -110,7 +110,7 @@ pub(crate) struct Login {
     bound: OnceCell<String>,
     numbers: Cell<u64>,
     folder: TempDir,
-    /// Apart from the key set, whose folder a gateway watches for changes.
+    /// The audit's file is not in the key set's folder: the gateway watches that folder for changes.
     audit: TempDir,
 }
 

@@ -182,7 +182,7 @@ impl AuditWriter {
         self.records.increment(self.count);
         self.lines.clear();
         self.count = 0;
-        // Records may come without a pause, and the thread then never waits. A line whose digest is at the anchor must not be lost.
+        // Under steady load the queue never pauses. A line is on the disk before its digest is at the anchor.
         self.unsynced_since.get_or_insert_with(Instant::now);
         let is_due = self.sync_due_in() == Some(Duration::ZERO) || !self.anchors.is_empty();
         if self.is_required || self.is_failing || is_due {
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(text.matches("audit.lost").count(), 1);
     }
 
-    /// The thread is never idle then.
+    /// Under steady load the writer's thread is never idle.
     #[test]
     fn lines_reach_the_disk_after_a_second_even_if_records_come_without_a_pause() {
         let folder = tempfile::tempdir().unwrap();

@@ -310,7 +310,7 @@ impl Runner {
     }
 
     async fn deadline_over(&mut self) -> RunnerFlow {
-        // It came in time, and waits for subtasks, which end with it.
+        // The result came in time, and waits for its subtasks. They end with the call.
         if let Some(end) = self.call.take_end() {
             return self.exchange_event(end).await;
         }

@@ -242,7 +242,7 @@ pub fn only_post() -> FaceResponse {
     response
 }
 
-/// The error for an unreadable body, and the id if it may be echoed (B78 to B95): that of a response is its receiver's (B270).
+/// The error for an unreadable body, and the request's id if it may be echoed (B78 to B95). For a response there is none (B270).
 pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
     match error {
         EnvelopeError::Scan { error, id, is_answer } => {

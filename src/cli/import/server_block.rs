@@ -142,7 +142,7 @@ impl BlockWriter<'_> {
             (Some(_), None) | (None, None) => {
                 match transport.is_some() {
                     true => self.notes.mistake(&server.pointer, "names no server; write a `url`"),
-                    // Such as an extension of Zed, which the host starts by itself.
+                    // For example an extension of Zed: the host starts it by itself.
                     false => self.notes.note(&server.pointer, "has neither a `command` nor a `url`, and is left out"),
                 }
                 false

@@ -105,7 +105,7 @@ impl RememberedTokens {
         remembered
     }
 
-    /// The entry of a token, which is not kept yet.
+    /// A new entry for a token. It is not kept yet.
     pub(super) fn entry(&self, token: VerifiedToken, issuer: usize, now: Timestamp) -> RememberedToken {
         let VerifiedToken { owner, claims, until, binding } = token;
         let of_binding = binding.as_ref().map_or(0, |_| SHARED_BYTES + size_of::<TokenBinding>());

@@ -520,7 +520,7 @@ mod tests {
         let stdin = exited_child().await.stdin.take().unwrap();
         let (process, (outgoing, queue)) = (Arc::new(unreachable_process()), mpsc::channel(1));
         let refused = async {
-            // Several, as the pipe has a reader while a process of another test starts, which has a copy of it.
+            // Several messages: a process that another test starts has a copy of the pipe's reader for a moment.
             loop {
                 let ((written, done), message) = (oneshot::channel(), Bytes::from_static(b"{}"));
                 let queued = QueuedMessage { message, handed_over: HandedOver::default(), written };

@@ -173,7 +173,7 @@ impl OutcomeWait {
 impl CallMessages for OutcomeWait {
     async fn next(&mut self) -> Option<CallMessage> {
         if self.awaiting.call.is_some() {
-            // The cancel of a call ends its task, whose last messages come first.
+            // The cancel of a call ends its task. The task's last messages are sent before the end.
             return self.message().await;
         }
         let withdrawn = self.awaiting.request.withdrawn().clone();

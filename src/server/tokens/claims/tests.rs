@@ -416,7 +416,7 @@ fn weak_private_and_ambiguous_keys_are_not_used() {
     assert!(both.find(None, Algorithm::ES256).is_none(), "which of the two?");
 }
 
-/// As at Keycloak, whose sets have a key for encryption: its issuer's keys are fetched every 10 minutes.
+/// Keycloak's key sets have a key for encryption, and the gateway fetches them every 10 minutes.
 #[test]
 fn a_key_that_is_left_out_is_told_once_for_each_set() {
     let (first, second) = (IssuerKey::es256("k1"), IssuerKey::es256("k2"));

@@ -19,7 +19,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
     store.load(key, START).await.unwrap().is_some()
 }
 
-/// Its client's answer was that it is gone.
+/// The client was told that the task is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_was_removed_here_is_not_shown_after_any_other_removal() {
     let Some(server) = shared() else { return };

@@ -10,6 +10,7 @@ use super::admin_client::{AdminAnswer, AdminClient, AdminOutput, AdminRequestErr
 use super::printable::{ago, aligned_lines, in_short, printable, printable_json, since};
 use super::say;
 use super::terminal::confirmed;
+use crate::face::operators::OperatorTask;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
 const PAGE: usize = 1_000;
@@ -68,40 +69,6 @@ pub enum TasksCommand {
 }
 
 #[derive(Debug, Deserialize)]
-struct TaskEntry {
-    #[serde(rename = "ref")]
-    reference: String,
-    principal: String,
-    upstream: String,
-    tool: String,
-    state: String,
-    reason: Option<String>,
-    created_at: String,
-    updated_at: String,
-    expires_at: String,
-    /// The kind of its client; in the response about one task.
-    client: Option<String>,
-    /// The start of its call; in the response about one task.
-    began_at: Option<String>,
-    flavour: Option<String>,
-    parent: Option<String>,
-    children: Option<usize>,
-    /// The name and the incarnation of the replica that holds it.
-    holder: Option<String>,
-    holder_incarnation: Option<u64>,
-    why: Option<String>,
-    /// The last lines of the program with which it failed.
-    #[serde(default)]
-    stderr: Vec<String>,
-    progress: Option<String>,
-    bytes: Option<u64>,
-    attempt: Option<u32>,
-    /// Its subtasks, as many as the gateway shows.
-    #[serde(default)]
-    subtasks: Vec<Self>,
-}
-
-#[derive(Debug, Deserialize)]
 struct TaskListPage {
     tasks: Vec<Box<RawValue>>,
     next: Option<String>,
@@ -143,7 +110,7 @@ async fn cancel(admin: &AdminClient, name: &str) -> Result<AdminOutput, AdminReq
         if !found.status.is_success() {
             return shown(&found);
         }
-        reference = read::<TaskEntry>(&found.body)?.reference;
+        reference = read::<OperatorTask>(&found.body)?.reference;
     }
     shown(&admin.ask(Method::POST, &["tasks", &reference, "cancel"], &[]).await?)
 }
@@ -169,7 +136,7 @@ async fn cancel_all(
     wanted: &[(&str, &str)],
     is_confirmed: bool,
 ) -> Result<AdminOutput, AdminRequestError> {
-    let mut unsettled = Vec::<TaskEntry>::new();
+    let mut unsettled = Vec::<OperatorTask>::new();
     for state in UNSETTLED {
         match listed(admin, &[wanted, &[("state", state)]].concat(), usize::MAX).await? {
             // Subtasks end with their parents.
@@ -225,7 +192,7 @@ struct ListedTasks {
 }
 
 impl ListedTasks {
-    fn entries(&self) -> Result<Vec<TaskEntry>, AdminRequestError> {
+    fn entries(&self) -> Result<Vec<OperatorTask>, AdminRequestError> {
         self.all.iter().map(|task| read(task.get().as_bytes())).collect()
     }
 }
@@ -274,7 +241,7 @@ async fn list(
     Ok(if found.has_more { AdminOutput::Part(text) } else { AdminOutput::Done(text) })
 }
 
-fn state(task: &TaskEntry) -> String {
+fn state(task: &OperatorTask) -> String {
     match &task.reason {
         Some(reason) => format!("{} ({})", printable(&task.state), printable(reason)),
         None => printable(&task.state).into_owned(),
@@ -282,7 +249,7 @@ fn state(task: &TaskEntry) -> String {
 }
 
 /// The name of the replica that holds the task, or its state.
-fn holder(task: &TaskEntry) -> String {
+fn holder(task: &OperatorTask) -> String {
     match (&task.holder, task.holder_incarnation) {
         (Some(name), _) => printable(name).into_owned(),
         (None, Some(incarnation)) => format!("incarnation {incarnation}"),
@@ -291,7 +258,7 @@ fn holder(task: &TaskEntry) -> String {
 }
 
 /// A column of a table: its header and its cell.
-type Column = (&'static str, fn(&TaskEntry, Timestamp) -> String);
+type Column = (&'static str, fn(&OperatorTask, Timestamp) -> String);
 
 const COLUMNS: [Column; 7] = [
     ("REF", |task, _| printable(&task.reference).into_owned()),
@@ -309,19 +276,19 @@ const RARE_COLUMNS: [Column; 3] = [
     ("SUBTASKS", |task, _| task.children.map(|count| count.to_string()).unwrap_or_default()),
 ];
 
-fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
+fn table(tasks: &[OperatorTask], now: Timestamp) -> String {
     let rare = RARE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task, now).is_empty()));
     let columns: Vec<Column> = COLUMNS.into_iter().chain(rare).collect();
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
+    let row = |task: &OperatorTask| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
     aligned_lines(&rows)
 }
 
-fn details(task: &TaskEntry, now: Timestamp) -> String {
+fn details(task: &OperatorTask, now: Timestamp) -> String {
     let text = |text: &str| Some(printable(text).into_owned());
     let at = |written: &str| Some(format!("{} ({})", printable(written), ago(written, now)));
-    let has_ended = ["completed", "failed", "cancelled"].contains(&task.state.as_str());
+    let has_ended = ["completed", "failed", "cancelled"].contains(&&*task.state);
     let began_at = task.began_at.as_ref().unwrap_or(&task.created_at);
     let took = since(began_at, now).zip(since(&task.updated_at, now)).filter(|_| has_ended);
     let mut all = String::new();
@@ -348,9 +315,9 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
             let _ = writeln!(all, "{name:<10}{}", value.trim_end_matches(" ()"));
         }
     }
-    if !task.stderr.is_empty() {
+    if let Some(stderr) = task.stderr.as_ref().filter(|lines| !lines.is_empty()) {
         all.push_str("stderr\n");
-        task.stderr.iter().for_each(|line| all.extend(["  ", &printable(line), "\n"]));
+        stderr.iter().for_each(|line| all.extend(["  ", &printable(line), "\n"]));
     }
     if let Some(count) = task.children {
         let _ = writeln!(all, "{:<10}{count}", "subtasks");
@@ -360,7 +327,7 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
 }
 
 /// A task's subtasks, a line each, indented by depth.
-fn tree(task: &TaskEntry, depth: usize, text: &mut String) {
+fn tree(task: &OperatorTask, depth: usize, text: &mut String) {
     let indent = "  ".repeat(depth);
     for child in &task.subtasks {
         let (reference, tool) = (printable(&child.reference), printable(&child.tool));
@@ -379,40 +346,28 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_millis(3_661_000);
 
-    fn entry(tool: &str) -> TaskEntry {
-        TaskEntry {
+    fn entry(tool: &str) -> OperatorTask {
+        OperatorTask {
             reference: "00000000000a".to_owned(),
             principal: "b".to_owned(),
             upstream: "up".to_owned(),
             tool: tool.to_owned(),
-            state: "failed".to_owned(),
-            reason: Some("ttl_expired".to_owned()),
+            state: "failed".into(),
+            reason: Some("ttl_expired".into()),
             created_at: "1970-01-01T00:00:00.000Z".to_owned(),
             updated_at: "1970-01-01T00:01:00.000Z".to_owned(),
             expires_at: "e".to_owned(),
-            client: None,
-            began_at: None,
-            flavour: None,
-            parent: None,
-            children: None,
-            holder: None,
-            holder_incarnation: None,
-            why: None,
-            stderr: Vec::new(),
-            progress: None,
-            bytes: None,
-            attempt: None,
-            subtasks: Vec::new(),
+            ..OperatorTask::default()
         }
     }
 
     #[test]
     fn a_tree_is_printed_below_its_task_with_the_number_of_omitted_ones() {
-        let child = |tool| TaskEntry { reason: None, state: "working".to_owned(), ..entry(tool) };
-        let middle = TaskEntry { children: Some(1), subtasks: vec![child("leaf")], ..child("middle") };
-        let top = TaskEntry {
-            client: Some("session".to_owned()),
-            flavour: Some("sep-1686".to_owned()),
+        let child = |tool| OperatorTask { reason: None, state: "working".into(), ..entry(tool) };
+        let middle = OperatorTask { children: Some(1), subtasks: vec![child("leaf")], ..child("middle") };
+        let top = OperatorTask {
+            client: Some("session".into()),
+            flavour: Some("sep-1686".into()),
             children: Some(9),
             subtasks: vec![middle, child("\u{1b}[2J")],
             ..entry("top")
@@ -429,8 +384,8 @@ mod tests {
         );
         let listed = table(
             &[
-                TaskEntry { children: Some(9), ..entry("top") },
-                TaskEntry { parent: Some("p".to_owned()), ..entry("t") },
+                OperatorTask { children: Some(9), ..entry("top") },
+                OperatorTask { parent: Some("p".to_owned()), ..entry("t") },
             ],
             NOW,
         );
@@ -440,16 +395,16 @@ mod tests {
 
     #[test]
     fn a_task_is_told_with_all_that_is_known_of_it() {
-        let task = TaskEntry {
+        let task = OperatorTask {
             why: Some("The task's time to live ended".to_owned()),
-            progress: Some("page\u{1b} 2".to_owned()),
+            progress: Some("page\u{1b} 2".into()),
             bytes: Some(2_048),
             attempt: Some(2),
             began_at: Some("1970-01-01T00:00:00.000Z".to_owned()),
             created_at: "1970-01-01T00:00:02.000Z".to_owned(),
             holder: Some("a".to_owned()),
             holder_incarnation: Some(7),
-            stderr: vec!["Traceback:".to_owned(), "  \u{1b}[31mfault".to_owned()],
+            stderr: Some(["Traceback:".to_owned(), "  \u{1b}[31mfault".to_owned()].into()),
             ..entry("t")
         };
         assert_eq!(
@@ -471,11 +426,11 @@ mod tests {
              00000000000a  failed (ttl_expired)  up        grüße  b          1h 1m ago  1h 0m ago\n\
              00000000000a  failed (ttl_expired)  up         [2J   b          1h 1m ago  1h 0m ago\n"
         );
-        let held = TaskEntry { holder_incarnation: Some(7), ..entry("t") };
+        let held = OperatorTask { holder_incarnation: Some(7), ..entry("t") };
         let text = table(
             &[
-                TaskEntry { holder: Some("a".to_owned()), ..held },
-                TaskEntry { holder_incarnation: Some(8), ..entry("t") },
+                OperatorTask { holder: Some("a".to_owned()), ..held },
+                OperatorTask { holder_incarnation: Some(8), ..entry("t") },
             ],
             NOW,
         );

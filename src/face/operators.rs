@@ -26,8 +26,8 @@ use crate::store::{NewestCursor, StoreError};
 use crate::task::reference::principal_reference;
 use crate::task::{Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
-use reports::{ForgottenReplica, OperatorReplicaList, OperatorTaskDetails, OperatorTaskEntry, state};
-pub use reports::{HeldCallReport, HeldCalls, OperatorReplica};
+use reports::{ForgottenReplica, OperatorReplicaList, state};
+pub use reports::{HeldCallReport, HeldCalls, OperatorReplica, OperatorTask};
 
 /// The default and the largest number of tasks on one page.
 const PAGE: usize = 100;
@@ -158,7 +158,7 @@ debug_members!(Operators);
 
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
-    tasks: Vec<OperatorTaskEntry>,
+    tasks: Vec<OperatorTask>,
     /// The `after` of the next page. A request examines a limited number of tasks: a short page may have a next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -167,7 +167,7 @@ struct OperatorTaskPage {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum OperatorTaskFinding {
-    Found(Box<OperatorTaskDetails>),
+    Found(Box<OperatorTask>),
     /// Not among the examined tasks: the same request with this as `after` continues.
     GoesOn {
         next: String,
@@ -178,14 +178,14 @@ enum OperatorTaskFinding {
 struct OperatorRefusal {
     error: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<OperatorTaskEntry>,
+    task: Option<OperatorTask>,
 }
 
 enum OperatorError {
     Query(&'static str),
     Unknown,
     Ambiguous,
-    Ended(Box<OperatorTaskEntry>),
+    Ended(Box<OperatorTask>),
     Failed(TaskError),
     Other(StatusCode, String),
 }
@@ -290,7 +290,7 @@ impl Operators {
     }
 
     /// Adds the holder of each task, if the store is shared.
-    async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTaskEntry)]) -> Result<(), TaskError> {
+    async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTask)]) -> Result<(), TaskError> {
         let Some(store) = &self.shared else { return Ok(()) };
         let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
         let holders = self.engine.holders(&keys).await?;
@@ -308,7 +308,7 @@ impl Operators {
     async fn list(&self, query: Option<&str>) -> Result<OperatorTaskPage, OperatorError> {
         let wanted = OperatorTaskQuery::read(query).map_err(OperatorError::Query)?;
         let limit = wanted.limit.unwrap_or(PAGE);
-        let mut page: Vec<(TaskKey, OperatorTaskEntry)> = Vec::new();
+        let mut page: Vec<(TaskKey, OperatorTask)> = Vec::new();
         let mut last = None;
         let mut has_more = false;
         let look = |task: &Summary| {
@@ -320,7 +320,7 @@ impl Operators {
                 has_more = true;
                 return ControlFlow::Break(());
             }
-            page.push((task.key.clone(), OperatorTaskEntry::of(task)));
+            page.push((task.key.clone(), OperatorTask::of(task)));
             last = Some((task.created_at, ShortReference::of(&task.key)));
             ControlFlow::Continue(())
         };
@@ -373,22 +373,22 @@ impl Operators {
         })
     }
 
-    async fn show(&self, reference: &str) -> Result<OperatorTaskDetails, OperatorError> {
+    async fn show(&self, reference: &str) -> Result<OperatorTask, OperatorError> {
         Ok(self.details(&*self.find(reference).await?).await?)
     }
 
-    async fn details(&self, task: &Task) -> Result<OperatorTaskDetails, TaskError> {
+    async fn details(&self, task: &Task) -> Result<OperatorTask, TaskError> {
         let below = self.engine.subtasks_of(&task.key.owner, &task.tree, SUBTASKS_MAX).await?;
-        let mut entry = [(task.key.clone(), OperatorTaskEntry::of(&Summary::of(task)))];
+        let mut entry = [(task.key.clone(), OperatorTask::of(&Summary::of(task)))];
         self.with_holders(&mut entry).await?;
         let [(_, entry)] = entry;
-        Ok(OperatorTaskDetails::of(task, entry, &below))
+        Ok(entry.with_details(task, &below))
     }
 
-    async fn cancel(&self, reference: &str) -> Result<OperatorTaskEntry, OperatorError> {
+    async fn cancel(&self, reference: &str) -> Result<OperatorTask, OperatorError> {
         let task = self.find(reference).await?;
         let cancelled = self.engine.cancel_for_operator(&task.key).await?;
-        let entry = OperatorTaskEntry::of(&Summary::of(&cancelled.task));
+        let entry = OperatorTask::of(&Summary::of(&cancelled.task));
         if cancelled.was_settled { Err(OperatorError::Ended(Box::new(entry))) } else { Ok(entry) }
     }
 }

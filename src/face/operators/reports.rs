@@ -19,34 +19,59 @@ use crate::task::reference::principal_reference;
 use crate::task::{Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 use crate::upstream::limits::CallPermitsByName;
 
-#[derive(Debug, Serialize)]
-pub(super) struct OperatorTaskEntry {
+/// One task: `taskgate tasks` reads what this module writes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct OperatorTask {
     #[serde(rename = "ref")]
-    reference: String,
-    principal: String,
-    upstream: String,
-    tool: String,
-    state: &'static str,
+    pub reference: String,
+    pub principal: String,
+    pub upstream: String,
+    pub tool: String,
+    pub state: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'static str>,
-    created_at: String,
-    updated_at: String,
-    expires_at: String,
+    pub reason: Option<Cow<'static, str>>,
+    pub created_at: String,
+    pub updated_at: String,
+    pub expires_at: String,
     /// The draft extension that created the task, if rows store it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    flavour: Option<&'static str>,
+    pub flavour: Option<Cow<'static, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    parent: Option<String>,
+    pub parent: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    children: Option<usize>,
+    pub children: Option<usize>,
     /// The replica that holds it, if several share the store.
     #[serde(skip_serializing_if = "Option::is_none")]
-    holder: Option<String>,
+    pub holder: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    holder_incarnation: Option<u64>,
+    pub holder_incarnation: Option<u64>,
+    /// This and all that follow: only in the response about one task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<Cow<'static, str>>,
+    /// The start of its call, which may precede its creation as a task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<String>,
+    /// The text of a gateway's fault that the client gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The last lines of the program with which it failed, if the configuration shows them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stderr: Option<Arc<[String]>>,
+    /// The upstream's last progress message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Arc<str>>,
+    /// The bytes that the task takes in the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<usize>,
+    /// The number of attempts, including a pending one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// Fewer than `children` if there were too many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub subtasks: Vec<Self>,
 }
 
-impl OperatorTaskEntry {
+impl OperatorTask {
     pub(super) fn of(task: &Summary) -> Self {
         let (state, reason) = state(task.phase);
         Self {
@@ -54,19 +79,18 @@ impl OperatorTaskEntry {
             principal: principal_reference(&task.key.owner),
             upstream: task.origin.upstream.to_string(),
             tool: task.origin.tool.to_string(),
-            state,
-            reason,
+            state: state.into(),
+            reason: reason.map(Cow::Borrowed),
             created_at: task.created_at.to_string(),
             updated_at: task.updated_at.to_string(),
             expires_at: task.expires_at().to_string(),
-            flavour: task.chosen.as_ref().map(|_| Draft::Sep1686.as_str()),
+            flavour: task.chosen.as_ref().map(|_| Draft::Sep1686.as_str().into()),
             parent: task.tree.parent.map(|id| {
                 let parent = TaskKey { owner: task.key.owner.clone(), id };
                 ShortReference::of(&parent).to_string()
             }),
             children: Some(task.tree.children.len()).filter(|count| *count > 0),
-            holder: None,
-            holder_incarnation: None,
+            ..Self::default()
         }
     }
 
@@ -74,66 +98,28 @@ impl OperatorTaskEntry {
     pub(super) fn held_by(&mut self, name: Option<String>, incarnation: Incarnation) {
         (self.holder, self.holder_incarnation) = (name, Some(incarnation.0));
     }
-}
 
-#[derive(Debug, Serialize)]
-pub(super) struct OperatorTaskDetails {
-    #[serde(flatten)]
-    entry: OperatorTaskEntry,
-    client: &'static str,
-    /// The start of its call, which may precede its creation as a task.
-    began_at: String,
-    /// The text of a gateway's fault that the client gets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-    /// The last lines of the program with which it failed, if the configuration shows them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stderr: Option<Arc<[String]>>,
-    /// The upstream's last progress message.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    progress: Option<Arc<str>>,
-    /// The bytes that the task takes in the store.
-    bytes: usize,
-    /// The number of attempts, including a pending one.
-    attempt: u32,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    subtasks: Vec<OperatorSubtask>,
-}
-
-impl OperatorTaskDetails {
-    pub(super) fn of(task: &Task, entry: OperatorTaskEntry, below: &[SubtaskTree]) -> Self {
-        let subtasks = below.iter().map(OperatorSubtask::of).collect();
+    pub(super) fn with_details(self, task: &Task, below: &[SubtaskTree]) -> Self {
         let why = match task.outcome() {
             Some(Outcome::Faulted(Failure::Gateway(fault))) => Some(gateway_error(fault).message),
             // A text of a tool or its server may be a secret (B165).
             Some(Outcome::Faulted(Failure::Upstream(_)) | Outcome::Returned { .. } | Outcome::Cancelled) | None => None,
         };
         Self {
-            entry,
-            client: task.origin.client.key(),
-            began_at: task.began_at().to_string(),
+            client: Some(task.origin.client.key().into()),
+            began_at: Some(task.began_at().to_string()),
             why,
             stderr: died_programs::lines(&task.key),
             progress: task.status_message.clone(),
-            bytes: task.stored_bytes(),
-            attempt: task.attempt.0,
-            subtasks,
+            bytes: Some(task.stored_bytes()),
+            attempt: Some(task.attempt.0),
+            subtasks: below.iter().map(Self::of_tree).collect(),
+            ..self
         }
     }
-}
 
-/// Has fewer `subtasks` than `children` if there were too many.
-#[derive(Debug, Serialize)]
-struct OperatorSubtask {
-    #[serde(flatten)]
-    entry: OperatorTaskEntry,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    subtasks: Vec<Self>,
-}
-
-impl OperatorSubtask {
-    fn of(tree: &SubtaskTree) -> Self {
-        Self { entry: OperatorTaskEntry::of(&tree.task), subtasks: tree.below.iter().map(Self::of).collect() }
+    fn of_tree(tree: &SubtaskTree) -> Self {
+        Self { subtasks: tree.below.iter().map(Self::of_tree).collect(), ..Self::of(&tree.task) }
     }
 }
 

@@ -189,7 +189,7 @@ impl Runner {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
             Plan::Grace(_) if !self.recorder.has_permit() => {
                 self.spec.plan = Plan::Direct;
-                self.dialog.clients().send(CallEvent::StaysPlain).await;
+                self.dialog.clients.send(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue(())
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue(()),
@@ -208,7 +208,7 @@ impl Runner {
             return self.promote(None).await;
         }
         self.insert(TaskVisibility::Hidden, None).await?;
-        self.dialog.set_grace_end(Some(self.spec.arrived + self.spec.policy.grace));
+        self.dialog.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
         Ok(RunnerFlow::Continue(()))
     }
 
@@ -236,7 +236,7 @@ impl Runner {
     }
 
     async fn step(&mut self) -> RunnerEvent {
-        let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
+        let may_leave = !self.recorder.has_handle() && self.dialog.clients.is_there();
         let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
         // Only the first of both has a timer, which costs more than the other parts of a wait.
         let (deadline, next_due) = match (self.call.deadline(), self.next_due()) {
@@ -252,7 +252,7 @@ impl Runner {
         tokio::select! {
             biased;
             command = self.recorder.next_command() => RunnerEvent::Command(command),
-            () = self.dialog.clients().left(), if may_leave => RunnerEvent::ClientGone,
+            () = self.dialog.clients.left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.ended(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
@@ -325,7 +325,7 @@ impl Runner {
     }
 
     async fn grace_over(&mut self) -> RunnerFlow {
-        self.dialog.set_grace_end(None);
+        self.dialog.grace_end = None;
         match self.promote(None).await {
             Ok(next) => next,
             // A later process may find the row and send the call, so this one must not send it, too.
@@ -347,7 +347,7 @@ impl Runner {
             self.call.queue_until(self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;
-        self.dialog.clients().send(CallEvent::StaysPlain).await;
+        self.dialog.clients.send(CallEvent::StaysPlain).await;
         RunnerFlow::Continue(())
     }
 
@@ -392,7 +392,7 @@ impl Runner {
                 self.recorder.keep_progress(text);
             }
         } else {
-            self.dialog.set_grace_status(progress.status().filter(|_| self.dialog.grace_end().is_some()));
+            self.dialog.grace_status = progress.status().filter(|_| self.dialog.grace_end.is_some());
             self.dialog.send_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue(())
@@ -402,8 +402,8 @@ impl Runner {
     fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
         if self.recorder.has_handle() {
             self.recorder.keep_progress(text);
-        } else if self.dialog.grace_end().is_some() {
-            self.dialog.set_grace_status(Some(text));
+        } else if self.dialog.grace_end.is_some() {
+            self.dialog.grace_status = Some(text);
         }
         RunnerFlow::Continue(())
     }
@@ -459,9 +459,9 @@ impl Runner {
         [
             (self.recorder.store_due(), RunnerTimer::Store),
             (self.call.queue_end(), RunnerTimer::Queue),
-            (self.dialog.questions().round_due(), RunnerTimer::Round),
-            (self.dialog.grace_end(), RunnerTimer::Grace),
-            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
+            (self.dialog.questions.round_due, RunnerTimer::Round),
+            (self.dialog.grace_end, RunnerTimer::Grace),
+            (self.dialog.questions.overdue_at(), RunnerTimer::Input),
             (self.recorder.progress_due(), RunnerTimer::Progress),
             (self.recorder.check_due(), RunnerTimer::Checkpoint),
         ]

@@ -27,7 +27,7 @@ impl Runner {
     /// The exchange's position, if it differs from the row's.
     pub(super) fn new_position(&self) -> Option<Payload> {
         // A resumed exchange would not repeat questions before this position that are not stored.
-        if !self.is_kept() || self.dialog.questions().has_unstored() {
+        if !self.is_kept() || self.dialog.questions.has_unstored() {
             return None;
         }
         let ResumeToken(position) = self.call.resume_token()?;
@@ -86,7 +86,7 @@ impl Runner {
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.call.outlive_drain();
         let can_go_on = self.call.resume_token().is_some() || self.family.has_elements() || self.call.is_unsent();
-        let knows_more = self.dialog.questions().has_unstored() || self.dialog.questions().has_unresolved();
+        let knows_more = self.dialog.questions.has_unstored() || self.dialog.questions.has_unresolved();
         if !self.recorder.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.recorder.check_soon();
             return RunnerFlow::Continue(());
@@ -116,8 +116,8 @@ impl Runner {
     }
 
     pub(super) async fn answer_waiting(&mut self, fault: GatewayFault) {
-        if self.dialog.clients().is_there() {
-            self.dialog.clients_mut().end(CallEnd::Outcome(Outcome::lost(fault))).await;
+        if self.dialog.clients.is_there() {
+            self.dialog.clients.end(CallEnd::Outcome(Outcome::lost(fault))).await;
         }
     }
 

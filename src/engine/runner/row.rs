@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::call_state::UpstreamCall;
+use super::dialog::CallQuestions;
 use super::family::AdoptedElement;
 use super::recorder::UnstoredStep;
 use super::resume::{AdoptedCall, adopt, begin_child};
@@ -35,7 +36,7 @@ impl Runner {
 
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // A client that knows the call's name can find the task (T-27).
-        if !self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
+        if !self.dialog.clients.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return Box::pin(self.drop_orphan()).await;
         }
         self.becomes_task();
@@ -43,7 +44,7 @@ impl Runner {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Over);
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
-        self.dialog.set_grace_status(None);
+        self.dialog.grace_status = None;
         if self.family.has_waiting() {
             Box::pin(self.mirror_subtasks()).await;
         }
@@ -84,7 +85,7 @@ impl Runner {
         let mut task = Task {
             attempt: self.recorder.attempt(),
             phase: if self.call.is_queued() { Phase::Queued } else { Phase::Working },
-            status_message: self.dialog.grace_status(),
+            status_message: self.dialog.grace_status.clone(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: position.clone(),
@@ -241,17 +242,17 @@ impl Runner {
                 Err(_) => tracing::warn!("a call that should get a handle got none"),
             }
         }
-        if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
+        if self.dialog.grace_end.take().is_some() && matches!(self.spec.plan, Plan::Grace(_)) {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Answered);
         }
-        let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
+        let awaited = self.dialog.clients.is_there().then(|| outcome.clone());
         let agrees_with_row = match self.recorder.key() {
             Some(key) => Box::pin(self.settle(&key, outcome)).await,
             None => true,
         };
         // Repetitions get the row's outcome, so this client gets it, too, when the runner ends (GW-46).
         if let Some(outcome) = awaited.filter(|_| agrees_with_row || self.spec.idempotency.is_none()) {
-            self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
+            self.dialog.clients.end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Break(())
     }
@@ -310,9 +311,9 @@ impl Runner {
         let Some(key) = self.recorder.key() else { return };
         self.engine.live.remove(&key);
         while let Some(sender) = self.recorder.late_client() {
-            self.dialog.clients_mut().attach(sender);
+            self.dialog.clients.attach(sender);
         }
-        if self.dialog.clients().is_there() {
+        if self.dialog.clients.is_there() {
             let end = match self.engine.load_any(&key).await {
                 Ok(task) if self.recorder.is_fenced() && !task.is_settled() => {
                     CallEnd::Outcome(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown)))
@@ -320,7 +321,7 @@ impl Runner {
                 Ok(task) => outcome_for_client(&self.engine, task).await,
                 Err(error) => end_without_row(&error),
             };
-            self.dialog.clients_mut().end(end).await;
+            self.dialog.clients.end(end).await;
         }
     }
 }
@@ -337,7 +338,7 @@ impl Runner {
             Ok(true) => {
                 self.call_sent();
                 if let Some(attempt) = self.recorder.record_sending() {
-                    self.dialog.clear_questions();
+                    self.dialog.questions = CallQuestions::default();
                     tracing::warn!(attempt = attempt.0, "a call is sent again");
                 }
                 failpoint::hit("intent-durable");

@@ -64,7 +64,7 @@ impl Runner {
         if !self.family.has_waiting() || !self.recorder.has_handle() {
             return;
         }
-        if self.dialog.questions().has_unstored() {
+        if self.dialog.questions.has_unstored() {
             // The parent's row lists them together with the exchange's position, which has to wait for the question.
             self.recorder.postpone(UnstoredStep::Subtasks);
             return;

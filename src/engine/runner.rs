@@ -172,7 +172,7 @@ impl Runner {
     const fn needs_preparation(&self) -> bool {
         let is_plain = match self.spec.plan {
             Plan::Direct | Plan::Refuse => true,
-            Plan::Grace(_) => self.recorder.has_permit(),
+            Plan::Grace(_) => self.recorder.permit.is_some(),
             Plan::Task => false,
         };
         self.audited.is_some() || self.spec.idempotency.is_some() || !is_plain
@@ -187,14 +187,14 @@ impl Runner {
         }
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
-            Plan::Grace(_) if !self.recorder.has_permit() => {
+            Plan::Grace(_) if self.recorder.permit.is_none() => {
                 self.spec.plan = Plan::Direct;
                 self.dialog.clients.send(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue(())
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue(()),
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
-            Plan::Task if !self.recorder.has_permit() => self.refuse_unpermitted().await,
+            Plan::Task if self.recorder.permit.is_none() => self.refuse_unpermitted().await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(Outcome::lost(fault)).await,
@@ -341,7 +341,7 @@ impl Runner {
         let reason = reason.key();
         tracing::warn!(reason, "the call could not become a task and is held");
         if !self.recorder.has_row() {
-            self.recorder.set_permit(None);
+            self.recorder.permit = None;
         }
         if !self.recorder.has_row() || self.spec.is_held_by_key() {
             self.call.queue_until(self.spec.arrived + self.spec.queue_deadline);
@@ -427,7 +427,7 @@ impl Runner {
             return RunnerFlow::Continue(());
         }
         let Some(message) = self.recorder.next_progress() else { return RunnerFlow::Continue(()) };
-        let event = Event::Progressed { attempt: self.recorder.attempt(), message: Arc::clone(&message) };
+        let event = Event::Progressed { attempt: self.recorder.attempt, message: Arc::clone(&message) };
         match self.apply(&key, event).await {
             Ok(_) => RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => {

@@ -96,11 +96,11 @@ impl Runner {
         certain: Option<&Task>,
     ) -> Result<bool, TaskError> {
         // The write that failed was committed.
-        let is_marked = |task: &Task| task.attempt == self.recorder.attempt() && !is_answered(task, ask);
+        let is_marked = |task: &Task| task.attempt == self.recorder.attempt && !is_answered(task, ask);
         if self.dialog.questions.is_unresolved(ask) && certain.is_some_and(is_marked) {
             return Ok(true);
         }
-        Ok(self.apply(key, Event::Delivering { attempt: self.recorder.attempt(), ask: ask.clone() }).await?.changed)
+        Ok(self.apply(key, Event::Delivering { attempt: self.recorder.attempt, ask: ask.clone() }).await?.changed)
     }
 
     /// Delivers answers that are in the row but were not in a command, or could not be delivered before.

@@ -39,7 +39,7 @@ impl Runner {
         let position = self.new_position();
         let kept = position
             .clone()
-            .map(|position| Event::Checkpointed { attempt: self.recorder.attempt(), resume: Some(position) });
+            .map(|position| Event::Checkpointed { attempt: self.recorder.attempt, resume: Some(position) });
         let applied = self.write(key, kept.into_iter().chain([event]).collect()).await?;
         // The position is left out where the store has no room for it.
         if position.is_some() && applied.task.recovery.resume == position {
@@ -50,11 +50,8 @@ impl Runner {
 
     async fn keep_position(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(position)) = (self.recorder.key(), self.new_position()) else { return Ok(()) };
-        self.write(
-            &key,
-            vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: Some(position.clone()) }],
-        )
-        .await?;
+        self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt, resume: Some(position.clone()) }])
+            .await?;
         self.recorder.position_written(Some(position));
         self.recorder.check_soon();
         Ok(())
@@ -64,7 +61,7 @@ impl Runner {
     /// because the task has settled, send nothing.
     pub(super) async fn clear_position(&mut self) -> Result<bool, TaskError> {
         let Some(key) = self.recorder.key() else { return Ok(true) };
-        let cleared = vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }];
+        let cleared = vec![Event::Checkpointed { attempt: self.recorder.attempt, resume: None }];
         let applied = self.write(&key, cleared).await?;
         self.recorder.position_written(None);
         Ok(!applied.task.is_settled())

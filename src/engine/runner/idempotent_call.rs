@@ -49,7 +49,7 @@ impl Runner {
                     Some(next) => return next,
                     None => continue,
                 },
-                Ok(None) if !self.recorder.has_permit() => return self.refuse_unpermitted().await,
+                Ok(None) if self.recorder.permit.is_none() => return self.refuse_unpermitted().await,
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
@@ -157,7 +157,7 @@ impl Runner {
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
-        self.recorder.set_permit(None);
+        self.recorder.permit = None;
         self.call.set_in_progress(None);
         if let Some(audited) = &self.audited {
             audited.note("repeated");
@@ -231,7 +231,7 @@ impl Runner {
                     return Ok(None);
                 }
             }
-            if !self.recorder.has_permit() {
+            if self.recorder.permit.is_none() {
                 return Ok(Some(self.refuse_unpermitted().await));
             }
             if let Err(full) = self.enter_queue() {

@@ -105,7 +105,7 @@ impl Runner {
     /// Adds a question to the task, once the store succeeds.
     async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let Some(key) = self.recorder.key() else { return self.add_first_question(unasked).await };
-        let event = Event::QuestionReceived { attempt: self.recorder.attempt(), question: unasked.question.clone() };
+        let event = Event::QuestionReceived { attempt: self.recorder.attempt, question: unasked.question.clone() };
         match self.apply(&key, event).await {
             Ok(applied) if applied.changed => {
                 self.question_added(unasked);
@@ -181,10 +181,10 @@ impl Runner {
         if self.spec.rounds == RoundSupport::Unknown {
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
-        if !self.recorder.has_permit() {
-            self.recorder.set_permit(self.engine.take_permit_of_running(&self.spec.owner).ok());
+        if self.recorder.permit.is_none() {
+            self.recorder.permit = self.engine.take_permit_of_running(&self.spec.owner).ok();
         }
-        if !self.recorder.has_permit() {
+        if self.recorder.permit.is_none() {
             tracing::warn!(upstream = %self.spec.upstream.name(), "no permit for a held call; its question was refused");
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
@@ -229,7 +229,7 @@ impl Runner {
         let is_withdrawn = match is_off {
             Some(is_withdrawn) => Ok(is_withdrawn),
             None => {
-                let event = Event::Withdrawn { attempt: self.recorder.attempt(), ask: ask.clone() };
+                let event = Event::Withdrawn { attempt: self.recorder.attempt, ask: ask.clone() };
                 self.apply(&key, event).await.map(|applied| applied.changed)
             }
         };

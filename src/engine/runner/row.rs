@@ -83,7 +83,7 @@ impl Runner {
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
-            attempt: self.recorder.attempt(),
+            attempt: self.recorder.attempt,
             phase: if self.call.is_queued() { Phase::Queued } else { Phase::Working },
             status_message: self.dialog.grace_status.clone(),
             recovery: Recovery {
@@ -97,12 +97,12 @@ impl Runner {
             ..self.spec.new_task(key.clone(), visibility, now)
         };
         if let Some(question) = first {
-            task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
+            task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt, question }, now).0;
         }
         // Commands may arrive as soon as the row exists. Of two calls under one id, the second stops here.
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
-        if let Some(permit) = self.recorder.permit_mut() {
+        if let Some(permit) = &mut self.recorder.permit {
             permit.begin_storing();
         }
         let task = match self.store_tree(Box::new(task), now).await {
@@ -226,7 +226,7 @@ impl Runner {
     }
 
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
-        if self.recorder.is_fenced() {
+        if self.recorder.is_fenced {
             return RunnerFlow::Break(());
         }
         let outcome = self.of_all_attempts(outcome);
@@ -261,7 +261,7 @@ impl Runner {
     fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Faulted(Failure::Gateway(fault))
-                if (self.recorder.attempt() > Attempt::FIRST || self.call.repeats() > 0)
+                if (self.recorder.attempt > Attempt::FIRST || self.call.repeats() > 0)
                     && fault.executed == Executed::No =>
             {
                 Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault })
@@ -275,10 +275,10 @@ impl Runner {
         failpoint::hit("outcome-heard");
         // Stores the last status message even if it arrived too early to be stored separately.
         if let Some(message) = self.recorder.take_progress() {
-            let said = Event::Progressed { attempt: self.recorder.attempt(), message };
+            let said = Event::Progressed { attempt: self.recorder.attempt, message };
             let _ = Box::pin(self.write(key, vec![said])).await;
         }
-        let attempt = self.recorder.attempt();
+        let attempt = self.recorder.attempt;
         let is_cancelled = outcome == Outcome::Cancelled;
         // Until the copy is stored it is memory of a response as well.
         let copy_bytes = if outcome.is_exact() { 0 } else { outcome.bytes() };
@@ -315,7 +315,7 @@ impl Runner {
         }
         if self.dialog.clients.is_there() {
             let end = match self.engine.load_any(&key).await {
-                Ok(task) if self.recorder.is_fenced() && !task.is_settled() => {
+                Ok(task) if self.recorder.is_fenced && !task.is_settled() => {
                     CallEnd::Outcome(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown)))
                 }
                 Ok(task) => outcome_for_client(&self.engine, task).await,
@@ -397,7 +397,7 @@ impl Runner {
     /// Starts runners for the elements in progress, once their parent has a handle.
     pub(super) fn adopt_elements(&mut self) {
         let Some(split) = self.call.elements_mut() else { return };
-        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
+        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit.as_mut()) {
             let AdoptedElement { spec, task, commands, call, permit } = adopted;
             let call = match call.sent_at {
                 Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),

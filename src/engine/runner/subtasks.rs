@@ -165,7 +165,7 @@ impl Runner {
                 self.family.add_unresolved(task.key.id);
             } else {
                 // Invisible without its parent: a later process or its `ttl` removes it. Other replicas' rows stay.
-                if !self.recorder.is_fenced() {
+                if !self.recorder.is_fenced {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
             }

@@ -69,7 +69,7 @@ impl Engine {
         let bug_recipient = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
         let clients = AttachedClients::new(sender);
         let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&bug_recipient)));
-        runner.call.set_in_progress(in_progress);
+        runner.call.in_progress = in_progress;
         runner.audited = audited;
         spawn(self, span, bug_recipient, runner.run());
         stream
@@ -237,7 +237,7 @@ impl Runner {
 
     async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.recorder.has_handle() && self.dialog.clients.is_there();
-        let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
+        let may_be_left = !self.call.outlives_drain && self.recorder.has_handle();
         // Only the first of both has a timer, which costs more than the other parts of a wait.
         let (deadline, next_due) = match (self.call.deadline(), self.next_due()) {
             (Some(deadline), Some(due)) if due < deadline => (None, Some(due)),
@@ -352,7 +352,7 @@ impl Runner {
     }
 
     async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
-        self.call.record_event();
+        self.call.in_progress.iter_mut().for_each(|call| call.note_sign(Instant::now()));
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.recorder.is_resuming()

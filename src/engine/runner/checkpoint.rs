@@ -81,7 +81,7 @@ impl Runner {
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
-        self.call.outlive_drain();
+        self.call.outlives_drain = true;
         let can_go_on = self.call.resume_token().is_some() || self.family.has_elements() || self.call.is_unsent();
         let knows_more = self.dialog.questions.has_unstored() || self.dialog.questions.has_unresolved();
         if !self.recorder.has_handle() || !can_go_on || !self.is_kept() || knows_more {

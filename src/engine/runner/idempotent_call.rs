@@ -158,7 +158,7 @@ impl Runner {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
         self.recorder.permit = None;
-        self.call.set_in_progress(None);
+        self.call.in_progress = None;
         if let Some(audited) = &self.audited {
             audited.note("repeated");
         }

@@ -50,7 +50,7 @@ pub(in crate::engine) fn start(
             (UpstreamCall::queued(ExchangeStage::again(&spec)), Family::default())
         }
     };
-    call.set_in_progress(in_progress);
+    call.in_progress = in_progress;
     let (bug_recipient, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&bug_recipient));
@@ -78,7 +78,7 @@ pub(super) fn adopt(
     mut adopted: AdoptedCall,
 ) {
     let (bug_recipient, span) = row_context(&task);
-    adopted.call.set_in_progress(spec.call_begins());
+    adopted.call.in_progress = spec.call_begins();
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&bug_recipient));
     spawn(engine, span, bug_recipient, Box::new(runner).run_loop());
 }

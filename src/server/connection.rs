@@ -252,10 +252,10 @@ async fn drive<C>(
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
-    let (mut closing, mut registered) = (pin!(trail.close_begun().cancelled()), None);
+    let (mut closing, mut registered) = (pin!(trail.close_begun.cancelled()), None);
     let ended = poll_fn(|context| match poll(connection.as_mut(), context) {
         Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-        Poll::Pending => poll_cancelled(trail.close_begun(), closing.as_mut(), &mut registered, context).map(|()| None),
+        Poll::Pending => poll_cancelled(&trail.close_begun, closing.as_mut(), &mut registered, context).map(|()| None),
     })
     .await;
     match ended {

@@ -26,9 +26,9 @@ pub(super) struct ConnectionState {
     open: AtomicU32,
     glitches: AtomicU32,
     pub(super) close_announced: AtomicBool,
-    close_begun: CancellationToken,
+    pub(super) close_begun: CancellationToken,
     in_flight: Gauge,
-    unread: UnreadAnswers,
+    pub(super) unread: UnreadAnswers,
 }
 
 impl ConnectionState {
@@ -43,14 +43,6 @@ impl ConnectionState {
             in_flight,
             unread: UnreadAnswers::default(),
         }
-    }
-
-    pub(super) const fn close_begun(&self) -> &CancellationToken {
-        &self.close_begun
-    }
-
-    pub(super) const fn unread(&self) -> &UnreadAnswers {
-        &self.unread
     }
 
     /// Counts a refused request. The request after `max` ends the connection gracefully.
@@ -233,7 +225,7 @@ impl ReadWatch {
     /// Ready once the response has waited for the span. Poll it after each piece. The timer is reset only when it fires, and so costs nothing.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Self { trail, request, span, timer } = self;
-        let Some(since) = trail.unread().since(*request) else { return Poll::Pending };
+        let Some(since) = trail.unread.since(*request) else { return Poll::Pending };
         let timer = timer.get_or_insert_with(|| Box::pin(sleep(*span)));
         loop {
             ready!(timer.as_mut().poll(context));
@@ -361,12 +353,12 @@ mod tests {
         let trail = Arc::new(ConnectionState::new(CancellationToken::new(), Gauge::noop()));
         let mut watch = ReadWatch::new(Arc::clone(&trail), span, 2);
         let began = Instant::now();
-        trail.unread().handed(1);
+        trail.unread.handed(1);
         tokio::time::advance(Duration::from_secs(10)).await;
-        trail.unread().handed(2);
+        trail.unread.handed(2);
         assert!(futures_util::poll!(poll_fn(|context| watch.poll(context))).is_pending());
         tokio::time::advance(Duration::from_secs(10)).await;
-        trail.unread().handed(2);
+        trail.unread.handed(2);
         poll_fn(|context| watch.poll(context)).await;
         assert_eq!(began.elapsed(), Duration::from_secs(50));
     }

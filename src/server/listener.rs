@@ -228,7 +228,7 @@ fn layers(
     routes: Routes,
 ) -> Layers {
     let RetainedLayers { principal, certificate, notices } = kept;
-    let role = notices.listener();
+    let role = notices.listener;
     let host = HostGuard::new(at, &settings.allowed_hosts, certificate.clone());
     let origin = OriginGuard::new(at, &settings.allowed_origins, certificate.is_some());
     Layers {

@@ -26,7 +26,7 @@ const NOTICES_MAX: usize = 256;
 /// The last notices of one listener. At most one entry per reason and issuer.
 #[derive(Debug)]
 pub(super) struct Notices {
-    listener: ListenerRole,
+    pub(super) listener: ListenerRole,
     by_reason: Mutex<BTreeMap<NoticeKey, LogPace>>,
     audit: OnceLock<AuditedRefusals>,
 }
@@ -58,10 +58,6 @@ impl Notices {
     /// Records refusals from now on. Only the first audit counts.
     pub(super) fn record_refusals(&self, log: Arc<AuditLog>) {
         let _ = self.audit.set(AuditedRefusals { log, anonymous: Mutex::default(), named: Mutex::default() });
-    }
-
-    pub(super) const fn listener(&self) -> ListenerRole {
-        self.listener
     }
 
     /// Logs a refused request of a client or an operator that a key could allow, at most once a minute for each reason and issuer.

@@ -98,11 +98,11 @@ impl Layers {
     }
 
     fn is_for_clients(&self) -> bool {
-        self.notices.listener() == ListenerRole::Clients
+        self.notices.listener == ListenerRole::Clients
     }
 
     fn is_for_replicas(&self) -> bool {
-        self.notices.listener() == ListenerRole::Replicas
+        self.notices.listener == ListenerRole::Replicas
     }
 
     /// Checks head, host and origin of a request; returns the page that will read the response, and the rare fields.
@@ -199,7 +199,7 @@ impl Layers {
     /// Whether it is this machine's health check, as a container's: without a token, and as informed as at `[metrics]`.
     fn is_health_check<B>(&self, request: &Request<B>, client: IpAddr) -> bool {
         let has_credential = || [AUTHORIZATION, KEY_HEADER].iter().any(|name| request.headers().contains_key(name));
-        self.notices.listener() == ListenerRole::Operators
+        self.notices.listener == ListenerRole::Operators
             && client.to_canonical().is_loopback()
             && request.uri().query().is_none()
             && HEALTH_PATHS.contains(&request.uri().path())

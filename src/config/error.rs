@@ -100,7 +100,7 @@ pub(super) struct MistakeCollector {
     warnings: Vec<Mistake>,
     unset: Vec<Mistake>,
     /// Whether a file of variables has a mistake, so that a variable that is not set is no second one.
-    expects_unset: bool,
+    pub(super) expects_unset: bool,
 }
 
 impl MistakeCollector {
@@ -125,10 +125,6 @@ impl MistakeCollector {
             self.unset.push(found);
         }
         self.blamed.insert(location.key_place());
-    }
-
-    pub(super) const fn expect_unset_variables(&mut self) {
-        self.expects_unset = true;
     }
 
     /// Turns mistakes about unset variables below a table into warnings, and returns their text; `None` if all variables are set.

@@ -67,7 +67,7 @@ pub(super) fn read_variables(root: &mut Section<'_, '_>, folder: &Path) -> FileV
         variables.files.push(file.path);
     }
     if is_faulty || variables.files.len() < named.len() {
-        report.expect_unset_variables();
+        report.expects_unset = true;
     }
     variables
 }

@@ -39,7 +39,7 @@ pub(super) struct ResidentRows {
     live_bytes: AtomicUsize,
     sums: Mutex<RowTotals>,
     settled: Cache<TaskKey, CachedRow>,
-    stuck: Mutex<UnfreeableRows>,
+    pub(super) stuck: Mutex<UnfreeableRows>,
 }
 
 #[derive(Debug, Default)]
@@ -212,10 +212,6 @@ impl ResidentRows {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
         sums.open.remove(key) || was_due
-    }
-
-    pub(super) const fn stuck(&self) -> &Mutex<UnfreeableRows> {
-        &self.stuck
     }
 
     pub(super) fn remove_settled(&self, key: &TaskKey) {

@@ -232,7 +232,7 @@ impl DiskWriter {
             bytes_max: self.stored_bytes_max,
             seen: self.seen(),
             clock: self.clock,
-            stuck: self.resident.stuck(),
+            stuck: &self.resident.stuck,
             is_careful: self.is_careful,
             changes: Vec::new(),
             has_barrier: false,
@@ -318,9 +318,9 @@ impl DiskWriter {
         for one in std::mem::take(waiting) {
             let (mut single, mut tries, mut was_full) = (vec![one], 1, false);
             let done = loop {
-                let known = self.resident.stuck().lock().len();
+                let known = self.resident.stuck.lock().len();
                 let done = self.attempt(&mut single, 0, &mut || None);
-                let is_found = done.as_ref().is_err_and(is_corrupt) && self.resident.stuck().lock().len() > known;
+                let is_found = done.as_ref().is_err_and(is_corrupt) && self.resident.stuck.lock().len() > known;
                 // Nothing was written; the reopened file may have room.
                 let is_retried = done.as_ref().is_err_and(is_full) && !std::mem::replace(&mut was_full, true);
                 if !(is_found || is_retried) || tries > DAMAGED_MAX {
@@ -471,7 +471,7 @@ impl DiskWriter {
         let (mut found, mut statements) = (0_usize, RowStatements::new(conn));
         for key in &keys {
             if let Some(row) = rows::find(&mut statements, key)? {
-                rows::delete(conn, &row, self.resident.stuck())?;
+                rows::delete(conn, &row, &self.resident.stuck)?;
                 found += 1;
             }
         }

@@ -71,7 +71,7 @@ pub(super) struct CallTable {
     /// The last use, regardless of listeners.
     used: Instant,
     /// Whether the server has made a task of a call, which may run without a request here.
-    has_task: bool,
+    pub(super) has_task: bool,
 }
 
 #[derive(Debug)]
@@ -332,10 +332,6 @@ impl CallTable {
 
     pub(super) fn touch(&mut self) {
         (self.idle_since, self.used) = (Instant::now(), Instant::now());
-    }
-
-    pub(super) const fn note_task(&mut self) {
-        self.has_task = true;
     }
 
     fn remove(&mut self, id: &RequestId) -> Option<CallEntry> {

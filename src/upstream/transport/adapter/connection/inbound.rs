@@ -129,7 +129,7 @@ impl AdapterConnection {
             let mut table = self.table.lock();
             if is_tool && is_result && response.result.as_ref().is_some_and(is_task) {
                 // Before the call is over: a connection without calls and tasks may be evicted.
-                table.note_task();
+                table.has_task = true;
             }
             table.answer(response.id.as_ref(), &text)
         };

@@ -56,6 +56,14 @@ impl PostgresHealth {
         }
     }
 
+    /// The same kind of fault with another text.
+    pub(super) fn with_reason(mut self, reason: String) -> Self {
+        if let Self::Unavailable(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) = &mut self {
+            *why = reason;
+        }
+        self
+    }
+
     pub(super) fn silent() -> Self {
         Self::Unavailable("the database does not respond".to_owned())
     }

@@ -2,6 +2,7 @@
 //! is lost: a warning on a commit makes its outcome unknown. Dropping sends no cancel request: a cancelled commit that
 //! waits for its standby looks made.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
@@ -22,7 +23,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use super::boot_time;
 use super::health::PostgresHealth;
 use super::notices::SessionNotices;
-use super::open_error::{PostgresOpenError, Retry, unavailable};
+use super::open_error::{PostgresOpenError, unavailable};
 use super::settings::PostgresSettings;
 use crate::replica::commit_trust::voids_acknowledgement;
 use crate::replica::{ReadTrust, ServerMark};
@@ -99,24 +100,33 @@ impl DatabaseConnector {
     /// `Unavailable` for faults that may pass, even a wrong password; others as [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
-        let mut last = PostgresOpenError::Unavailable(PostgresHealth::silent());
+        let (mut last, mut faults) = (PostgresHealth::silent(), BTreeSet::new());
         for mut host in each_host(&config) {
+            let server = name_of(&host);
             host.application_name(self.name_of_connections() + duty)
                 .keepalives_idle(KEEPALIVE.0)
                 .keepalives_interval(KEEPALIVE.1)
                 .keepalives_retries(KEEPALIVE.2);
-            for address in timeout(within, each_address(host)).await.unwrap_or_default() {
+            let addresses = timeout(within, each_address(host)).await.unwrap_or_default();
+            if addresses.is_empty() {
+                faults.insert(format!("{server}: the lookup of this name takes too long"));
+            }
+            for address in addresses {
                 // Boxed, since opening a store awaits several of these inline.
                 match Box::pin(self.reach(&address, tls.clone(), listener.clone())).await {
                     Ok(session) => return Ok(session),
-                    Err(error) if error.retry() != Retry::Always => return Err(error),
-                    // A host with waiting commits is more important to report than one that is no primary.
-                    Err(_) if matches!(last, PostgresOpenError::Unavailable(PostgresHealth::Behind(_))) => (),
-                    Err(error) => last = error,
+                    Err(PostgresOpenError::Unavailable(health)) => {
+                        faults.insert(format!("{server}: {health}"));
+                        // A host with waiting commits is more important to report than one that is no primary.
+                        if !matches!(last, PostgresHealth::Behind(_)) {
+                            last = health;
+                        }
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }
-        Err(last)
+        Err(PostgresOpenError::Unavailable(last.with_reason(faults.into_iter().collect::<Vec<_>>().join(", "))))
     }
 
     pub(super) fn write_max(&self) -> Duration {
@@ -251,6 +261,17 @@ pub(super) fn back_off(failures: u32) -> Duration {
 
 const PORT: u16 = 5432;
 
+/// The host's name and port, without user and password.
+pub(super) fn name_of(host: &Config) -> String {
+    let port = host.get_ports().first().copied().unwrap_or(PORT);
+    match host.get_hosts() {
+        [Host::Tcp(name), ..] if name.contains(':') => format!("[{name}]:{port}"),
+        [Host::Tcp(name), ..] => format!("{name}:{port}"),
+        [Host::Unix(path), ..] => format!("{}:{port}", path.display()),
+        [] => format!("port {port}"),
+    }
+}
+
 /// The configuration of each host alone, in the order of tries. Drops settings that a URL cannot express.
 pub(super) fn each_host(config: &Config) -> Vec<Config> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
@@ -333,6 +354,16 @@ mod tests {
         assert!(each_host(&of("a:1,b:2,[::1]:3")) == ["a:1", "b:2", "[::1]:3"].map(of));
         let sockets = |hosts: &str| read_url(&format!("postgres://me@{hosts}/base")).unwrap();
         assert!(each_host(&sockets("%2Frun,%2Fvar")) == ["%2Frun", "%2Fvar"].map(sockets));
+    }
+
+    #[test]
+    fn names_of_servers_have_no_secrets() {
+        for (host, expected) in
+            [("db1", "db1:5432"), ("[::1]:7", "[::1]:7"), ("%2Frun:6", "/run:6"), ("db1:1,db2:2", "db1:1 db2:2")]
+        {
+            let hosts = each_host(&read_url(&format!("postgres://me:secret@{host}/base")).unwrap());
+            assert_eq!(hosts.iter().map(name_of).collect::<Vec<_>>().join(" "), expected);
+        }
     }
 
     #[test]

@@ -216,8 +216,9 @@ async fn readiness_names_each_trouble_of_the_database() {
     let log = program.log();
     assert_eq!(outages() - before, 1, "one line for an outage: {log}");
     for (fault, remedy) in [("has no connection left", "limit of connections"), ("is read-only", "primary is found")] {
-        let fault = format!("the database has a fault: the database's server {fault}");
-        assert!(log.lines().any(|line| line.contains(&fault) && line.contains(remedy)), "{fault}: {log}");
+        let fault = format!(": the database's server {fault}");
+        let is_told = |line: &str| line.contains("the database has a fault: /") && line.contains(&fault);
+        assert!(log.lines().any(|line| is_told(line) && line.contains(remedy)), "{fault}: {log}");
     }
 }
 

@@ -114,9 +114,12 @@ async fn the_first_host_that_can_be_written_to_is_used() {
     store.insert(&task("a", 1)).await.unwrap();
     assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
     store.close().await;
-    let url = format!("postgres://postgres@127.0.0.1:{unused}/postgres?sslmode=disable");
+    let url = format!("postgres://postgres:hush@127.0.0.1:{unused},localhost:{unused}/postgres?sslmode=disable");
     let refused = open_with(at(server, url)).await.map(|store| store.holder());
     assert!(refused.as_ref().is_err_and(|error| error.retry() == Retry::Always), "{refused:?}");
+    let text = refused.unwrap_err().to_string();
+    let servers = [format!("127.0.0.1:{unused}: error connecting"), format!(", localhost:{unused}: error connecting")];
+    assert!(servers.iter().all(|server| text.contains(server)) && !text.contains("hush"), "{text}");
 }
 
 /// A server named `localhost` with a certificate by `authority`.

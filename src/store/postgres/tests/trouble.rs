@@ -7,6 +7,8 @@ use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::postgres::ServerStop;
 
 use super::*;
+use crate::store::postgres::session::name_of;
+use crate::store::postgres::settings::read_url;
 
 const ROLE: &str = "keeper";
 
@@ -58,8 +60,13 @@ impl RoleStore {
         self.server.psql(&sql);
     }
 
+    /// The text of a connection that does not open, which names the server.
+    fn unopened(&self, reason: &str) -> String {
+        format!("{}: {reason}", name_of(&read_url(&self.server.url()).unwrap()))
+    }
+
     async fn is_in_trouble(&self, kind: fn(String) -> PostgresHealth, reason: &str) {
-        self.becomes(kind(reason.to_owned())).await;
+        self.becomes(kind(self.unopened(reason))).await;
         // The first write finds the connection gone.
         for _ in 0..2 {
             let refused = self.store.insert(&task("a", 2)).await;
@@ -132,7 +139,7 @@ async fn refused_readers_are_reported_and_connect_later_by_themselves() {
         (at.store.load(&key, START).await, at.store.page(&key.owner, PageRange::new(None, 9, START)).await);
     assert!(row.is_err() && page.is_err(), "{row:?} {page:?}");
     let reason = "the database's server has no connection left (53300)";
-    assert_eq!(at.store.health(), PostgresHealth::Refusing(reason.to_owned()));
+    assert_eq!(at.store.health(), PostgresHealth::Refusing(at.unopened(reason)));
     at.store.insert(&task("a", 2)).await.expect("writes go on");
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT -1"));
     at.becomes(PostgresHealth::Good).await;

@@ -352,11 +352,10 @@ fn check(arguments: &CheckArguments) -> ExitCode {
                 write_line(format_args!("warning: {warning}"));
             }
             // A question about a running gateway's file is no start.
-            if !arguments.asks_about_a_caller()
-                && let Some(folder) = app::task_store::in_use(&loaded.config)
-            {
-                let folder = folder.display();
-                write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
+            if !arguments.asks_about_a_caller() {
+                for why in app::task_store::hindrances(&loaded.config) {
+                    write_line(format_args!("warning: {why}"));
+                }
             }
             let (text, code) = match arguments.answer(&loaded.config) {
                 Ok(answer) => answer.unwrap_or_else(|| (in_short(&loaded.config), ExitCode::SUCCESS)),

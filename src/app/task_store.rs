@@ -1,6 +1,5 @@
 //! Opens the configured store, and reports its health.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorIncarnation};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
-use crate::system::since_boot;
+use crate::system::{self, since_boot};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::upstream::TaskScope;
 
@@ -250,10 +249,17 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     settings(config).map_or(Ok(()), |settings| disk::examine(&settings))
 }
 
-/// The folder of a store that another process has open; a check of the configuration continues.
-pub fn in_use(config: &Config) -> Option<&Path> {
-    let is_used = settings(config).is_some_and(|settings| disk::is_open_elsewhere(&settings.folder));
-    is_used.then_some(config.folder.as_path())
+/// Why a start by this user would end now. Warnings of a check (B260), since another user may serve, or later.
+pub fn hindrances(config: &Config) -> Vec<String> {
+    let disk = settings(config).map(|settings| ("store.path", settings.folder));
+    let in_use = disk.iter().filter(|(_, folder)| disk::is_open_elsewhere(folder));
+    let in_use = in_use.map(|(key, at)| format!("key `{key}`: {}: a gateway has the store open now", at.display()));
+    let places = disk.iter().cloned().chain(config.audit.iter().map(|audit| ("audit.path", audit.path.clone())));
+    let unwritable = places.filter_map(|(key, at)| {
+        let error = system::check_writing(&at).err()?;
+        Some(format!("key `{key}`: {}: {error}; `serve` as this user would end", at.display()))
+    });
+    in_use.chain(unwritable).collect()
 }
 
 pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {

@@ -142,6 +142,14 @@ pub(crate) fn check_reading(folder: &Path) -> io::Result<()> {
     Ok(access(folder, Access::READ_OK | Access::EXEC_OK)?)
 }
 
+/// Whether this process may write to a file or folder, or create a missing one in the nearest folder that exists.
+pub(crate) fn check_writing(path: &Path) -> io::Result<()> {
+    let mut folders = path.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at });
+    let nearest = folders.find(|at| at.exists()).unwrap_or(path);
+    let in_folder = if nearest.is_dir() { Access::EXEC_OK } else { Access::empty() };
+    Ok(access(nearest, Access::WRITE_OK | in_folder)?)
+}
+
 pub(crate) fn space(folder: &Path) -> io::Result<DiskSpace> {
     let found = statvfs(folder)?;
     Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::fs;
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -11,13 +13,22 @@ use taskgate::store::{DiskSettings, DiskStore};
 
 /// A configuration whose store is in `folder`, and the program with it, which is expected to end by itself.
 fn run(home: &Path, arguments: &[&str], folder: &str, keys: &str) -> Output {
+    command(home, folder, keys).args(arguments).output().unwrap()
+}
+
+/// The same without arguments.
+fn command(home: &Path, folder: &str, keys: &str) -> Command {
     let text = format!(
         "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
          [store]\npath = \"{folder}\"\n{keys}\n[upstreams.a]\nurl = \"http://127.0.0.1:9/mcp\"\n"
     );
     fs::write(home.join("gate.toml"), text).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-    command.args(arguments).current_dir(home).env("TASKGATE_LOG", "off").output().unwrap()
+    in_home(home, Command::new(env!("CARGO_BIN_EXE_taskgate")))
+}
+
+fn in_home(home: &Path, mut command: Command) -> Command {
+    command.current_dir(home).env("TASKGATE_LOG", "off");
+    command
 }
 
 const SERVE: &[&str] = &["serve", "--config", "gate.toml"];
@@ -67,6 +78,38 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
             assert_eq!(output.status.code(), Some(64), "{arguments:?} {folder}");
         }
     }
+}
+
+/// A folder and an audit file that this user cannot write are warnings, since another user may serve. Root gives up its
+/// right to write everywhere.
+#[cfg(target_os = "linux")]
+#[test]
+fn b260_a_check_warns_where_a_start_by_this_user_would_end() {
+    let home = tempfile::tempdir().unwrap();
+    let closed = home.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    let set_mode = |mode| fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
+    let run = |arguments: &[&str]| {
+        let audit = "ephemeral = true\n[audit]\npath = \"closed/audit.jsonl\"";
+        let mut command = command(home.path(), "closed/new/data", audit);
+        if home.path().metadata().unwrap().uid() == 0 {
+            let program = command.get_program().to_owned();
+            command = in_home(home.path(), Command::new("setpriv"));
+            command.args(["--inh-caps=-dac_override", "--bounding-set=-dac_override"]).arg(program);
+        }
+        command.args(arguments).output().unwrap()
+    };
+    set_mode(0o555);
+    let refused = "Permission denied (os error 13); `serve` as this user would end";
+    let warnings = [("store.path", "closed/new/data"), ("audit.path", "closed/audit.jsonl")]
+        .map(|(key, path)| format!("warning: key `{key}`: {path}: {refused}"));
+    let checked = run(CHECK);
+    assert_eq!(text(&checked), warnings.join("\n"));
+    assert!(checked.status.success(), "{checked:?}");
+    assert_eq!(run(SERVE).status.code(), Some(64));
+    set_mode(0o755);
+    let checked = run(CHECK);
+    assert_eq!((text(&checked).as_str(), checked.status.success()), ("", true));
 }
 
 /// F56: 74, and the file is kept.

@@ -242,4 +242,14 @@ fn a_rule_for_an_impossible_caller_never_matches() {
     let (code, printed) = check(&of_teams);
     let expected = format!("{owners}`{}NAME`", of_claim.as_str().trim_end_matches("red"));
     assert!(code == Some(64) && printed.contains(&expected), "{printed}");
+    // Nor can a token have a group if no issuer names the claim.
+    let of_group = toml("\"key:ada\"").replace("ids = [\"key:ada\"]", "groups = [\"x\"]");
+    let (code, printed) = check(&of_group);
+    let expected = "gate.toml:11: key `auth.rules[0].who.groups[0]`: never fits: no key has the group \"x\", and [auth.groups] \
+                    has none, and no issuer has `groups`";
+    assert!(code == Some(64) && printed.contains(expected), "{printed}");
+    for (place, group) in [("[[auth.issuers]]", "groups = \"roles\""), ("[[auth.api_keys]]", "groups = [\"x\"]")] {
+        let (code, printed) = check(&of_group.replace(place, &format!("{place}\n{group}")));
+        assert!(code == Some(0) && !printed.contains("never fits"), "{printed}");
+    }
 }

@@ -27,8 +27,10 @@ struct KnownNames<'a> {
     groups: BTreeSet<Arc<str>>,
     scopes: BTreeSet<Arc<str>>,
     certificates: Vec<CertificateBlock>,
-    /// Whether callers may have tokens, with any groups and scopes.
+    /// Whether callers may have tokens, with any scopes.
     has_tokens: bool,
+    /// Whether those may have groups, which are then any.
+    tokens_have_groups: bool,
     token_prefixes: Vec<Principal>,
     asks_for_credentials: bool,
 }
@@ -48,6 +50,7 @@ pub(super) fn resolve(
         let claim = one.values.owner_claim.as_ref().map(|claim| claim.value.as_str());
         Some(Principal::prefix_of_issuer(&one.values.issuer.as_ref()?.value, claim))
     };
+    let has_tokens = raw.auth.mode.value.contains(&AuthMode::Tokens);
     let known = KnownNames {
         upstreams,
         keys: keys.clone().filter_map(|key| Some(Principal::holding(&key.id.as_ref()?.value))).collect(),
@@ -57,7 +60,8 @@ pub(super) fn resolve(
             .chain(blocks.flat_map(|block| texts(block.scopes.as_ref())))
             .collect(),
         certificates: certificates.to_vec(),
-        has_tokens: raw.auth.mode.value.contains(&AuthMode::Tokens),
+        has_tokens,
+        tokens_have_groups: has_tokens && raw.issuers.iter().any(|one| one.values.groups.is_some()),
         token_prefixes: raw.issuers.iter().filter_map(token_prefix).collect(),
         asks_for_credentials: !raw.auth.mode.value.contains(&AuthMode::None),
     };
@@ -172,8 +176,10 @@ fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut Mistake
     let ids = who.ids.iter().flat_map(|list| &list.value);
     let ids = ids.filter_map(|id| known.principal(id, report)).collect();
     for group in who.groups.iter().flat_map(|list| &list.value) {
-        if !known.has_tokens && !known.groups.contains(group.value.as_str()) {
-            let message = format!("never fits: no key has the group {:?}, and [auth.groups] has none", group.value);
+        if !known.tokens_have_groups && !known.groups.contains(group.value.as_str()) {
+            let nor_issuer = if known.has_tokens { ", and no issuer has `groups`" } else { "" };
+            let nor_table = "and [auth.groups] has none";
+            let message = format!("never fits: no key has the group {:?}, {nor_table}{nor_issuer}", group.value);
             report.mistake(&group.location, message);
         }
     }

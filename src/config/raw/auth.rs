@@ -108,7 +108,7 @@ keys! {
         /// Scopes that include others: `implies = { admin = ["mcp", "reports:read"] }`.
         reload implies: NamedLists = named_lists(&SCOPE), shown "no scope includes another";
         /// How long the issuer's keys are used after they were last fetched; then its tokens get 503.
-        reload max_stale: Duration = read(&DURATION_NOT_ZERO), default "24h";
+        reload max_stale: Duration = read(&DURATION_NOT_ZERO), default "24h", bounds "`\"10s\"` to `\"3650d\"`";
     }
 }
 

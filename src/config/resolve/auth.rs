@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use url::Url;
 
@@ -25,6 +26,8 @@ use crate::server::tokens::settings::{
 };
 use crate::task::{Caller, Claims, NamePattern, PermitShare, Principal, PrincipalLimitTable, PrincipalLimits};
 use crate::tls::{CertificateNeed, ClientCertificateFiles};
+
+const MAX_STALE_MIN: Duration = Duration::from_secs(10);
 
 type KeyLocations<'a> = BTreeMap<&'a str, &'a ConfigLocation>;
 
@@ -225,6 +228,9 @@ fn resolve_issuer(raw: &RawIssuer, report: &mut MistakeCollector) -> Option<Issu
         (None, Some(url)) => KeyLocation::Url(url.value.clone()),
         (None, None) => KeyLocation::Discovered(Url::parse(&written.value).ok()?),
     };
+    if let Some(location) = values.max_stale.location().filter(|_| values.max_stale.value < MAX_STALE_MIN) {
+        report.mistake(location, "is shorter than the minimum, 10s: the keys are fetched after half of it");
+    }
     let introspection = raw.introspection.as_ref().map(|asked| introspection(asked, report));
     let set =
         |list: &[LocatedValue<String>], form: fn(&str) -> String| list.iter().map(|one| form(&one.value)).collect();

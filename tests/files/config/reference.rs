@@ -351,6 +351,7 @@ fn bounds(wanted: &str, row: &Row) -> [Option<(String, String)>; 2] {
         "1ms" => "\"0s\"".to_owned(),
         "0s" => "\"-1s\"".to_owned(),
         "4s" => "\"3999ms\"".to_owned(),
+        "10s" => "\"9999ms\"".to_owned(),
         "1B" => "\"0B\"".to_owned(),
         "1PiB" => "\"2PiB\"".to_owned(),
         span => format!("\"{span} 1ms\""),

@@ -11,7 +11,7 @@ mod store;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -534,7 +534,9 @@ fn resolve_audit(raw: &RawConfig, report: &mut MistakeCollector) -> Option<Audit
     if path.value.file_name().is_none() || path.value.as_os_str().as_encoded_bytes().ends_with(b"/") {
         report.mistake(&path.location, "names a folder; write the path of a file");
     }
-    let is_same = |anchor: &AuditAnchor| *anchor == AuditAnchor::File(path.value.clone());
+    let own = std::path::absolute(&path.value).ok();
+    let is_own = |file: &Path| own.is_some() && std::path::absolute(file).ok() == own;
+    let is_same = |anchor: &AuditAnchor| matches!(anchor, AuditAnchor::File(file) if is_own(file));
     if let Some(anchor) = audit.anchor.as_ref().filter(|anchor| is_same(&anchor.value)) {
         report.mistake(&anchor.location, "is the audit file itself; name another file, best on another machine");
     }

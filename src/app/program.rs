@@ -252,7 +252,7 @@ async fn end(
     let _ = timeout(NOTIFY_MAX, draining).await;
 }
 
-/// Prints why no gateway starts, if a file is at fault. `option`: the command-line option for the store's folder.
+/// Prints why no gateway starts, if a file is at fault. `option`: for a command line, its option for the store's folder.
 pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
     let (mut text, code) = match error.downcast::<StoreRefusal>() {
         Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
@@ -266,6 +266,11 @@ pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Res
     };
     if let Some(option) = option {
         text = text.replace("key `store.path`", option).replace("`store.path`", option);
+        let lines = text.lines().map(|line| match line.split_once(".tls.ca`: ") {
+            Some((key, why)) if key.starts_with("key `upstreams.") => format!("--ca: {why}"),
+            _ => line.to_owned(),
+        });
+        text = lines.collect::<Vec<_>>().join("\n");
     }
     print_and_end(&text, code)
 }

@@ -362,7 +362,7 @@ fn headers_and_certificates_for_other_kinds_of_servers_are_refused() {
             "`--header`: is ambiguous with several servers",
         ),
         (&[url, "--ca", "ca.pem"], 64, "`--ca`: the `url` begins with http://"),
-        (&["https://127.0.0.1:1/mcp", "--ca", "nowhere.pem"], 64, "nowhere.pem"),
+        (&["https://127.0.0.1:1/mcp", "--ca", "nowhere.pem"], 64, "--ca: nowhere.pem: cannot be read"),
         (&["--ca", "ca.pem", "--", "true"], 64, "`--ca`: is for an upstream with a `url`"),
     ] {
         check_refused(folder.path(), arguments, (code, expected));

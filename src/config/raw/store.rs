@@ -19,7 +19,7 @@ const DATABASE_SCHEMA: StringFormat<String> =
 const URL_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.url\"", read: path };
 const PASSWORD_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
 const STORE_GENERATION: StringFormat<u128> = StringFormat {
-    wanted: "the generation that the replica names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
+    wanted: "the generation of a PostgreSQL database, which the replica names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
     read: generation,
 };
 const REPLICA_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"gateway-a\"", read: replica_name };

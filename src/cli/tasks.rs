@@ -232,6 +232,11 @@ async fn list(
         Ok(found) => found,
         Err(why) => return Ok(why),
     };
+    // A misspelt name must not pass for a gateway without tasks.
+    if found.all.is_empty() && !wanted.is_empty() {
+        let wanted: Vec<_> = wanted.iter().map(|(filter, value)| format!("{filter} {value:?}")).collect();
+        say(format_args!("there is no task with {}", wanted.join(", ")));
+    }
     let text = if is_json {
         let tasks: Vec<_> = found.all.iter().map(|task| printable_json(task.get())).collect();
         format!("[{}]\n", tasks.join(","))

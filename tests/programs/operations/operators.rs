@@ -126,6 +126,11 @@ async fn a_cancelled_task_is_settled_and_its_upstream_is_told() {
     assert_eq!((code, why.trim()), (Some(1), "taskgate: no task has this reference"));
     let (code, _, said) = operate(&program, &["list", "--state", "Working"]).await;
     assert!(code == Some(64) && said.contains("[possible values: queued, working, "), "{code:?} {said}");
+    let (code, _, said) = operate(&program, &["list", "--upstream", "nosuch", "--state", "working"]).await;
+    assert_eq!(
+        (code, said.as_str()),
+        (Some(0), "taskgate: there is no task with upstream \"nosuch\", state \"working\"\n")
+    );
     let (code, table, _) = operate(&program, &["list", "--state", "working"]).await;
     assert_eq!((code, table.lines().count()), (Some(0), 1));
 }

@@ -326,6 +326,9 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
+const PROBED_COMMAND: &str = "an address begins with http:// or https://, and a server's command stands after `--`: \
+    taskgate probe -- COMMAND [ARGUMENT]...";
+
 fn hint(error: &clap::Error) -> Option<&'static str> {
     let said = |kind| if let Some(ContextValue::String(text)) = error.get(kind) { text.clone() } else { String::new() };
     let (usage, argument) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
@@ -333,6 +336,7 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     let of_commands = [
         ("taskgate wrap", "-", "the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]..."),
         ("taskgate dev", "-", "the server's command stands after `--`: taskgate dev -- COMMAND [ARGUMENT]..."),
+        ("taskgate probe", "--", PROBED_COMMAND),
         ("taskgate serve", "--", serve::NO_COMMAND),
     ];
     let fits = |(command, option, _): &(&str, &str, &str)| usage.contains(command) && !argument.starts_with(option);
@@ -341,7 +345,9 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     {
         return Some(hint);
     }
-    usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
+    let of_address =
+        if usage.contains("'[URL]'") { PROBED_COMMAND } else { "an address begins with http:// or https://" };
+    usage.contains("relative URL without a base").then_some(of_address)
 }
 
 /// Prints mistakes with the text that `serve` prints. Reads the files of a valid configuration, too; creates none.

@@ -272,6 +272,16 @@ async fn an_address_without_tls_of_a_server_that_has_it_is_told_from_one_that_is
 }
 
 #[tokio::test]
+async fn a_command_without_the_two_dashes_gets_a_hint() {
+    for arguments in [&["npx"][..], &["npx", "-y", "server"]] {
+        let output = probe(arguments).await;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains("a server's command stands after `--`: taskgate probe -- COMMAND"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn a_time_limit_that_no_clock_reaches_is_refused() {
     let output = probe(&["http://127.0.0.1:9/mcp", "--timeout", "500000000000y"]).await;
     let said = String::from_utf8(output.stderr).unwrap();

@@ -30,8 +30,8 @@ pub enum SecretFileError {
 }
 
 fn remedy(error: &io::Error) -> &'static str {
-    let is_of_another = error.kind() == io::ErrorKind::PermissionDenied;
-    if is_of_another { "; its owner must be the user that runs taskgate (chown)" } else { "" }
+    let advice = "; the user that runs taskgate must own it (chown), and needs the right to enter each folder above it";
+    if error.kind() == io::ErrorKind::PermissionDenied { advice } else { "" }
 }
 
 /// Reads a file that only its owner may access; errors name its content as `what`. The group may also read a service
@@ -112,7 +112,8 @@ mod tests {
         assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is not a file");
         assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().ends_with("(os error 2)"));
         let refused = SecretFileError::Unreadable(io::ErrorKind::PermissionDenied.into()).to_string();
-        assert!(refused.starts_with("cannot be read: ") && refused.ends_with("runs taskgate (chown)"), "{refused}");
+        let advice = "runs taskgate must own it (chown), and needs the right to enter each folder above it";
+        assert!(refused.starts_with("cannot be read: ") && refused.ends_with(advice), "{refused}");
     }
 
     /// A Kubernetes volume of secrets: root's, and with `fsGroup` of mode 0440.

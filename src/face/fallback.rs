@@ -11,10 +11,10 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use tokio::time::{Instant, timeout_at};
 
-use super::answer::{Addressee, UnknownTaskMarker};
+use super::answer::{Addressee, missed};
 use super::call_stream;
 use super::call_stream::progress::{LifeSigns, progress_token};
-use super::call_stream::request_answer::{LateAnswer, RequestAnswer};
+use super::call_stream::request_answer::{LateAnswer, RequestAnswer, unanswered};
 use super::http::FaceResponse;
 use super::list_walks::{ListReader, ListWalks};
 use super::rates::UnknownTaskWatch;
@@ -24,6 +24,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::{Engine, TaskError};
 use crate::task::{Caller, Executed, GatewayFault, Principal, Task, TaskId, ToolRules};
+use crate::waits::or_pending;
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
@@ -42,10 +43,9 @@ pub(super) struct FallbackToolService {
 impl FallbackToolService {
     /// `None` if no tool's rules require it.
     pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules) -> Option<Arc<Self>> {
-        let is_wanted = rules.any_falls_back_to_tools();
+        let walks = rules.any_falls_back_to_tools().then(|| ListWalks::new(upstream))?;
         let (taken, has_complete_list) = (AtomicU16::new(0), AtomicBool::new(false));
-        let walks = || ListWalks::new(upstream);
-        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_complete_list, walks: walks() }))
+        Some(Arc::new(Self { rules: rules.clone(), taken, has_complete_list, walks }))
     }
 
     pub(super) fn covers(&self, tool: &str) -> bool {
@@ -165,12 +165,13 @@ enum FallbackAnswer {
     Later(BoxFuture<'static, FallbackResult>),
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct FallbackCall<'a> {
     pub(super) tool: FallbackTool,
     pub(super) request: &'a Request,
     /// Whether life signs are progress, if the client requested any.
     pub(super) life_signs: bool,
+    /// Ends when the client cancels the request (LEG-14). `None` where a cancel drops the response.
+    pub(super) withdrawn: Option<BoxFuture<'static, ()>>,
 }
 
 #[derive(Clone, Copy)]
@@ -191,16 +192,19 @@ pub(super) async fn answer(
     let waiting = match run(engine, asker, call.tool, params, dialect).await {
         FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
         FallbackAnswer::Now(Err(error)) => return addressee.error(StatusCode::OK, &error),
-        FallbackAnswer::Missed(unknown) => {
-            let mut response = addressee.result(unknown);
-            response.extensions_mut().insert(UnknownTaskMarker);
-            return response;
-        }
+        FallbackAnswer::Missed(unknown) => return missed(addressee.result(unknown)),
         FallbackAnswer::Later(waiting) => waiting,
     };
     let token = params.and_then(progress_token).filter(|_| call.life_signs);
     let signs = token.map(|token| LifeSigns::new(call.request.id.clone(), token));
-    let answering = async move { RequestAnswer::from(waiting.await) };
+    let (withdrawn, accepted) = (call.withdrawn, addressee.accepted);
+    let answering = async move {
+        tokio::select! {
+            biased;
+            () = or_pending(withdrawn) => unanswered(accepted),
+            ended = waiting => RequestAnswer::from(ended),
+        }
+    };
     call_stream::respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 

@@ -138,7 +138,7 @@ impl CombinedUpstreams {
         addressee: &Addressee,
     ) -> FaceResponse {
         let Served { engine, settings, .. } = self.common();
-        let call = FallbackCall { tool, request, life_signs: settings.life_signs };
+        let call = FallbackCall { tool, request, life_signs: settings.life_signs, withdrawn: None };
         let asker = TaskAsker { caller, misses: &self.misses };
         fallback::answer(engine, asker, call, words, addressee.clone()).await
     }

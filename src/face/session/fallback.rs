@@ -32,8 +32,8 @@ pub(super) struct SessionFallback {
 impl SessionFallback {
     /// `None` if no tool's rules require it.
     pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
-        let bridged = || Catalog::new(Arc::clone(stateless));
-        FallbackToolService::new(upstream, rules).map(|service| Self { service, bridged: bridged() })
+        let service = FallbackToolService::new(upstream, rules)?;
+        Some(Self { service, bridged: Catalog::new(Arc::clone(stateless)) })
     }
 
     pub(super) async fn evict_expired(&self, stop: &tokio_util::sync::CancellationToken) {
@@ -123,6 +123,7 @@ pub(super) async fn post(
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let asker = TaskAsker { caller: &inbound.caller, misses: &shared.tasks.misses };
-    let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
+    let withdrawn = Some(shared.tasks.withdrawal(session.token.nonce, &request.id));
+    let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs, withdrawn };
     Ok(answer(&shared.served.engine, asker, call, shared.fallback_texts(), addressee).await)
 }

@@ -11,6 +11,7 @@ mod tokens;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -73,6 +74,12 @@ impl SessionTasksState {
 
     pub(super) fn has_in_flight(&self, nonce: u128, id: &RequestId) -> bool {
         self.requests.knows(nonce, id)
+    }
+
+    /// Ends when the client cancels the request, whose cancel is found until the future is dropped (LEG-14).
+    pub(super) fn withdrawal(&self, nonce: u128, id: &RequestId) -> BoxFuture<'static, ()> {
+        let entry = self.requests.enter(nonce, id);
+        Box::pin(async move { entry.withdrawn().cancelled().await })
     }
 
     /// `None` if tasks are not offered.

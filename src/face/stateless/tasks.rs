@@ -200,7 +200,8 @@ impl StatelessFace {
         }
         let tool = fallback.named(&request.params.get_str("name")?)?;
         let asker = TaskAsker { caller: &request.caller, misses: &self.misses };
-        let call = FallbackCall { tool, request: request.message, life_signs: self.served.settings.life_signs };
+        let life_signs = self.served.settings.life_signs;
+        let call = FallbackCall { tool, request: request.message, life_signs, withdrawn: None };
         Some(answer(&self.served.engine, asker, call, self.fallback_texts(), request.addressee.clone()).await)
     }
 }

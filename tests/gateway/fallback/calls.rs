@@ -67,6 +67,38 @@ async fn a_cancel_settles_the_task_and_a_result_that_comes_later_changes_nothing
     }
 }
 
+/// LEG-14: the wait ends, and the task runs on.
+#[tokio::test]
+async fn leg_14_a_cancelled_wait_for_a_result_has_no_response() {
+    for (client, server) in PAIRS {
+        if client == STATELESS {
+            continue;
+        }
+        let what = format!("{client} before {server}");
+        let stage = Stage::of(server, &[]).await;
+        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let person = Person::meet(&gate, client).await;
+        let id = person.task("slow").await;
+        let call = json!({ "name": "task_result", "arguments": { "id": id, "wait_seconds": 50 } });
+        let mut waiting = Box::pin(in_time(async { person.begin(8, "tools/call", call).await.text().await }));
+        let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 8 } });
+        // Repeated: no sign tells when the request waits, and a cancel that comes before it has no effect.
+        let text = loop {
+            tokio::select! {
+                text = &mut waiting => break text,
+                () = tokio::time::sleep(Duration::from_millis(50)) => {
+                    assert!(person.post(&cancel.to_string(), &[]).await.status.is_success(), "{what}");
+                }
+            }
+        };
+        assert!(!text.contains("jsonrpc"), "{what}: {text}");
+        let status = person.call("task_status", json!({ "id": id })).await;
+        assert_eq!(status["structuredContent"]["status"], "working", "{what}: {status}");
+        stage.end_one();
+        assert_eq!(said(&person.call("task_result", json!({ "id": id })).await), "done", "{what}");
+    }
+}
+
 #[tokio::test]
 async fn a_wait_ends_at_its_bound_and_bad_arguments_are_told_to_the_model() {
     let stage = Stage::of(SESSION, &[]).await;

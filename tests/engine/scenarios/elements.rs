@@ -382,6 +382,31 @@ async fn a_question_of_an_element_under_a_used_name_is_asked() {
     world.is_idle().await;
 }
 
+/// T-40: also after a crash, if the first question was answered before its call was resumed.
+#[tokio::test(start_paused = true)]
+async fn a_question_of_an_element_under_a_used_name_is_asked_after_a_crash() {
+    let script = Script::of([
+        (seconds(1), Happens::Elicits("which")),
+        (seconds(1), Happens::Heard(1)),
+        (seconds(5), Happens::Elicits("which")),
+        (seconds(5), Happens::Heard(2)),
+        (seconds(6), Happens::Returns(result("answered"))),
+    ]);
+    let world = World::with(Rules { durable: true, ..SPLIT }, script.resumed(Resumes::Follows));
+    let id = waiting::task(&world, ask(&json!([1]))).await;
+    let first = waiting::asking(&world, &id).await;
+    let world = world.next_life();
+    // The server repeats the question to the element's call.
+    world.upstream.forget_place(&world.store).await;
+    assert!(waiting::answer(&world, &id, &first[0]).await["result"].is_object());
+    world.recover().await;
+    let second = waiting::asking(&world, &id).await;
+    assert!(second.len() == 1 && second != first, "{first:?} {second:?}");
+    assert!(waiting::answer(&world, &id, &second[0]).await["result"].is_object());
+    assert_eq!(texts(&world.settled(&id).await["result"]), ["answered"]);
+    world.is_idle().await;
+}
+
 /// The process ends after each of its commits in turn. Each task with a handle ends as it should: ended elements are
 /// not called again, and the others by `after_crash`.
 #[tokio::test(start_paused = true)]

@@ -189,12 +189,13 @@ impl Scripted {
         self.calls.lock().clone()
     }
 
-    /// Removes the event offsets from all stored rows.
+    /// Removes the event offsets from all stored rows that have one.
     pub(crate) async fn forget_place(&self, store: &Arc<GatedStore>) {
         for key in store.unsettled().await {
             let row = store.load(&key, Timestamp::from_millis(0)).await.unwrap().unwrap();
             let mut task = (*row.task).clone();
-            let (call, _): (usize, usize) = task.recovery.resume.as_ref().unwrap().read().unwrap();
+            let Some(position) = &task.recovery.resume else { continue };
+            let (call, _): (usize, usize) = position.read().unwrap();
             task.recovery.resume = Some(Payload::of(&(call, 0)));
             store.replace(row.revision, WriteRole::Command, &task).await.unwrap();
         }

@@ -132,7 +132,9 @@ impl GetStreamReader {
             let event = match events.next().await {
                 Ok(Some(event)) => event,
                 Err(BodyReadError::Idle) => return Err(StalledError),
-                Ok(None) | Err(BodyReadError::Closed | BodyReadError::TooLarge | BodyReadError::Known(_)) => {
+                end @ (Ok(None) | Err(BodyReadError::Closed | BodyReadError::TooLarge | BodyReadError::Known(_))) => {
+                    // A resumed stream would begin with the same event.
+                    self.point.last_event.take_if(|_| matches!(end, Err(BodyReadError::TooLarge)));
                     return Ok(received_any);
                 }
             };

@@ -473,6 +473,28 @@ async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
     }
 }
 
+/// A server would send the same event after each resumption.
+#[tokio::test]
+async fn a_sessions_stream_is_not_resumed_before_an_event_that_is_too_large() {
+    let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
+        if !is_get(&seen) {
+            return None;
+        }
+        let (events, reply) = BodySender::open();
+        if world.all(is_get).len() == 1 {
+            events.numbered("g-1", &json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+            let params = json!({"level": "info", "data": "x".repeat(5 << 20)});
+            events.message(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
+        }
+        events.stay_open();
+        Some(reply)
+    })
+    .await;
+    let upstream = upstream(&server.url());
+    in_time(upstream.handshake(&context())).await.unwrap();
+    assert_eq!(server.world.nth(1, is_get).await.header("last-event-id"), None);
+}
+
 #[tokio::test]
 async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
     let (server, _events) = listening().await;

@@ -389,6 +389,25 @@ async fn u98_a_stream_is_not_resumed_before_an_event_that_is_too_large() {
     assert_eq!(answer_of(in_time(calling).await.unwrap()).await["id"], 4);
 }
 
+/// U98: a call's messages may come on the stream once the server is available again.
+#[tokio::test]
+async fn u98_a_stream_is_opened_again_after_an_outage_of_its_server() {
+    let relay = Relay::new().await;
+    let person = meet(&relay.gate, "2025-11-25").await;
+    let calling = begin(&person, 4, &call("must"));
+    relay.made(0).await;
+    relay.until_opened(1).await;
+    relay.is_unavailable(2);
+    relay.say_last("e-0", &json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
+    relay.until_opened(2).await;
+    let reads = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1");
+    let read = relay.server.world.all(reads);
+    let events: Vec<_> = read.iter().map(|seen| seen.header("last-event-id")).collect();
+    assert_eq!(events, [None, Some("e-0"), Some("e-0"), Some("e-0")]);
+    relay.end(0, "completed", &done());
+    assert_eq!(answer_of(in_time(calling).await.unwrap()).await["id"], 4);
+}
+
 /// T-20: a server may take a moment to notice that a stream was closed, its client's or the gateway's own.
 #[tokio::test]
 async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_that_it_is_free() {

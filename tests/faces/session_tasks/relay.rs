@@ -29,6 +29,8 @@ struct Kept {
     opened: usize,
     /// How often it is still refused, as by a server that has not noticed yet that the one before was closed.
     refusals: usize,
+    /// How often it is still refused with 503.
+    outages: usize,
     others: Vec<BodySender>,
     /// The request that is asked on every stream of `tasks/result`.
     question: Option<Value>,
@@ -107,6 +109,11 @@ impl Relay {
         self.kept.lock().refusals = refusals;
     }
 
+    /// The server is unavailable for the next streams of the first session.
+    pub(crate) fn is_unavailable(&self, outages: usize) {
+        self.kept.lock().outages = outages;
+    }
+
     /// Returns once no client reads the first session's stream.
     pub(crate) async fn until_closed(&self) {
         let stream = self.kept.lock().get.clone().expect("a stream is open");
@@ -160,6 +167,10 @@ fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
             let is_first = seen.header("mcp-session-id") == Some("s-1");
             if kept.drops_events && seen.header("last-event-id").is_some() {
                 return Some(super::upstream::status(400));
+            }
+            if is_first && kept.outages > 0 {
+                kept.outages -= 1;
+                return Some(super::upstream::status(503));
             }
             if is_first && kept.refusals > 0 {
                 kept.refusals -= 1;

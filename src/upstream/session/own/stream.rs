@@ -248,10 +248,17 @@ impl OwnSessions {
 
     /// Returns if the server has no such stream, or no more of them.
     async fn read(self: &Arc<Self>, session: &OwnSession, settled: &CancellationToken) {
-        let mut point = SseResumePoint::default();
+        let (mut point, mut refusals) = (SseResumePoint::default(), 0_u32);
         loop {
             let (response, kind) = match self.stream_in_turn(session, point.last_event.clone()).await {
                 Ok(found) if found.0.content == BodyKind::Events => found,
+                // The server is overloaded, or restarts behind its proxy.
+                Err(StreamRefusal::Refused(GatewayFault { http_status: Some(429 | 502..=504), .. })) => {
+                    settled.cancel();
+                    tokio::time::sleep((AGAIN * 2_u32.pow(refusals.min(6))).min(OUTAGE_MAX)).await;
+                    refusals = refusals.saturating_add(1);
+                    continue;
+                }
                 // The server may have dropped the event (U98).
                 Err(StreamRefusal::Refused(_)) if point.last_event.is_some() => {
                     point.last_event = None;
@@ -260,6 +267,7 @@ impl OwnSessions {
                 Ok(_) | Err(_) => return,
             };
             settled.cancel();
+            refusals = 0;
             point.last_event.take_if(|_| kind == ResumedStreamKind::Another);
             let limits = ReadLimits::within(self.event_bytes_max, self.limits.answers_to(&session.opened.owner));
             let mut events = EventStream::new(response.body, limits);

@@ -13,7 +13,7 @@ use crate::task::digest::{hex, unhex};
 use crate::task::reference::ShortReference;
 use crate::task::time::millis;
 use crate::task::{Principal, TaskKey, Timestamp};
-use crate::wire::one_line::is_invisible;
+use crate::wire::one_line::{beginning, is_invisible};
 
 pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
 /// A longer text is cut, and ends with digits of its digest.
@@ -147,8 +147,7 @@ fn put_text(out: &mut String, text: &str) {
     }
     let (shown, mark) = if text.len() > TEXT_BYTES_MAX {
         let digits = hex(digest(&SHA256, text.as_bytes()).as_ref());
-        let cut = (0..=TEXT_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
-        (&text[..cut], format!("…{}", &digits[..DIGEST_DIGITS]))
+        (beginning(text, TEXT_BYTES_MAX), format!("…{}", &digits[..DIGEST_DIGITS]))
     } else {
         (text, String::new())
     };

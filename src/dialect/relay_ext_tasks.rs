@@ -127,7 +127,7 @@ pub fn polled(result: &Payload) -> Option<(ExtensionTask, ExtensionTaskState)> {
         "failed" => object
             .get_object("error")
             .and_then(|error| RpcError::from_object(&error))
-            .map_or(ExtensionTaskState::Malformed(Executed::Yes), ExtensionTaskState::Faulted),
+            .map_or(ExtensionTaskState::Malformed(Executed::Yes), |error| ExtensionTaskState::Faulted(error.bounded())),
         "cancelled" => ExtensionTaskState::Cancelled,
         _ => ExtensionTaskState::Unknown,
     };

@@ -323,7 +323,7 @@ impl Answer {
     fn bytes(&self) -> usize {
         match self {
             Self::Result(result) => result.len(),
-            Self::Error(error) => error.message.len() + error.data.as_ref().map_or(0, Payload::len),
+            Self::Error(error) => error.bytes(),
         }
     }
 }

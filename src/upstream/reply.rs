@@ -467,8 +467,6 @@ impl SseResumePoint {
     }
 }
 
-/// Largest error body that is read under a refusing status.
-const ERROR_BYTES_MAX: usize = 64 * 1024;
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 /// Longest untyped text that is searched for these texts.
@@ -486,7 +484,7 @@ async fn judge_refusal<B: WholeBody>(response: RawResponse<B>, addressee: ErrorA
     let refused = |error, is_answer| JudgedResponse::Refused { fault, error, is_answer };
     let text = match response.content {
         BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {
-            match small_body(response.body, ERROR_BYTES_MAX).await {
+            match small_body(response.body, RpcError::BYTES_MAX).await {
                 Some(text) => text,
                 // The large body may be the response, so the request may have run.
                 None => return refused(None, false),

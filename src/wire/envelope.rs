@@ -86,9 +86,10 @@ pub struct Response {
 }
 
 impl Response {
-    /// The outcome; the error is the response's. [`Object::of`] splits its result without another walk.
+    /// The outcome; the error is the response's, [bounded](RpcError::bounded). [`Object::of`] splits its result without another walk.
     pub fn into_outcome(self) -> Result<Payload, RpcError> {
-        self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
+        let located = |result| self.result.map_or(result, |object| object.located_payload());
+        self.outcome.map(located).map_err(RpcError::bounded)
     }
 
     /// The same response to the request `id`.

@@ -47,6 +47,12 @@ pub fn shown(text: &str, bytes_max: usize) -> String {
     shown
 }
 
+/// The beginning of a text: at most `bytes_max` bytes, cut between characters.
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rfind(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
 /// The first text block of a tool's result. Takes time linear to the result's size.
 pub fn first_text(result: &Payload) -> Option<String> {
     let content = Object::of(result)?.get("content")?;

@@ -1,6 +1,6 @@
 //! Defines the JSON-RPC error object and the codes in use (MOD-30).
 
-use super::{Object, Payload};
+use super::{Object, Payload, one_line};
 
 pub const PARSE_ERROR: i64 = -32700;
 pub const INVALID_REQUEST: i64 = -32600;
@@ -26,6 +26,11 @@ pub struct RpcError {
 }
 
 impl RpcError {
+    /// The most bytes of a server's error that is kept: errors take no bytes of the answer budget (B190).
+    pub const BYTES_MAX: usize = 64 << 10;
+    /// The most bytes of the message of a larger error.
+    const CUT_MESSAGE_BYTES_MAX: usize = 16 << 10;
+
     pub fn new(code: i64, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
     }
@@ -34,6 +39,21 @@ impl RpcError {
     pub fn with_data<T: serde::Serialize + ?Sized>(mut self, data: &T) -> Self {
         self.data = Some(Payload::of(data));
         self
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.message.len() + self.data.as_ref().map_or(0, Payload::len)
+    }
+
+    /// A server's error in buffers of its own. A large one loses its data and the end of its message (B190).
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        let bytes = self.bytes();
+        if bytes <= Self::BYTES_MAX {
+            return Self { data: self.data.map(|data| data.detached()), ..self };
+        }
+        let kept = one_line::beginning(&self.message, Self::CUT_MESSAGE_BYTES_MAX);
+        Self::new(self.code, format!("{kept} (the gateway left out the rest of this error of {bytes} bytes)"))
     }
 
     /// Whether a gateway made it, not a server.
@@ -53,5 +73,29 @@ impl RpcError {
             message: object.get_lossy("message")?,
             data: object.get("data"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B190: a copy of a large error would hold no bytes of the answer budget.
+    #[test]
+    fn b190_a_large_error_loses_its_data_and_the_end_of_its_message() {
+        let data = |length: usize| Some(Payload::text(&"d".repeat(length)));
+        let small = RpcError { code: -1, message: "m".repeat(60 << 10), data: data(1_000) };
+        assert_eq!(small.clone().bounded(), small);
+        for (message, data, kept) in [
+            ("m".to_owned(), data(RpcError::BYTES_MAX), "m"),
+            ("é".repeat(RpcError::BYTES_MAX), None, &*"é".repeat(8 << 10)),
+            (format!("m{}", "é".repeat(RpcError::BYTES_MAX)), data(1), &*format!("m{}", "é".repeat((8 << 10) - 1))),
+        ] {
+            let large = RpcError { code: -32_077, message, data };
+            let bytes = large.bytes();
+            let cut = large.bounded();
+            let sentence = format!("{kept} (the gateway left out the rest of this error of {bytes} bytes)");
+            assert_eq!(cut, RpcError::new(-32_077, sentence), "{bytes} bytes");
+        }
     }
 }

@@ -139,7 +139,7 @@ impl ReplayBuffer {
     fn finish(&self, ending: CallResult) -> bool {
         let mut is_read = false;
         self.state.send_modify(|state| {
-            let size = ending.as_ref().map_or(0, JsonPieces::len);
+            let size = ending.as_ref().map_or_else(RpcError::bytes, JsonPieces::len);
             state.size += size;
             self.bytes.fetch_add(size, Ordering::Relaxed);
             is_read = state.reader.is_some();

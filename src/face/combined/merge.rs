@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, method};
+use crate::wire::{Object, Payload, method, one_line};
 
 /// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
@@ -34,7 +34,7 @@ impl ServerDescription {
             instructions: result
                 .get_string("instructions")
                 .filter(|text| !text.trim().is_empty())
-                .map(|text| quoted(beginning(&text))),
+                .map(|text| quoted(one_line::beginning(&text, INSTRUCTIONS_BYTES_MAX))),
         }
     }
 
@@ -113,14 +113,6 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
         writer = writer.any_member(key, &value);
     }
     writer.finish()
-}
-
-fn beginning(text: &str) -> &str {
-    let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 /// Quotes each line, so that no line looks like a heading of the gateway.

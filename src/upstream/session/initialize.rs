@@ -208,7 +208,7 @@ async fn agreement_in(response: RawResponse, id: &RequestId) -> Result<(Protocol
             if fault.reason == Reason::ResultTooLarge { Reason::InitializeResultTooLarge } else { fault.reason };
         unsent(GatewayFault { reason, ..fault })
     })?;
-    answer.outcome.map_err(BeginError::Refused)?;
+    answer.outcome.map_err(|error| BeginError::Refused(error.bounded()))?;
     let result = answer.result.ok_or_else(malformed)?;
     let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);
     Ok((version.ok_or_else(malformed)?, result))

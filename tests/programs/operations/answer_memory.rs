@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::program::{Call, Folder, Program, block, send};
-use super::upstream::{ScriptedServer, answer, in_time};
+use super::upstream::{ScriptedServer, answer, in_time, json_text};
 use servers::{Over, reply, server};
 
 /// The memory of the process without answers: its connections and caches.
@@ -513,6 +513,34 @@ async fn clients_of_http_sse_that_do_not_read_hold_no_more_than_the_budget() {
     }
     let held = bench.settle(4 * BIG).await;
     assert_bounded(&bench, "streams of HTTP+SSE", held).await;
+}
+
+/// The gateway keeps the beginning of a large error alone: a copy of it would hold no bytes of the budget.
+#[tokio::test]
+async fn large_errors_of_calls_hold_no_more_than_the_budget() {
+    let server = ScriptedServer::start(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}))),
+        "tools/call" => {
+            let (id, words) = (&seen.body["id"], "x".repeat(BIG));
+            let error = format!("{{\"code\":-32077,\"message\":\"{words}\"}}");
+            Some(json_text(format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{error}}}")))
+        }
+        _ => None,
+    })
+    .await;
+    let folder = Folder::on_disk();
+    folder.write(&block("up", &server));
+    let program = start(&folder).await;
+    let (connections, clients) = (TaskTracker::new(), Clients::default());
+    let bench = Bench { program, _servers: [None, None], _folder: folder, connections, clients };
+    let error = Call::plain(&json!({})).send(bench.address(), "/up/mcp").await.json()["error"].clone();
+    let words = error["message"].as_str().unwrap();
+    assert!(error["code"] == -32077 && words.starts_with("xxx") && words.len() < 64 << 10, "{}", words.len());
+    let calls = (0..REQUESTS).map(|_| Call::plain(&json!({}))).collect();
+    let _clients = bench.send(Reader::Unread, "/up/mcp", calls).await;
+    bench.settle(0).await;
+    let peak = bench.peak();
+    assert!(peak <= CONSTANT + BUDGET, "{} MiB", peak >> 20);
 }
 
 /// Answers to polls of the gateway's own, each large: the server's task names many subtasks, and each is followed.

@@ -303,7 +303,7 @@ impl StatelessSender {
                 }
                 Ok(result)
             }
-            Err(error) => Err(RequestFailure::Faulted(error)),
+            Err(error) => Err(RequestFailure::Faulted(error.bounded())),
         }
     }
 

@@ -239,8 +239,9 @@ impl ForwardToken {
     }
 }
 
-fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, is_bound }: &Claims) {
-    out.push(u8::from(*is_bound));
+fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, client, is_bound }: &Claims) {
+    out.push(u8::from(*is_bound) | (u8::from(client.is_some()) << 1));
+    out.extend(client.iter().flat_map(|client| client.0));
     let issuer = issuer.as_slice();
     for names in
         [&mut issuer.iter() as &mut dyn ExactSizeIterator<Item = &Arc<str>>, &mut scopes.iter(), &mut groups.iter()]
@@ -264,11 +265,8 @@ fn read_caller(rest: &mut TokenReader<'_>) -> Option<Caller> {
 }
 
 fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
-    let is_bound = match rest.take()? {
-        [0] => false,
-        [1] => true,
-        [_] => return None,
-    };
+    let [flags @ 0..=3] = rest.take()? else { return None };
+    let client = if flags & 2 == 0 { None } else { Some(Digest(rest.take()?)) };
     let mut names = || -> Option<Vec<Arc<str>>> {
         let count = u32::from_be_bytes(rest.take()?);
         (0..count).map(|_| rest.text().map(Arc::from)).collect()
@@ -278,7 +276,8 @@ fn read_claims(rest: &mut TokenReader<'_>) -> Option<Claims> {
         issuer: issuer.into_iter().next(),
         scopes: scopes.into_iter().collect(),
         groups: groups.into_iter().collect(),
-        is_bound,
+        client,
+        is_bound: flags & 1 != 0,
     })
 }
 

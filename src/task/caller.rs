@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+use super::digest::Digest;
 use super::{Principal, TaskId, TaskKey, Timestamp};
 
 /// The sender of a request. Its principal owns tasks; its claims are this credential's: a person may have two tokens.
@@ -24,6 +25,8 @@ pub struct Claims {
     pub groups: BTreeSet<Arc<str>>,
     /// The issuer of a token; `None` for an API key.
     pub issuer: Option<Arc<str>>,
+    /// Identifies the OAuth client to which the token was issued, if the token names one.
+    pub client: Option<Digest>,
     /// Whether the token serves only the holder of a key or certificate (RFC 7800, `cnf`).
     pub is_bound: bool,
 }

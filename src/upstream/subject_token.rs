@@ -26,7 +26,7 @@ named_variants! {
     }
 }
 
-/// A client's access token, compared by its holder: a refreshed token is equal to the one before it.
+/// A client's access token, compared by its holder: a refreshed token of that client is equal to the one before it.
 #[derive(Clone)]
 pub struct SubjectToken(Arc<SubjectTokenParts>);
 
@@ -68,7 +68,8 @@ impl SubjectToken {
     }
 }
 
-/// Identifies a principal with these scopes and groups: a narrow token never uses the credential of a wide one.
+/// Identifies a principal at one client, with these scopes and groups: a narrow token never uses the credential of a wide one,
+/// nor a client's token that of another client, which the authorization server may not exchange (SEC-98).
 fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
     let principal = caller.principal.as_str().as_bytes();
     if caller.principal.is_shared() {
@@ -84,7 +85,8 @@ fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
         }
     }
     let own: &[u8] = if claims.is_bound { b"own, bound" } else { b"own" };
-    digest([own, principal, &rights])
+    let client = claims.client.as_ref().map_or(&b""[..], |client| &client.0[..]);
+    digest([own, principal, &rights, client])
 }
 
 impl PartialEq for SubjectToken {

@@ -209,10 +209,11 @@ prop_compose! {
     fn claims()(
         names in prop::array::uniform2(prop::collection::btree_set("[a-z:]{1,8}", 0..5)),
         issuer in prop::option::of("[a-z:/.]{1,30}"),
+        client in prop::option::of(any::<[u8; 32]>()),
         is_bound: bool,
     ) -> Claims {
         let [scopes, groups] = names.map(|names| names.into_iter().map(Arc::from).collect());
-        Claims { scopes, groups, issuer: issuer.map(Arc::from), is_bound }
+        Claims { scopes, groups, issuer: issuer.map(Arc::from), client: client.map(Digest), is_bound }
     }
 }
 

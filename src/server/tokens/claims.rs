@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::jws::{self, SignedText, SignedTextError};
 use super::keys::KeySet;
 use super::settings::{IssuerSettings, NO_TYPE, normal_address, normal_type};
-use crate::task::digest::Digest;
+use crate::task::digest::{Digest, digest};
 use crate::task::{Claims, Principal, Timestamp};
 
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -22,6 +22,8 @@ const NAME_BYTES_MAX: usize = 255;
 const NAMES_MAX: usize = 1_000;
 /// Claims that name a person (RFC 7662, 2.2; OpenID Connect Core, 5.1; Entra ID).
 const PERSON_CLAIMS: [&str; 4] = ["username", "preferred_username", "email", "upn"];
+/// Claims that name a token's client (RFC 9068, 2.2; OpenID Connect Core, 2; Entra ID; Okta).
+const CLIENT_CLAIMS: [&str; 4] = ["client_id", "azp", "appid", "cid"];
 /// How far the clocks of the gateway and an issuer may differ.
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
@@ -231,6 +233,7 @@ impl TokenClaims<'_> {
             scopes: self.scopes(issuer)?,
             groups: self.groups(issuer)?,
             issuer: Some(Arc::clone(&issuer.issuer)),
+            client: self.client(),
             is_bound: binding.is_some(),
         };
         Ok(VerifiedToken { owner: self.owner(issuer)?, claims, until, binding })
@@ -280,6 +283,12 @@ impl TokenClaims<'_> {
             None => named("client_id").unwrap_or(Err(TokenError::Subject))?,
         };
         Ok(Principal::of_subject(&issuer.issuer, subject))
+    }
+
+    /// The client by all claims that name it, as their texts: a client's next token has the same.
+    fn client(&self) -> Option<Digest> {
+        let named = CLIENT_CLAIMS.map(|claim| self.0.get(claim).map(Value::to_string).unwrap_or_default());
+        named.iter().any(|name| !name.is_empty()).then(|| digest(named.each_ref().map(String::as_bytes)))
     }
 
     /// Whether another claim than `sub` names a person. Some issuers write the client's own name there.

@@ -175,7 +175,7 @@ mod tests {
     fn with_groups(subject: usize, until: u64, groups: &[&str]) -> VerifiedToken {
         let names = |all: &[&str]| all.iter().copied().map(Arc::from).collect::<BTreeSet<_>>();
         let (scopes, groups) = (names(&["mcp", "reports:read"]), names(groups));
-        let claims = Claims { scopes, groups, issuer: Some(Arc::from("https://login.example")), is_bound: false };
+        let claims = Claims { scopes, groups, issuer: Some(Arc::from("https://login.example")), ..Claims::default() };
         let owner = Principal::of_subject("https://login.example", &format!("user-{subject:08}@company.example"));
         VerifiedToken { owner, claims, until: Timestamp::from_millis(until), binding: None }
     }

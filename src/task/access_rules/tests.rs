@@ -58,7 +58,7 @@ fn some_rule() -> impl Strategy<Value = AccessRule> {
 
 fn some_caller() -> impl Strategy<Value = Caller> {
     let claims = (some_names(&["s", "t"]), some_names(&["g", "x", "team"]), proptest::option::of(Just(Arc::from("i"))));
-    let claims = claims.prop_map(|(scopes, groups, issuer)| Claims { scopes, groups, issuer, is_bound: false });
+    let claims = claims.prop_map(|(scopes, groups, issuer)| Claims { scopes, groups, issuer, ..Claims::default() });
     (proptest::sample::select(vec!["key:a", "key:b", "key:c"]), proptest::option::of(claims))
         .prop_map(|(id, claims)| Caller { claims: claims.map(Arc::new), ..Caller::of(Principal::new(id)) })
 }

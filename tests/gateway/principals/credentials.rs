@@ -187,6 +187,33 @@ async fn sec_36_a_token_is_exchanged_for_each_owner_and_never_reaches_the_server
     assert!(seen.iter().all(|seen| !format!("{seen:?}").contains(&first)), "the client's token went upstream");
 }
 
+/// The provider decides which clients' tokens it exchanges, and a person may use all of these clients.
+#[tokio::test]
+async fn sec_98_the_credential_that_a_persons_client_got_serves_no_other_client_of_that_person() {
+    let refused = Arc::new(Mutex::new(BTreeSet::<String>::new()));
+    let known = Arc::clone(&refused);
+    let reply: Arc<Reply> = Arc::new(move |n, seen: SeenRequest| {
+        let mut fields = url::form_urlencoded::parse(&seen.bytes);
+        let is_refused = fields.any(|(name, token)| name == "subject_token" && known.lock().contains(&*token));
+        Box::pin(std::future::ready(if is_refused { status(400) } else { issued(n) }))
+    });
+    let world = World::start(reply, anything(), exchange).await;
+    for claim in ["client_id", "azp", "appid", "cid"] {
+        let [trusted, other, unnamed] =
+            [json!("trusted"), json!("other"), Value::Null].map(|client| world.token("ada", &json!({ claim: client })));
+        refused.lock().extend([other.clone(), unnamed.clone()]);
+        assert_eq!(world.call(&trusted).await.status(), "200", "{claim}");
+        for token in [other, unnamed] {
+            let answered = world.call(&token).await.summary();
+            assert!(answered.ends_with("credential_refused"), "{claim}: {answered}");
+        }
+        let asked = world.asked();
+        let refreshed = world.token("ada", &json!({ claim: "trusted", "exp": now() + 600 }));
+        assert_eq!(world.call(&refreshed).await.status(), "200", "{claim}");
+        assert_eq!(world.asked(), asked, "{claim}: the client's refreshed token has its credential");
+    }
+}
+
 /// A failure is one token's: the newer token of the same person has an exchange of its own, also while the older one's runs.
 #[tokio::test]
 async fn a_refreshed_token_does_not_get_the_failure_of_the_token_before_it() {

@@ -123,8 +123,12 @@ pub fn login_documents(bytes: &[u8]) -> String {
 fn callers() -> Vec<Caller> {
     let names = |all: &[&str]| all.iter().copied().map(Arc::from).collect::<BTreeSet<_>>();
     let token = |scopes: &[&str], groups: &[&str]| {
-        let claims =
-            Claims { scopes: names(scopes), groups: names(groups), issuer: Some(Arc::from(ISSUER)), is_bound: false };
+        let claims = Claims {
+            scopes: names(scopes),
+            groups: names(groups),
+            issuer: Some(Arc::from(ISSUER)),
+            ..Claims::default()
+        };
         Caller { claims: Some(Arc::new(claims)), ..Caller::of(Principal::of_subject(ISSUER, "ada")) }
     };
     vec![Caller::of(Principal::holding("ada")), token(&[], &["analysts"]), token(&["mcp", "write"], &[])]

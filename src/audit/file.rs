@@ -13,6 +13,8 @@ const TAIL_BYTES: u64 = 1 << 20;
 /// How a record begins: with these bytes, its number, and [`AFTER_NUMBER`].
 const FIRST_BYTES: &[u8] = b"{\"seq\":";
 const AFTER_NUMBER: &[u8] = b",\"time\":\"";
+/// The lines that are kept until a sync. Further lines wait for one.
+const UNSYNCED_BYTES_MAX: usize = 4 << 20;
 /// The name of a new file until its first line is on the disk, after the name of the audit file.
 const DRAFT_SUFFIX: &str = ".next";
 
@@ -37,10 +39,20 @@ pub(super) struct AuditSink {
 
 #[derive(Debug)]
 enum SinkKind {
-    /// Locked by this process. `cut_to` is the length without the incomplete line that a failed write left.
-    Regular { file: File, cut_to: Option<u64> },
+    Regular(LockedFile),
     /// A pipe or a device. Opened by the first write, which may wait for a reader; each process begins a chain.
     Stream(Option<File>),
+}
+
+/// A regular file that this process has locked.
+#[derive(Debug)]
+struct LockedFile {
+    file: File,
+    /// The lines since the last successful sync.
+    unsynced: Vec<u8>,
+    /// Where they begin, if they are to be written again: a write left an incomplete line behind them, or a sync failed, and the
+    /// kernel may have dropped them.
+    lost_from: Option<u64>,
 }
 
 impl AuditSink {
@@ -61,22 +73,13 @@ impl AuditSink {
         sync_folder(&path);
         let (end, torn_bytes) =
             cut_to_whole_lines(&file).map_err(failed)?.ok_or_else(|| AuditOpenError::Foreign { path: path.clone() })?;
-        Ok(Self { path, kind: SinkKind::Regular { file, cut_to: None }, end, torn_bytes })
+        Ok(Self { path, kind: SinkKind::Regular(LockedFile::of(file)), end, torn_bytes })
     }
 
     /// Appends whole lines. The incomplete line of a failed write is cut off at once, or before the next write.
     pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         match &mut self.kind {
-            SinkKind::Regular { file, cut_to } => {
-                if let Some(len) = *cut_to {
-                    file.set_len(len)?;
-                    *cut_to = None;
-                }
-                let len = file.metadata()?.len();
-                file.write_all(lines).inspect_err(|_| {
-                    *cut_to = Some(len).filter(|len| file.set_len(*len).is_err());
-                })
-            }
+            SinkKind::Regular(file) => file.append(lines),
             SinkKind::Stream(opened) => {
                 let stream = match opened {
                     Some(stream) => stream,
@@ -91,24 +94,23 @@ impl AuditSink {
         }
     }
 
-    pub(super) fn sync(&self) -> io::Result<()> {
-        if let SinkKind::Regular { file, .. } = &self.kind { file.sync_data() } else { Ok(()) }
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        if let SinkKind::Regular(file) = &mut self.kind { file.sync_by(File::sync_data) } else { Ok(()) }
     }
 
     /// Continues in a new file, which begins with `first_lines`, if the path no longer names the present one; returns whether it
     /// does. After a crash at any moment there is no new file, or one with these lines (SEC-55). Fails if the path names a file with lines
     /// or with another writer.
     pub(super) fn reopen(&mut self, first_lines: &[u8]) -> io::Result<bool> {
-        let SinkKind::Regular { file, cut_to } = &mut self.kind else { return Ok(false) };
+        let SinkKind::Regular(open) = &mut self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
         // Compared by metadata: opening the path could create the file.
         let found = fs::metadata(&self.path);
-        if found.as_ref().is_ok_and(|found| identity(file).is_ok_and(|own| own == system::identity(found))) {
+        if found.as_ref().is_ok_and(|found| identity(&open.file).is_ok_and(|own| own == system::identity(found))) {
             return Ok(false);
         }
         // A disk that fails must not keep the audit from continuing on another one.
-        let cut = cut_to.take().map_or(Ok(()), |len| file.set_len(len));
-        if let Err(error) = cut.and_then(|()| file.sync_data()) {
+        if let Err(error) = open.sync_by(File::sync_data) {
             tracing::error!(%error, "the renamed audit file cannot be completed; it may end with an incomplete line");
         }
         let open_next = || match &found {
@@ -116,14 +118,51 @@ impl AuditSink {
             Ok(_) | Err(_) => begun_with(&self.path, first_lines),
         };
         let mut next = open_next();
-        if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) && system::is_removed(file) {
+        if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull)
+            && system::is_removed(&open.file)
+        {
             // A removed file keeps its disk space until it is closed; no other program can open it.
-            file.set_len(0)?;
+            open.file.set_len(0)?;
             next = open_next();
         }
         let next = next?;
-        self.kind = SinkKind::Regular { file: next, cut_to: None };
+        self.kind = SinkKind::Regular(LockedFile::of(next));
         Ok(true)
+    }
+}
+
+impl LockedFile {
+    const fn of(file: File) -> Self {
+        Self { file, unsynced: Vec::new(), lost_from: None }
+    }
+
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.lost_from.is_some() || self.unsynced.len() > UNSYNCED_BYTES_MAX {
+            self.sync_by(File::sync_data)?;
+        }
+        let len = self.file.metadata()?.len();
+        let written = self.file.write_all(lines);
+        if written.is_ok() {
+            self.unsynced.extend_from_slice(lines);
+        } else if self.file.set_len(len).is_err() {
+            self.lost_from = Some(len.saturating_sub(self.unsynced.len() as u64));
+        }
+        written
+    }
+
+    /// The kernel reports a failed sync once, and the next one proves nothing: the lines are written again first (SEC-34).
+    fn sync_by(&mut self, sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        if let Some(begin) = self.lost_from {
+            self.file.set_len(begin.min(self.file.metadata()?.len()))?;
+            self.file.write_all(&self.unsynced)?;
+        }
+        let begin = self.file.metadata()?.len().saturating_sub(self.unsynced.len() as u64);
+        let synced = sync(&self.file);
+        self.lost_from = synced.is_err().then_some(begin);
+        if synced.is_ok() {
+            self.unsynced.clear();
+        }
+        synced
     }
 }
 
@@ -258,6 +297,46 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), text[..whole], "{length}");
             assert!(matches!(AuditSink::open(&path), Err(AuditOpenError::Locked { .. })), "two writers");
         }
+    }
+
+    /// The kernel reports pages that it could not write, and drops them: a further sync succeeds without them.
+    #[test]
+    fn sec_34_the_lines_of_a_failed_sync_are_written_again_before_they_count_as_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let mut sink = AuditSink::unlocked(&path);
+        let mut expected = Vec::new();
+        for (failures, goes_on) in [(1, false), (2, false), (1, true), (2, true)] {
+            sink.append(b"kept\n").unwrap();
+            sink.sync().unwrap();
+            sink.append(b"lost\n").unwrap();
+            expected.extend_from_slice(b"kept\n");
+            for _ in 0..failures {
+                let SinkKind::Regular(open) = &mut sink.kind else { panic!("a regular file") };
+                assert!(open.sync_by(|_| Err(io::Error::other("lost"))).is_err());
+                fs::write(&path, [&expected[..], b"\0\0\0"].concat()).unwrap();
+            }
+            expected.extend_from_slice(b"lost\n");
+            if goes_on {
+                sink.append(b"later\n").unwrap();
+                expected.extend_from_slice(b"later\n");
+            } else {
+                sink.sync().unwrap();
+            }
+            assert_eq!(fs::read(&path).unwrap(), expected, "{failures} {goes_on}");
+        }
+    }
+
+    #[test]
+    fn the_lines_that_are_kept_for_a_failed_sync_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sink = AuditSink::unlocked(&folder.path().join("audit.jsonl"));
+        let kept = |sink: &AuditSink| if let SinkKind::Regular(open) = &sink.kind { open.unsynced.len() } else { 0 };
+        sink.append("x".repeat(UNSYNCED_BYTES_MAX).as_bytes()).unwrap();
+        sink.append(b"\n").unwrap();
+        assert_eq!(kept(&sink), UNSYNCED_BYTES_MAX + 1);
+        sink.append(b"next\n").unwrap();
+        assert_eq!(kept(&sink), 5);
     }
 
     /// The line of a rotation, with the chain before it.

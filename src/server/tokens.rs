@@ -28,7 +28,7 @@ use self::dpop::{ProofError, ProvenRequest, UnverifiedProof};
 use self::introspection::{IntrospectionAnswer, Introspector};
 use self::key_source::IssuerKeys;
 use self::remembered::{RememberedToken, RememberedTokens, TokenDigest};
-use self::seen_proofs::{SeenError, SeenProofs};
+use self::seen_proofs::SeenProofs;
 use self::settings::{IssuerSettings, TokenSettings, normal_address};
 use super::grant::Grant;
 use crate::task::digest::digest;
@@ -302,10 +302,7 @@ impl TokenVerifier {
     ) -> Result<(), ProofRefusal> {
         let now = self.0.clock.now();
         let verified = proof.verify(request, now).map_err(ProofRefusal::Invalid)?;
-        self.0.seen.take(owner, &verified, now).map_err(|error| match error {
-            SeenError::Repeated => ProofRefusal::Invalid(ProofError::Repeated),
-            SeenError::Full => ProofRefusal::Full,
-        })
+        self.0.seen.take(owner, &verified, now)
     }
 
     fn introspect(&self, check: &TokenCheck<'_>, index: usize, endpoint: &str) -> TokenVerdict {

@@ -115,7 +115,7 @@ impl Runner {
         bug_recipient: SharedBugRecipient,
     ) -> Self {
         // Without a permit an `auto` call stays plain (T-58); a repetition under a key needs none.
-        let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
+        let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, |plan| plan.total));
         let permit = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
             Plan::Refuse => None,

@@ -36,7 +36,7 @@ impl Runner {
             if let Some((key, question)) = &child {
                 match self.answer_child(key, question, plain::encode_answer(answer.clone())).await {
                     // Its row has the question no more, so a question under this name is another one.
-                    Ok(()) => _ = self.dialog.questions_mut().take_replay(&ask),
+                    Ok(()) => _ = self.dialog.questions.take_replay(&ask),
                     Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Answers, &error),
                     Err(error) => return self.undelivered(unstored(&error)).await,
                 }

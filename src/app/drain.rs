@@ -108,19 +108,7 @@ impl Gateway {
         // The operators' listeners end last: until here they report the drain.
         let operators = self.metrics.into_iter().chain([self.admin]);
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
-        let connections_cut = drained.aborted;
-        if kind == GatewayEnd::IncarnationOver {
-            tracing::debug!(connections_cut, "waiting clients were notified");
-        } else if ended.is_empty() {
-            tracing::info!(connections_cut, "drained");
-        } else {
-            tracing::warn!(
-                connections_cut,
-                calls_lost = ended.lost(),
-                calls = %ended,
-                "drained; calls that ran longer than drain_max were ended"
-            );
-        }
+        log_end(kind, drained.aborted, &ended);
     }
 }
 
@@ -142,6 +130,17 @@ fn log_drain(calls: &CallSurvey, drain_max: Duration) {
         "draining; a second signal ends at once; held calls, and tasks that cannot be resumed, are lost after \
          {drain_max:?} (drain_max)"
     );
+}
+
+fn log_end(kind: GatewayEnd, connections_cut: usize, ended: &CallSurvey) {
+    if kind == GatewayEnd::IncarnationOver {
+        tracing::debug!(connections_cut, "waiting clients were notified");
+    } else if ended.is_empty() {
+        tracing::info!(connections_cut, "drained");
+    } else {
+        let calls_lost = ended.lost();
+        tracing::warn!(connections_cut, calls_lost, calls = %ended, "drained; calls that ran longer than drain_max were ended");
+    }
 }
 
 fn until_calls_end(max: Duration) -> Duration {

@@ -122,14 +122,6 @@ pub(super) fn begin_on(
         // A client without a stream can answer none.
         false => BridgedClient::of(version, &Payload::empty_object()).questions(),
     };
-    let token = params.and_then(progress_token).filter(|_| caller.accepted.takes_stream());
-    let level = shared.own.level(&session.own).filter(|_| caller.accepted.takes_stream());
-    // A server with sessions chooses the level itself.
-    let logs = match (level, route.era) {
-        (Some(level), _) => LogFilter::From(level),
-        (None, AnswerEra::Stateless) => LogFilter::None,
-        (None, AnswerEra::Sessions) => LogFilter::All,
-    };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (writer, reader) = shared.open.replays.begin((shared.served.random)());
     let stream = ReplayStream::new(reader, params.and_then(|params| NamedItem::of(&request.method, params)));
@@ -141,11 +133,7 @@ pub(super) fn begin_on(
         nonce: session.token.nonce,
         caller: caller.caller.clone(),
         version,
-        notices: CallNotices {
-            progress: token.map(MonotonicProgress::new),
-            life_signs: shared.served.settings.life_signs,
-            logs,
-        },
+        notices: notices_before_result(shared, session, route.era, &caller, params),
         writer,
         takes_stream: caller.accepted.takes_stream(),
         began: Instant::now(),
@@ -170,6 +158,26 @@ pub(super) fn begin_on(
     let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.scope.tracker.spawn(shared.served.scope.stop.clone().run_until_cancelled_owned(driving));
     Ok(stream)
+}
+
+/// Selects progress and log messages; a client without a stream can get none.
+fn notices_before_result(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    era: AnswerEra,
+    caller: &BridgedCaller,
+    params: Option<&Object>,
+) -> CallNotices {
+    let takes_stream = caller.accepted.takes_stream();
+    let token = params.and_then(progress_token).filter(|_| takes_stream);
+    let level = shared.own.level(&session.own).filter(|_| takes_stream);
+    // A server with sessions chooses the level itself.
+    let logs = match (level, era) {
+        (Some(level), _) => LogFilter::From(level),
+        (None, AnswerEra::Stateless) => LogFilter::None,
+        (None, AnswerEra::Sessions) => LogFilter::All,
+    };
+    CallNotices { progress: token.map(MonotonicProgress::new), life_signs: shared.served.settings.life_signs, logs }
 }
 
 /// The idempotency key of a call, if it has one. Checks the tool's limits for arguments first.

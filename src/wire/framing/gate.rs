@@ -1,5 +1,7 @@
 //! Filters an event stream: forwards bytes, withholds primers (events without data), and yields some events whole.
 
+use std::ops::Range;
+
 use bytes::{Bytes, BytesMut};
 
 use super::message_classifier::{MessageClass, MessageClassifier};
@@ -195,21 +197,9 @@ impl EventGate {
                 self.data.field = Some(0);
                 continue;
             }
-            self.withheld = false;
-            match self.state {
-                GateState::Lead => self.end_without_data(&mut out),
-                // An event that was released with its last byte leaves no bytes.
-                GateState::Passing if from == at => (),
-                GateState::Passing => out.push(GateOutput::Through(bytes.slice(from..at))),
-                GateState::Keeping => out.push(GateOutput::Event(self.held.split().freeze())),
-            }
+            self.end_event(bytes, from..at, &mut out);
             from = at;
             first = joined(&mut out, first);
-            self.state = GateState::Lead;
-            self.begin_line();
-            self.has_field = false;
-            self.is_of_interest = false;
-            self.data = DataInspection::at_start();
         }
         if self.state == GateState::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
@@ -223,6 +213,23 @@ impl EventGate {
         }
         joined(&mut out, first);
         Ok(out)
+    }
+
+    /// Ends an event with its empty line. `passing`: the bytes that are forwarded, not held.
+    fn end_event(&mut self, bytes: &Bytes, passing: Range<usize>, out: &mut Vec<GateOutput>) {
+        self.withheld = false;
+        match self.state {
+            GateState::Lead => self.end_without_data(out),
+            // An event that was released with its last byte leaves no bytes.
+            GateState::Passing if passing.is_empty() => (),
+            GateState::Passing => out.push(GateOutput::Through(bytes.slice(passing))),
+            GateState::Keeping => out.push(GateOutput::Event(self.held.split().freeze())),
+        }
+        self.state = GateState::Lead;
+        self.begin_line();
+        self.has_field = false;
+        self.is_of_interest = false;
+        self.data = DataInspection::at_start();
     }
 
     /// Judges a whole event, as [`EventGate::feed`] judges bytes. Fails if it must be yielded whole and is too large.

@@ -430,7 +430,7 @@ impl GatewayKeys {
             Ok(keys) => keys,
             // Only a store in memory starts without a writable folder, and it does not outlive this process either.
             Err(error) if error.is_folder_unwritable() && !matches!(config.store, StoreSettings::Postgres(_)) => {
-                tracing::warn!(%error, "sessions of clients end with this process");
+                tracing::warn!(%error, "the sealing key cannot be written: client sessions end with this process");
                 sealing_key::ephemeral()
             }
             Err(error) => return Err(error.into()),

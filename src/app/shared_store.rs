@@ -123,7 +123,7 @@ impl SharedStoreOpening {
             Err(error) if error.is_folder_unwritable() => {
                 tracing::warn!(
                     error = %CauseChain(&error),
-                    "after a crash the others wait for the lease, and a database that is older is not noticed at the next start"
+                    "the replica's file cannot be written: after a crash the others wait for the lease, and the next start does not notice an older database"
                 );
                 (None, None)
             }
@@ -164,7 +164,8 @@ impl SharedStoreOpening {
             Ok(store) => {
                 let written = self.file.as_mut().map_or(Ok(()), |file| file.write(store.as_prior()));
                 if let Err(error) = written {
-                    tracing::warn!(error = %CauseChain(&error), "after a crash the others wait for the lease");
+                    let error = CauseChain(&error);
+                    tracing::warn!(%error, "the replica's file cannot be written: after a crash the others wait for the lease");
                 }
                 self.readiness.show_one_of(&REASONS, None);
                 return Ok(Some(store));
@@ -412,7 +413,7 @@ impl ReplicaFile {
     pub(super) fn write_or_warn(&mut self, prior: PriorIncarnation) {
         let written = self.write(prior);
         if let (Err(error), false) = (&written, self.is_behind) {
-            tracing::warn!(error = %CauseChain(error), "the next start may not notice that its database is older");
+            tracing::warn!(error = %CauseChain(error), "the replica's file cannot be written: the next start may not notice that its database is older");
         }
         self.is_behind = written.is_err();
     }
@@ -420,7 +421,7 @@ impl ReplicaFile {
     /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one.
     pub(super) fn write_loss(&mut self, prior: PriorIncarnation) {
         if let Err(error) = self.write(PriorIncarnation { holder: UNKNOWN, ..prior }) {
-            tracing::warn!(error = %CauseChain(&error), "the next start may use a store that lost acknowledged writes");
+            tracing::warn!(error = %CauseChain(&error), "the replica's file cannot be written: the next start may use a store that lost acknowledged writes");
         }
         self.is_loss = true;
     }

@@ -256,7 +256,7 @@ fn advice(status: StatusCode, has_key: bool) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED if has_key => "; it refuses the key in TASKGATE_KEY",
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
-        StatusCode::FORBIDDEN => "; the key in TASKGATE_KEY, or the Host, is not for this",
+        StatusCode::FORBIDDEN => "; it does not allow the key in TASKGATE_KEY, or the Host header, at this address",
         StatusCode::PAYLOAD_TOO_LARGE => "; the arguments are larger than it takes",
         _ => "",
     }

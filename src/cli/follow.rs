@@ -205,7 +205,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             ExchangeEvent::Asked { ask, method, params } => {
                 self.rounds += usize::from(self.task.is_none() && !self.mode.in_session);
                 if self.rounds == ROUNDS_MAX {
-                    return Err(NoResultError::unintelligible("it asks again and again"));
+                    return Err(NoResultError::unintelligible("it asks too many rounds of questions"));
                 }
                 self.asked.push_back(PendingQuestion { ask, method, params });
             }

@@ -145,7 +145,7 @@ async fn cancel_all(
         }
     }
     if unsettled.is_empty() {
-        return Ok(AdminOutput::Refused("there is no such task that has not ended".to_owned()));
+        return Ok(AdminOutput::Refused("no such task is unsettled; nothing was cancelled".to_owned()));
     }
     let table = table(&unsettled, SystemClock.now());
     let question = format!("{table}Cancel these {} tasks? (yes/no) [no]: ", unsettled.len());

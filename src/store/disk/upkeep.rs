@@ -59,7 +59,7 @@ impl DiskWriter {
         let saved = schema::checkpoint_now(conn);
         if !std::mem::replace(&mut self.is_log_lost, true) {
             tracing::error!(
-                "the task store's log, tasks.db-wal, was removed or replaced; its content is saved, and the file is opened anew"
+                "the task store's log, tasks.db-wal, was removed or replaced; its content is saved, and the file is reopened"
             );
             self.monitor.set_failing(true);
         }

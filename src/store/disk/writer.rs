@@ -371,7 +371,7 @@ impl DiskWriter {
     /// Closes the connection. Whether its log was removed must be known before: the last connection removes it, too.
     pub(super) fn disconnect(&mut self) {
         if self.conn.is_some() && !self.has_its_log() && !std::mem::replace(&mut self.is_log_lost, true) {
-            tracing::error!("the task store's log, tasks.db-wal, was removed or replaced; the file is opened anew");
+            tracing::error!("the task store's log, tasks.db-wal, was removed or replaced; the file is reopened");
         }
         self.conn = None;
     }
@@ -390,7 +390,7 @@ impl DiskWriter {
         if self.monitor.now() == StoreHealth::Failing {
             tracing::debug!(%error, "writing to the task store failed again");
         } else {
-            tracing::error!(%error, "writing to the task store failed; its file is opened anew");
+            tracing::error!(%error, "writing to the task store failed; its file is reopened");
         }
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
         self.disconnect();

@@ -220,7 +220,7 @@ async fn several_tasks_are_cancelled_by_name_or_as_all_of_a_principal() {
     let (code, said, _) = operate(&program, &[&all[..], &["--yes"]].concat()).await;
     assert_eq!((code, said.as_str()), (Some(0), "cancelled: 1\n"));
     let (code, _, why) = operate(&program, &[&all[..], &["--yes"]].concat()).await;
-    assert_eq!((code, why.trim()), (Some(1), "taskgate: there is no such task that has not ended"));
+    assert_eq!((code, why.trim()), (Some(1), "taskgate: no such task is unsettled; nothing was cancelled"));
 }
 
 #[tokio::test]

@@ -40,7 +40,7 @@ pub(crate) type Act = BoxFuture<'static, ()>;
 type Script = dyn Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync;
 
 #[derive(Clone)]
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     pub(crate) clients: SocketAddr,
     script: Arc<Mutex<Arc<Script>>>,
     fresh: Arc<Mutex<Vec<usize>>>,
@@ -48,19 +48,19 @@ pub(crate) struct Stage {
 
 pub(crate) struct Bench {
     runtime: Runtime,
-    stage: Stage,
+    setup: Setup,
     _parts: (Gateway, ScriptedServer, ScriptedServer, tempfile::TempDir),
 }
 
 impl Bench {
     pub(crate) fn start() -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let (stage, parts) = runtime.block_on(start());
-        Self { runtime, stage, _parts: parts }
+        let (setup, parts) = runtime.block_on(start());
+        Self { runtime, setup, _parts: parts }
     }
 
     pub(crate) fn measure(&self, family: &Family, size: usize) {
-        let act = self.runtime.block_on((family.prepare)(self.stage.clone(), size));
+        let act = self.runtime.block_on((family.prepare)(self.setup.clone(), size));
         counted_region(&self.runtime, act);
     }
 }
@@ -71,7 +71,7 @@ fn counted_region(runtime: &Runtime, act: Act) {
     runtime.block_on(act);
 }
 
-async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::TempDir)) {
+async fn start() -> (Setup, (Gateway, ScriptedServer, ScriptedServer, tempfile::TempDir)) {
     let script: Arc<Mutex<Arc<Script>>> = Arc::new(Mutex::new(Arc::new(|_: &SeenRequest| None)));
     let (now, modern_now) = (Arc::clone(&script), Arc::clone(&script));
     let session = ScriptedServer::slow(move |seen, _| {
@@ -101,7 +101,7 @@ async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let gateway = Gateway::start(config, metrics).await.unwrap();
     let fresh = Arc::new(Mutex::new((0..FRESH).collect()));
-    (Stage { clients: gateway.address(), script, fresh }, (gateway, session, modern, folder))
+    (Setup { clients: gateway.address(), script, fresh }, (gateway, session, modern, folder))
 }
 
 /// A server of 2026-07-28.
@@ -126,7 +126,7 @@ pub(crate) fn result(seen: &SeenRequest, result: &str) -> ScriptedReply {
     json_text(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]))
 }
 
-impl Stage {
+impl Setup {
     /// From now on the upstreams answer in this way, where it says something.
     pub(crate) fn answers(&self, script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) {
         *self.script.lock() = Arc::new(script);
@@ -144,9 +144,9 @@ impl Stage {
 
     /// An act: a request whose answer has a text in it.
     pub(crate) fn exchange(&self, request: Vec<u8>, expected: &'static str) -> Act {
-        let stage = self.clone();
+        let setup = self.clone();
         Box::pin(async move {
-            let answer = stage.send(&request).await;
+            let answer = setup.send(&request).await;
             assert!(answer.contains(expected), "{expected} is not in {:.2000}", answer);
         })
     }

@@ -1,6 +1,6 @@
 //! Texts that grow, and requests around them.
 
-use crate::bench::{MODERN, Stage};
+use crate::bench::{MODERN, Setup};
 
 /// `{"k0":0,"k1":0}`
 pub(crate) fn keys(count: usize) -> String {
@@ -77,14 +77,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) async fn open(stage: &Stage, version: &'static str) -> Self {
+    pub(crate) async fn open(setup: &Setup, version: &'static str) -> Self {
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{version}","capabilities":{{}},"clientInfo":{{"name":"c","version":"1"}}}}}}"#
         );
-        let answer = stage.send(&post("/up/mcp", &[], &body)).await;
+        let answer = setup.send(&post("/up/mcp", &[], &body)).await;
         let id = answer.lines().find_map(|line| line.strip_prefix("mcp-session-id: "));
         let session = Self { id: id.unwrap_or_else(|| panic!("no session: {answer}")).trim().to_owned(), version };
-        stage.send(&session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#, &[])).await;
+        setup.send(&session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#, &[])).await;
         session
     }
 

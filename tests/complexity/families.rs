@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 
-use crate::bench::{Act, Stage, result};
+use crate::bench::{Act, Setup, result};
 use crate::bodies::{
     Session, answers, escaped_keys, escapes, items, keys, modern, modern_call, nested, object, post, text,
 };
@@ -21,7 +21,7 @@ pub(crate) enum Growth {
 }
 
 /// Makes the measured future at one size. Its own work is not counted.
-type Prepare = fn(Stage, usize) -> BoxFuture<'static, Act>;
+type Prepare = fn(Setup, usize) -> BoxFuture<'static, Act>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Family {
@@ -59,108 +59,108 @@ const OK: &str = r#""result""#;
 /// Every public entry with each of its sizes that can grow.
 pub(crate) const FAMILIES: &[Family] = &[
     // Requests without a session, of calls that the engine holds.
-    row("held call: keys", KEYS, |stage, n| held(stage, keys(n))),
-    row("held call: escaped keys", KEYS, |stage, n| held(stage, escaped_keys(n))),
-    row("held call: items", KEYS, |stage, n| held(stage, items(n))),
-    row("held call: text", BYTES, |stage, n| held(stage, text(n))),
-    row("held call: escapes", KEYS, |stage, n| held(stage, escapes(n))),
-    flat("held call: depth", [2, 6, 50], |stage, n| held(stage, nested(n))),
-    row("held call: keys, named", KEYS, |stage, n| {
+    row("held call: keys", KEYS, |setup, n| held(setup, keys(n))),
+    row("held call: escaped keys", KEYS, |setup, n| held(setup, escaped_keys(n))),
+    row("held call: items", KEYS, |setup, n| held(setup, items(n))),
+    row("held call: text", BYTES, |setup, n| held(setup, text(n))),
+    row("held call: escapes", KEYS, |setup, n| held(setup, escapes(n))),
+    flat("held call: depth", [2, 6, 50], |setup, n| held(setup, nested(n))),
+    row("held call: keys, named", KEYS, |setup, n| {
         let name = new_name();
-        stage.answers_shortly();
-        now(stage.exchange(modern_call("/up/mcp", &escaped_keys(n), &[("Idempotency-Key", &name)]), OK))
+        setup.answers_shortly();
+        now(setup.exchange(modern_call("/up/mcp", &escaped_keys(n), &[("Idempotency-Key", &name)]), OK))
     }),
-    row("tasks/update: answers", KEYS, |stage, n| {
+    row("tasks/update: answers", KEYS, |setup, n| {
         let params = format!(r#""taskId":"{}","inputResponses":{}"#, "0".repeat(32), answers(n));
-        now(stage.exchange(modern("/up/mcp", "tasks/update", Some(&"0".repeat(32)), &params, &[]), "-32602"))
+        now(setup.exchange(modern("/up/mcp", "tasks/update", Some(&"0".repeat(32)), &params, &[]), "-32602"))
     }),
-    row("held call: inputResponses", KEYS, |stage, n| {
-        stage.answers_shortly();
+    row("held call: inputResponses", KEYS, |setup, n| {
+        setup.answers_shortly();
         let params = format!(r#""name":"t","arguments":{{}},"inputResponses":{}"#, answers(n));
-        now(stage.exchange(modern("/up/mcp", "tools/call", Some("t"), &params, &[]), OK))
+        now(setup.exchange(modern("/up/mcp", "tools/call", Some("t"), &params, &[]), OK))
     }),
-    row("held call: metadata", KEYS, |stage, n| {
-        stage.answers_shortly();
+    row("held call: metadata", KEYS, |setup, n| {
+        setup.answers_shortly();
         let call = modern_call("/up/mcp", "{}", &[]);
         let text = String::from_utf8(call).unwrap().split_once("\r\n\r\n").unwrap().1.to_owned();
         let meta = escaped_keys(n);
         let text = text.replacen(r#""_meta":{"#, &format!(r#""_meta":{{{},"#, &meta[1..meta.len() - 1]), 1);
         let headers = [("MCP-Protocol-Version", crate::bench::MODERN), ("Mcp-Method", "tools/call"), ("Mcp-Name", "t")];
-        now(stage.exchange(post("/up/mcp", &headers, &text), OK))
+        now(setup.exchange(post("/up/mcp", &headers, &text), OK))
     }),
-    row("held call: headers", [1, 5, 50], |stage, n| {
-        stage.answers_shortly();
+    row("held call: headers", [1, 5, 50], |setup, n| {
+        setup.answers_shortly();
         let names: Vec<String> = (0..n).map(|n| format!("Mcp-Param-A{n}")).collect();
         let more: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x")).collect();
-        now(stage.exchange(modern_call("/up/mcp", "{}", &more), OK))
+        now(setup.exchange(modern_call("/up/mcp", "{}", &more), OK))
     }),
     // Requests without a session to a server that knows none.
-    row("passed call: escaped keys", KEYS, |stage, n| {
-        stage.answers_shortly();
-        now(stage.exchange(modern_call("/new/mcp", &escaped_keys(n), &[]), OK))
+    row("passed call: escaped keys", KEYS, |setup, n| {
+        setup.answers_shortly();
+        now(setup.exchange(modern_call("/new/mcp", &escaped_keys(n), &[]), OK))
     }),
-    row("passed call: inputResponses", KEYS, |stage, n| {
-        stage.answers_shortly();
+    row("passed call: inputResponses", KEYS, |setup, n| {
+        setup.answers_shortly();
         let params = format!(r#""name":"t","arguments":{{}},"inputResponses":{}"#, answers(n));
-        now(stage.exchange(modern("/new/mcp", "tools/call", Some("t"), &params, &[]), OK))
+        now(setup.exchange(modern("/new/mcp", "tools/call", Some("t"), &params, &[]), OK))
     }),
-    row("passed call: questions", [1, 5, 30], |stage, n| {
-        stage.answers(move |seen| {
+    row("passed call: questions", [1, 5, 30], |setup, n| {
+        setup.answers(move |seen| {
             let ask = r#"{"method":"elicitation/create","params":{"mode":"form","message":"m","requestedSchema":{"type":"object","properties":{}}}}"#;
             let asked = object((0..n).map(|n| format!(r#""\u0071{n}":{ask}"#)));
             let text = format!(r#"{{"resultType":"input_required","inputRequests":{asked},"requestState":"s"}}"#);
             seen.is_call().then(|| result(seen, &text))
         });
-        now(stage.exchange(modern_call("/new/mcp", "{}", &[]), "input_required"))
+        now(setup.exchange(modern_call("/new/mcp", "{}", &[]), "input_required"))
     }),
     // Requests in a session.
-    row("session call: escaped keys", KEYS, |stage, n| {
-        in_session(stage, "2025-06-18", move |session| session.call(&escaped_keys(n), &[]))
+    row("session call: escaped keys", KEYS, |setup, n| {
+        in_session(setup, "2025-06-18", move |session| session.call(&escaped_keys(n), &[]))
     }),
-    row("session call: keys, named", KEYS, |stage, n| {
+    row("session call: keys, named", KEYS, |setup, n| {
         let name = new_name();
-        in_session(stage, "2025-11-25", move |session| session.call(&escaped_keys(n), &[("Idempotency-Key", &name)]))
+        in_session(setup, "2025-11-25", move |session| session.call(&escaped_keys(n), &[("Idempotency-Key", &name)]))
     }),
-    row("session array: messages", SMALL, |stage, n| {
-        in_session(stage, "2025-03-26", move |session| {
+    row("session array: messages", SMALL, |setup, n| {
+        in_session(setup, "2025-03-26", move |session| {
             let one = |n| format!(r#"{{"jsonrpc":"2.0","id":{n},"method":"ping"}}"#);
             session.post(&format!("[{}]", (0..n).map(one).collect::<Vec<_>>().join(",")), &[])
         })
     }),
     // Lists.
-    row("tools/list, held: tools", [5, 50, 500], |stage, n| list(stage.clone(), stage.fresh(), tools(n))),
-    row("tools/list, held: annotations", KEYS, |stage, n| list(stage.clone(), stage.fresh(), annotated(n))),
-    row("tools/list, passed: tools", [5, 50, 500], |stage, n| list(stage, "/new/mcp".to_owned(), tools(n))),
-    row("tools/list, passed: annotations", KEYS, |stage, n| list(stage, "/new/mcp".to_owned(), annotated(n))),
+    row("tools/list, held: tools", [5, 50, 500], |setup, n| list(setup.clone(), setup.fresh(), tools(n))),
+    row("tools/list, held: annotations", KEYS, |setup, n| list(setup.clone(), setup.fresh(), annotated(n))),
+    row("tools/list, passed: tools", [5, 50, 500], |setup, n| list(setup, "/new/mcp".to_owned(), tools(n))),
+    row("tools/list, passed: annotations", KEYS, |setup, n| list(setup, "/new/mcp".to_owned(), annotated(n))),
     // Answers.
-    row("held call: members answered", KEYS, |stage, n| answered(stage, "/up/mcp", escaped_keys(n))),
-    row("held call: items answered", KEYS, |stage, n| answered(stage, "/up/mcp", items(n))),
-    row("passed call: members answered", KEYS, |stage, n| answered(stage, "/new/mcp", escaped_keys(n))),
-    row("held call: events", [5, 50, 500], |stage, n| {
-        streamed(&stage, move |seen| progress(seen).repeat(n));
-        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    row("held call: members answered", KEYS, |setup, n| answered(setup, "/up/mcp", escaped_keys(n))),
+    row("held call: items answered", KEYS, |setup, n| answered(setup, "/up/mcp", items(n))),
+    row("passed call: members answered", KEYS, |setup, n| answered(setup, "/new/mcp", escaped_keys(n))),
+    row("held call: events", [5, 50, 500], |setup, n| {
+        streamed(&setup, move |seen| progress(seen).repeat(n));
+        now(setup.exchange(modern_call("/up/mcp", "{}", &[]), OK))
     }),
-    row("held call: data lines", KEYS, |stage, n| {
-        streamed(&stage, move |_| format!("data: {{\n{}data: }}\n\n", "data:\n".repeat(n)));
-        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    row("held call: data lines", KEYS, |setup, n| {
+        streamed(&setup, move |_| format!("data: {{\n{}data: }}\n\n", "data:\n".repeat(n)));
+        now(setup.exchange(modern_call("/up/mcp", "{}", &[]), OK))
     }),
-    row("held call: comments", KEYS, |stage, n| {
-        streamed(&stage, move |_| ": x\n\n".repeat(n));
-        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    row("held call: comments", KEYS, |setup, n| {
+        streamed(&setup, move |_| ": x\n\n".repeat(n));
+        now(setup.exchange(modern_call("/up/mcp", "{}", &[]), OK))
     }),
-    row("passed call: events", [5, 50, 500], |stage, n| {
-        streamed(&stage, move |seen| progress(seen).repeat(n));
-        now(stage.exchange(modern_call("/new/mcp", "{}", &[]), OK))
+    row("passed call: events", [5, 50, 500], |setup, n| {
+        streamed(&setup, move |seen| progress(seen).repeat(n));
+        now(setup.exchange(modern_call("/new/mcp", "{}", &[]), OK))
     }),
-    row("session call: events", [5, 50, 500], |stage, n| {
-        in_session_with(stage, "2025-06-18", move |session, stage| {
-            streamed(stage, move |seen| progress(seen).repeat(n));
+    row("session call: events", [5, 50, 500], |setup, n| {
+        in_session_with(setup, "2025-06-18", move |session, setup| {
+            streamed(setup, move |seen| progress(seen).repeat(n));
             session.call("{}", &[])
         })
     }),
-    row("session call: events not to be sent", [5, 50, 500], |stage, n| {
-        in_session_with(stage, "2025-03-26", move |session, stage| {
-            streamed(stage, move |_| "id: 7\ndata:\n\n".repeat(n));
+    row("session call: events not to be sent", [5, 50, 500], |setup, n| {
+        in_session_with(setup, "2025-03-26", move |session, setup| {
+            streamed(setup, move |_| "id: 7\ndata:\n\n".repeat(n));
             session.call("{}", &[])
         })
     }),
@@ -194,38 +194,38 @@ fn now(act: Act) -> BoxFuture<'static, Act> {
     Box::pin(std::future::ready(act))
 }
 
-fn held(stage: Stage, arguments: String) -> BoxFuture<'static, Act> {
-    stage.answers_shortly();
-    now(stage.exchange(modern_call("/up/mcp", &arguments, &[]), HELD))
+fn held(setup: Setup, arguments: String) -> BoxFuture<'static, Act> {
+    setup.answers_shortly();
+    now(setup.exchange(modern_call("/up/mcp", &arguments, &[]), HELD))
 }
 
 fn in_session(
-    stage: Stage,
+    setup: Setup,
     version: &'static str,
     request: impl FnOnce(&Session) -> Vec<u8> + Send + 'static,
 ) -> BoxFuture<'static, Act> {
-    in_session_with(stage, version, move |session, stage| {
-        stage.answers_shortly();
+    in_session_with(setup, version, move |session, setup| {
+        setup.answers_shortly();
         request(session)
     })
 }
 
 fn in_session_with(
-    stage: Stage,
+    setup: Setup,
     version: &'static str,
-    request: impl FnOnce(&Session, &Stage) -> Vec<u8> + Send + 'static,
+    request: impl FnOnce(&Session, &Setup) -> Vec<u8> + Send + 'static,
 ) -> BoxFuture<'static, Act> {
     Box::pin(async move {
-        let session = Session::open(&stage, version).await;
-        let request = request(&session, &stage);
-        stage.exchange(request, OK)
+        let session = Session::open(&setup, version).await;
+        let request = request(&session, &setup);
+        setup.exchange(request, OK)
     })
 }
 
-fn list(stage: Stage, path: String, tools: String) -> BoxFuture<'static, Act> {
+fn list(setup: Setup, path: String, tools: String) -> BoxFuture<'static, Act> {
     let complete = format!(r#"{{"resultType":"complete","ttlMs":0,"cacheScope":"public","tools":{tools}}}"#);
-    stage.answers(move |seen| (seen.rpc() == "tools/list").then(|| result(seen, &complete)));
-    now(stage.exchange(modern(&path, "tools/list", None, "", &[]), "inputSchema"))
+    setup.answers(move |seen| (seen.rpc() == "tools/list").then(|| result(seen, &complete)));
+    now(setup.exchange(modern(&path, "tools/list", None, "", &[]), "inputSchema"))
 }
 
 fn tools(count: usize) -> String {
@@ -239,15 +239,15 @@ fn annotated(count: usize) -> String {
     format!(r#"[{{"name":"t","inputSchema":{{"type":"object","properties":{properties}}}}}]"#)
 }
 
-fn answered(stage: Stage, path: &'static str, members: String) -> BoxFuture<'static, Act> {
+fn answered(setup: Setup, path: &'static str, members: String) -> BoxFuture<'static, Act> {
     let members = format!(r#"{{"resultType":"complete","content":[],"structuredContent":{members}}}"#);
-    stage.answers(move |seen| seen.is_call().then(|| result(seen, &members)));
-    now(stage.exchange(modern_call(path, "{}", &[]), OK))
+    setup.answers(move |seen| seen.is_call().then(|| result(seen, &members)));
+    now(setup.exchange(modern_call(path, "{}", &[]), OK))
 }
 
 /// Calls are answered by an event stream: first so much, then the result.
-fn streamed(stage: &Stage, first: impl Fn(&SeenRequest) -> String + Send + Sync + 'static) {
-    stage.answers(move |seen| {
+fn streamed(setup: &Setup, first: impl Fn(&SeenRequest) -> String + Send + Sync + 'static) {
+    setup.answers(move |seen| {
         let last = format!(
             r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#,
             seen.body["id"]

@@ -21,7 +21,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::bench::{Act, Stage};
+use crate::bench::{Act, Setup};
 use crate::bodies::{Session, modern, modern_call};
 
 const PLENTY: usize = 1 << 30;
@@ -97,31 +97,31 @@ pub(crate) fn operators(tasks: usize) -> BoxFuture<'static, Act> {
 }
 
 /// A call while so many sessions are open.
-pub(crate) fn beside_sessions(stage: Stage, sessions: usize) -> BoxFuture<'static, Act> {
+pub(crate) fn beside_sessions(setup: Setup, sessions: usize) -> BoxFuture<'static, Act> {
     Box::pin(async move {
-        stage.answers_shortly();
-        let mut session = Session::open(&stage, "2025-06-18").await;
+        setup.answers_shortly();
+        let mut session = Session::open(&setup, "2025-06-18").await;
         for _ in 1..sessions {
-            session = Session::open(&stage, "2025-06-18").await;
+            session = Session::open(&setup, "2025-06-18").await;
         }
-        stage.exchange(session.call("{}", &[]), r#""result""#)
+        setup.exchange(session.call("{}", &[]), r#""result""#)
     })
 }
 
 /// A call while so many streams are open on which clients listen.
-pub(crate) fn beside_listeners(stage: Stage, listeners: usize) -> BoxFuture<'static, Act> {
+pub(crate) fn beside_listeners(setup: Setup, listeners: usize) -> BoxFuture<'static, Act> {
     /// They stay open until the next size has its own.
     static OPEN: Mutex<Vec<TcpStream>> = Mutex::new(Vec::new());
     Box::pin(async move {
-        stage.answers_shortly();
+        setup.answers_shortly();
         let params = r#""notifications":{"toolsListChanged":true}"#;
         let listen = modern("/up/mcp", "subscriptions/listen", None, params, &[]);
         let mut open = Vec::new();
         for _ in 0..listeners {
-            open.push(stage.open(&listen, "notifications/subscriptions/acknowledged").await);
+            open.push(setup.open(&listen, "notifications/subscriptions/acknowledged").await);
         }
         *OPEN.lock() = open;
-        stage.exchange(modern_call("/up/mcp", "{}", &[]), r#""result""#)
+        setup.exchange(modern_call("/up/mcp", "{}", &[]), r#""result""#)
     })
 }
 

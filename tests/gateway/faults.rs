@@ -24,7 +24,7 @@
 
 mod busy;
 mod clients;
-mod stage;
+mod setup;
 mod upstreams;
 
 use support::certificates;

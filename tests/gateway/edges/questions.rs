@@ -85,13 +85,13 @@ impl Bad {
 }
 
 /// A gateway, and a server that asks the test's `question`.
-struct Stage {
+struct Setup {
     server: ScriptedServer,
     question: Arc<Mutex<String>>,
     gate: TestGateway,
 }
 
-impl Stage {
+impl Setup {
     /// The server asks on the stream of each call and answers it, or in the answer's body as an `array`, or on each session's `own`
     /// stream.
     async fn of(way: &'static str) -> Self {
@@ -168,22 +168,22 @@ async fn u31_u32_no_session_is_shown_them_on_the_stream_of_a_call_or_its_own_or_
             if way == "array" && version != "2025-03-26" {
                 continue;
             }
-            let mut stage = Stage::of(way).await;
+            let mut setup = Setup::of(way).await;
             for (n, bad) in bad(version).into_iter().enumerate() {
                 // The own stream of an earlier session may be opened again, and asked.
                 if way == "own" && n > 0 {
-                    stage = Stage::of(way).await;
+                    setup = Setup::of(way).await;
                 }
                 let (case, id) = (format!("{version} {way} {n}"), format!("q-{n}"));
-                stage.asks(bad.text(&id));
-                let client = session(&stage.gate, version, &bad.declared).await;
+                setup.asks(bad.text(&id));
+                let client = session(&setup.gate, version, &bad.declared).await;
                 let read = match way {
                     "own" => until(&mut client.get(None).await, "list_changed").await,
                     _ => client.post(call(1)).await.text().await,
                 };
                 check_kept_out(&read, &id, &case);
                 assert!(way == "own" || read.contains("\"result\""), "{case}: {read}");
-                bad.check(&stage.refused(&id).await, &case);
+                bad.check(&setup.refused(&id).await, &case);
             }
         }
     }
@@ -194,9 +194,9 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
     for version in ["2024-11-05", "2025-11-25"] {
         for (n, bad) in bad(version).into_iter().enumerate() {
             let case = format!("{version} {n}");
-            let stage = Stage::of("both").await;
-            stage.asks(bad.text("q"));
-            let client = stage.gate.client_without_session();
+            let setup = Setup::of("both").await;
+            setup.asks(bad.text("q"));
+            let client = setup.gate.client_without_session();
             let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
             let mut stream = client.send(get.body(Full::default()).unwrap()).await;
             let opened = stream.until("\n\n").await;
@@ -213,7 +213,7 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
             post(call(1)).await;
             read.push_str(&until(&mut stream, "\"result\"").await);
             check_kept_out(&read, "q", &case);
-            bad.check(&stage.refused("q").await, &case);
+            bad.check(&setup.refused("q").await, &case);
         }
     }
 }
@@ -223,13 +223,13 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
 #[tokio::test]
 async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
     for kind in ["task", "extension", "plain"] {
-        let stage = Stage::of("call").await;
+        let setup = Setup::of("call").await;
         for (n, bad) in bad("2025-11-25").into_iter().enumerate() {
             let (case, id) = (format!("{kind} {n}"), format!("q-{n}"));
-            stage.asks(bad.text(&id));
+            setup.asks(bad.text(&id));
             let read = match kind {
-                "task" => of_task(&stage.gate, &bad.declared).await,
-                _ => without_session(&stage.gate, &bad.declared, kind == "extension").await,
+                "task" => of_task(&setup.gate, &bad.declared).await,
+                _ => without_session(&setup.gate, &bad.declared, kind == "extension").await,
             };
             check_kept_out(&read, &id, &case);
             match bad.refusal {
@@ -237,7 +237,7 @@ async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
                 Refusal::Code(_) if kind != "task" => {
                     assert!(read.contains("-32021") || bad.method == "roots/list", "{case}: {read}");
                 }
-                Refusal::Code(_) | Refusal::Declined => bad.check(&stage.refused(&id).await, &case),
+                Refusal::Code(_) | Refusal::Declined => bad.check(&setup.refused(&id).await, &case),
             }
         }
     }
@@ -294,9 +294,9 @@ async fn a_question_that_is_disguised_reaches_no_client() {
         .to_string(),
     ];
     for (n, text) in texts.into_iter().enumerate() {
-        let stage = Stage::of("call").await;
-        stage.asks(text);
-        let client = session(&stage.gate, "2025-11-25", &json!({})).await;
+        let setup = Setup::of("call").await;
+        setup.asks(text);
+        let client = session(&setup.gate, "2025-11-25", &json!({})).await;
         let read = client.post(call(1)).await.text().await;
         check_kept_out(&read, "q", &n.to_string());
         assert!(read.ends_with("\"result\":{\"content\":[]}}\n\n"), "{n}: {read}");

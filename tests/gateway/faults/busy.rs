@@ -7,7 +7,7 @@ use std::thread;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::stage::{Stage, end};
+use super::setup::{Setup, end};
 use super::upstream::in_time;
 
 /// Threads that do nothing, as fast as they can. They end when this is dropped.
@@ -40,16 +40,16 @@ impl Drop for Burners {
 /// How long things take is for benchmarks to say: here polls are answered, and calls end.
 #[tokio::test]
 async fn f62_polls_are_answered_and_calls_end_while_all_processors_are_busy() {
-    let stage = Stage::new(false, "").await;
+    let setup = Setup::new(false, "").await;
     let processors = thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let burners = Burners::light(2 * processors);
     let nonces: Vec<String> = (0..10).map(|n| format!("n{n}x")).collect();
-    let ids = join_all(nonces.iter().map(|nonce| stage.start(nonce, json!({"ms": 500})))).await;
-    let polls = join_all(ids.iter().cycle().take(200).map(|id| in_time(stage.task(id)))).await;
+    let ids = join_all(nonces.iter().map(|nonce| setup.start(nonce, json!({"ms": 500})))).await;
+    let polls = join_all(ids.iter().cycle().take(200).map(|id| in_time(setup.task(id)))).await;
     assert!(polls.iter().all(|task| task["taskId"].is_string()), "all were answered");
     for (id, nonce) in ids.iter().zip(&nonces) {
-        let task = stage.settled(id).await;
-        assert_eq!((end(&task), stage.calls(nonce)), ("completed".to_owned(), 1), "{task}");
+        let task = setup.settled(id).await;
+        assert_eq!((end(&task), setup.calls(nonce)), ("completed".to_owned(), 1), "{task}");
     }
     drop(burners);
 }

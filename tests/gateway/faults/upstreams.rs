@@ -15,7 +15,7 @@ use support::ports::reserved_address;
 use super::certificates::{self, Authority};
 use super::client::TestGateway;
 use super::fault_proxy::{Fault, FaultProxy, Verb};
-use super::stage::{Stage, end, wire};
+use super::setup::{Setup, end, wire};
 use super::upstream::{ScriptedServer, in_time};
 
 const CALL: &str = "\"tools/call\"";
@@ -23,9 +23,9 @@ const CALL: &str = "\"tools/call\"";
 /// F26: nothing was sent, and each client learns that.
 #[tokio::test]
 async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
-    let stage = Stage::new(false, "").await;
-    let id = stage.start("before", json!({})).await;
-    assert_eq!(end(&stage.settled(&id).await), "completed");
+    let setup = Setup::new(false, "").await;
+    let id = setup.start("before", json!({})).await;
+    assert_eq!(end(&setup.settled(&id).await), "completed");
     let gate = TestGateway::with(reserved_address(), "[upstreams.up.tasks]\nmode = \"never\"").await;
     let call = json!({"name": "work", "arguments": {}});
     let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;
@@ -56,20 +56,20 @@ async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_wh
     for (name, is_resumable, fault, expected) in cases {
         // Only the stalled call may meet its deadline: a busy machine drips slowly, too.
         let deadline = if fault.verb == Verb::Stall { "4s" } else { "60s" };
-        let stage = Stage::new(is_resumable, &format!("deadline = \"{deadline}\"")).await;
-        stage.network.set_times(fault, 1);
-        let id = stage.start("n1x", json!({"ms": 60, "steps": 3})).await;
-        in_time(stage.network.strikes()).await;
-        let task = stage.settled(&id).await;
+        let setup = Setup::new(is_resumable, &format!("deadline = \"{deadline}\"")).await;
+        setup.network.set_times(fault, 1);
+        let id = setup.start("n1x", json!({"ms": 60, "steps": 3})).await;
+        in_time(setup.network.strikes()).await;
+        let task = setup.settled(&id).await;
         assert_eq!(end(&task), expected, "{name}");
-        assert_eq!(stage.calls("n1x"), 1, "{name}: L4");
+        assert_eq!(setup.calls("n1x"), 1, "{name}: L4");
         // A held call has it in its answer, under 200: no client may repeat the call by itself.
         if expected.ends_with("unknown") && fault.verb != Verb::Stall {
-            stage.network.set_times(fault, 1);
-            let answer = stage.call("work_auto", "n2x", json!({"ms": 60, "steps": 3})).await;
+            setup.network.set_times(fault, 1);
+            let answer = setup.call("work_auto", "n2x", json!({"ms": 60, "steps": 3})).await;
             let data = answer.json()["error"]["data"].take();
             assert_eq!((answer.status, &data["executed"]), (Some(200), &json!("unknown")), "{name}");
-            assert_eq!(stage.calls("n2x"), 1, "{name}: L4");
+            assert_eq!(setup.calls("n2x"), 1, "{name}: L4");
         }
     }
 }
@@ -78,16 +78,16 @@ async fn f28_to_f32_an_interrupted_call_is_never_sent_again_and_its_task_says_wh
 #[tokio::test]
 async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
     // Long enough for the call to reach it.
-    let stage = Stage::new(false, "deadline = \"10s\"").await;
-    let id = stage.start("n1x", json!({"ms": 60_000, "steps": 1})).await;
-    assert_eq!(end(&stage.settled(&id).await), "deadline_exceeded unknown");
-    in_time(stage.ledger.state.reached("cancelled", 1)).await;
+    let setup = Setup::new(false, "deadline = \"10s\"").await;
+    let id = setup.start("n1x", json!({"ms": 60_000, "steps": 1})).await;
+    assert_eq!(end(&setup.settled(&id).await), "deadline_exceeded unknown");
+    in_time(setup.ledger.state.reached("cancelled", 1)).await;
 }
 
 /// F42: a tenth of the upstreams hangs, and the others do not notice.
 #[tokio::test]
 async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other() {
-    let (hanging, well) = (Stage::new(false, "").await, ScriptedServer::polite().await);
+    let (hanging, well) = (Setup::new(false, "").await, ScriptedServer::polite().await);
     hanging.network.set(Some(Fault::down(CALL, 0, Verb::Stall)));
     let keys = format!(
         "in_flight_max = 2\nqueue_max = 2\nqueue_deadline = \"1h\"\n[upstreams.up.tasks]\nmode = \"never\"\n\

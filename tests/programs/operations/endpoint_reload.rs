@@ -60,7 +60,7 @@ async fn listening_to(client: &Client, notifications: &Value) -> Reply {
 }
 
 /// Three servers, two of which are at one path, with a client that has used both: a call runs at each.
-struct Stage {
+struct Setup {
     workers: [Worker; 3],
     folder: Folder,
     program: Program,
@@ -73,7 +73,7 @@ struct Stage {
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
 
-impl Stage {
+impl Setup {
     async fn set() -> Self {
         let (workers, folder) = ([Worker::start().await, Worker::start().await, Worker::start().await], Folder::new());
         for worker in &workers {
@@ -120,7 +120,7 @@ async fn verdict(client: &Client, tool: &str) -> String {
 
 #[tokio::test]
 async fn an_upstream_that_joins_is_there_for_sessions_that_are_open() {
-    let (workers, _folder, _program, client) = Stage::set().await.changed(&NAMES, &endpoint(&NAMES)).await;
+    let (workers, _folder, _program, client) = Setup::set().await.changed(&NAMES, &endpoint(&NAMES)).await;
     let opened = workers[0].sessions_opened();
     assert_eq!(tools(&client).await, ["one__work", "two__work", "three__work"]);
     assert_eq!(client.get(None).await.status, StatusCode::OK, "and its stream is opened again");
@@ -135,10 +135,10 @@ async fn an_upstream_that_joins_is_there_for_sessions_that_are_open() {
 async fn an_upstream_that_leaves_an_endpoint_takes_its_tools_along_and_no_call() {
     // It is served at its own path still, or not at all.
     for names in [&NAMES[..], &NAMES[..1]] {
-        let stage = Stage::set().await;
-        let task = stage.program.task("/two/mcp", "k").await;
-        stage.workers[1].calls(2).await;
-        let (_workers, _folder, program, client) = stage.changed(names, &endpoint(&NAMES[..1])).await;
+        let setup = Setup::set().await;
+        let task = setup.program.task("/two/mcp", "k").await;
+        setup.workers[1].calls(2).await;
+        let (_workers, _folder, program, client) = setup.changed(names, &endpoint(&NAMES[..1])).await;
         program.until("/mcp", &task, "completed").await;
         assert_eq!(tools(&client).await, ["one__work"], "{names:?}");
         assert_eq!(verdict(&client, "two__work").await, "200 -32602 id 9", "{names:?}");
@@ -148,20 +148,20 @@ async fn an_upstream_that_leaves_an_endpoint_takes_its_tools_along_and_no_call()
 
 #[tokio::test]
 async fn a_session_outlives_an_endpoint_that_is_taken_away_and_given_back() {
-    let (workers, folder, program, client) = Stage::set().await.changed(&NAMES, "").await;
+    let (workers, folder, program, client) = Setup::set().await.changed(&NAMES, "").await;
     let list = request(1, "tools/list", &json!({}));
     assert_eq!(client.post(list).await.status, StatusCode::NOT_FOUND);
-    folder.write(&(Stage::blocks(&workers, &NAMES) + &endpoint(&NAMES[1..])));
+    folder.write(&(Setup::blocks(&workers, &NAMES) + &endpoint(&NAMES[1..])));
     program.says(READ, 2).await;
     assert_eq!(tools(&client).await, ["two__work", "three__work"]);
 }
 
 #[tokio::test]
 async fn an_upstream_that_moved_is_asked_at_its_new_place() {
-    let stage = Stage::set().await;
+    let setup = Setup::set().await;
     let moved = Worker::start().await;
     let rest = block("two", &moved.server) + &endpoint(&NAMES[..2]);
-    let (workers, _folder, _program, client) = stage.changed(&["one", "three"], &rest).await;
+    let (workers, _folder, _program, client) = setup.changed(&["one", "three"], &rest).await;
     assert_eq!(tools(&client).await, ["one__work", "two__work"]);
     let call = called(&client, "two__work");
     moved.calls(1).await;

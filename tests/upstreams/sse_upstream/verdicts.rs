@@ -132,7 +132,7 @@ async fn heard(gate: &GatewayProcess, listener: Listener, arguments: Value) -> &
 }
 
 /// Gateways in front of servers of each kind. Those with `tasks` make a task of each call of a client that takes tasks.
-struct Stage {
+struct Setup {
     program: GatewayProcess,
     program_tasks: GatewayProcess,
     sse: GatewayProcess,
@@ -144,7 +144,7 @@ struct Stage {
     servers: [Sse; 3],
 }
 
-impl Stage {
+impl Setup {
     async fn open() -> Self {
         let (dir, upstream) = stdio();
         let servers = [Sse::start().await, Sse::start().await, Sse::start().await];
@@ -226,13 +226,13 @@ impl Way<'_> {
 
 #[tokio::test]
 async fn each_answer_has_one_verdict_by_every_way_and_the_pipes_differ_by_a_list() {
-    let stage = Stage::open().await;
+    let setup = Setup::open().await;
     let mut rows = readable();
     rows.extend(unreadable().into_iter().map(|(name, text)| (name, text, NO_MCP)));
     let mut wrong = Vec::new();
     let mut passed_on = BTreeSet::new();
     for (name, text, expected) in &rows {
-        for way in stage.read() {
+        for way in setup.read() {
             // A line may begin with a mark (RFC 8259, 8.1); the data of an event, and a body, may not.
             let expected = match (*name, way.name.split(',').next()) {
                 ("a mark of the encoding", Some("stdio")) => ANSWER,
@@ -243,7 +243,7 @@ async fn each_answer_has_one_verdict_by_every_way_and_the_pipes_differ_by_a_list
                 wrong.push(format!("{}: {name}: {found}, not {expected}", way.name));
             }
         }
-        for way in stage.pipes() {
+        for way in setup.pipes() {
             let found = way.verdict(text).await;
             if found != *expected {
                 passed_on.insert(format!("{}: {name}: {found}", way.name));
@@ -255,7 +255,7 @@ async fn each_answer_has_one_verdict_by_every_way_and_the_pipes_differ_by_a_list
         way.starts_with("2026-07-28") && REFUSED_WITHOUT_SESSIONS.iter().any(|(refused, _)| *refused == name)
     };
     let listed = PASSED_ON.iter().flat_map(|(name, found, _)| {
-        let ways = stage.pipes().into_iter().filter(move |way| !is_refused(way.name, name));
+        let ways = setup.pipes().into_iter().filter(move |way| !is_refused(way.name, name));
         ways.map(move |way| format!("{}: {name}: {found}", way.name))
     });
     assert_eq!(passed_on, listed.collect());
@@ -282,12 +282,12 @@ fn refusals() -> Vec<(u16, String, &'static str)> {
 /// U01, U04: a status is not judged before its body, and a call that a server refused in any other words may have run.
 #[tokio::test]
 async fn u04_each_answer_under_a_refusing_status_has_one_verdict_by_every_way() {
-    let stage = Stage::open().await;
-    let made = || stage.servers.iter().map(|server| server.world().count("tools/call")).sum::<usize>();
+    let setup = Setup::open().await;
+    let made = || setup.servers.iter().map(|server| server.world().count("tools/call")).sum::<usize>();
     let mut wrong = Vec::new();
     for (status, text, expected) in refusals() {
-        let read = stage.read().into_iter().filter(|way| !way.name.starts_with("stdio") && !way.is_stream);
-        for way in read.chain(stage.pipes()) {
+        let read = setup.read().into_iter().filter(|way| !way.name.starts_with("stdio") && !way.is_stream);
+        for way in read.chain(setup.pipes()) {
             let before = made();
             let found = way.verdict_under(status, &text).await;
             let times = made() - before;

@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::upstream::{WAIT_MAX, in_time};
 use super::wire_client::{Answer, Flavour, WireClient};
 
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     pub(crate) ledger: Ledger,
     pub(crate) network: FaultProxy,
     pub(crate) gate: TestGateway,
@@ -24,18 +24,18 @@ pub(crate) struct Stage {
 const KEYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n\
     [[upstreams.up.tools]]\nmatch = \"work_auto\"\nmode = \"never\"\ndeadline = \"60s\"\n";
 
-impl Stage {
+impl Setup {
     /// `keys` stand in the upstream's section.
     pub(crate) async fn new(is_resumable: bool, keys: &str) -> Self {
         let history = Arc::new(History::begin(Duration::ZERO));
         let ledger = Ledger::open(Arc::clone(&history), is_resumable).await;
         let network = FaultProxy::start(ledger.server.address).await;
         let gate = TestGateway::with(network.address, &format!("{keys}\n{KEYS}")).await;
-        let stage = Self { ledger, network, gate, history };
+        let setup = Self { ledger, network, gate, history };
         // The gateway's first requests to each server are no subject of the tests.
-        let answer = stage.call("work_auto", "warm-up", json!({"ms": 1})).await;
+        let answer = setup.call("work_auto", "warm-up", json!({"ms": 1})).await;
         assert!(answer.text.contains("warm-up done"), "{answer:?}");
-        stage
+        setup
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

@@ -20,7 +20,7 @@ use support::history::History;
 use support::hostile_twin;
 use support::scripted::{BodySender, ScriptedServer, answer, in_time};
 
-use self::crowd::{Answer, Crowd, FEW_NAMES, KINDS, NAMES, Talk};
+use self::crowd::{Answer, Crowd, FEW_NAMES, KINDS, NAMES, PersonConnection};
 use super::kill_cycles::keeper::Keeper;
 
 const AT_ONCE: usize = 16;
@@ -74,10 +74,10 @@ async fn each<T>(crowd: &Crowd, every: usize, act: impl AsyncFn(usize) -> T) -> 
     stream::iter(people).map(|nth| act(nth)).buffered(AT_ONCE).collect().await
 }
 
-async fn call(talk: &mut Talk<'_>, tool: &str) -> String {
+async fn call(connection: &mut PersonConnection<'_>, tool: &str) -> String {
     in_time(async {
         loop {
-            let made = talk.ask("tools/call", json!({ "name": tool, "arguments": { "n": 1 } })).await;
+            let made = connection.ask("tools/call", json!({ "name": tool, "arguments": { "n": 1 } })).await;
             if let Some(id) = made.json()["result"]["taskId"].as_str() {
                 return id.to_owned();
             }
@@ -90,10 +90,10 @@ async fn call(talk: &mut Talk<'_>, tool: &str) -> String {
 }
 
 /// Polls the person's task until it has this status.
-async fn until(talk: &mut Talk<'_>, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+async fn until(connection: &mut PersonConnection<'_>, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     in_time(async {
         loop {
-            let shown = talk.ask("tasks/get", json!({ "taskId": id })).await.json();
+            let shown = connection.ask("tasks/get", json!({ "taskId": id })).await.json();
             if is_so(&shown["result"]) {
                 return shown["result"].clone();
             }
@@ -105,35 +105,35 @@ async fn until(talk: &mut Talk<'_>, id: &str, is_so: impl Fn(&Value) -> bool) ->
 
 /// Makes the tasks of one person.
 async fn make(crowd: &Crowd, nth: usize, address: SocketAddr) -> Own {
-    let mut talk = crowd.people[nth].talk(address).await;
-    let settled = call(&mut talk, "work").await;
+    let mut connection = crowd.people[nth].connect(address).await;
+    let settled = call(&mut connection, "work").await;
     // Neither number is a multiple of the number of kinds.
-    let held = if nth.is_multiple_of(9) { Some(call(&mut talk, "held").await) } else { None };
+    let held = if nth.is_multiple_of(9) { Some(call(&mut connection, "held").await) } else { None };
     let mut asking = None;
     if nth.is_multiple_of(11) {
-        let id = call(&mut talk, "ask").await;
-        let shown = until(&mut talk, &id, |task| task["inputRequests"].is_object()).await;
+        let id = call(&mut connection, "ask").await;
+        let shown = until(&mut connection, &id, |task| task["inputRequests"].is_object()).await;
         let key = shown["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
         asking = Some((id, key));
     }
-    let result = until(&mut talk, &settled, |task| task["status"] == "completed").await;
+    let result = until(&mut connection, &settled, |task| task["status"] == "completed").await;
     Own { settled, result, held, asking }
 }
 
-/// A stranger to the person: another kind with the same name, or another name of the same kind.
-fn stranger(nth: usize, all: usize) -> usize {
+/// Another principal: another kind with the same name, or another name of the same kind.
+fn other_person(nth: usize, all: usize) -> usize {
     if (nth / KINDS).is_multiple_of(2) { nth - nth % KINDS + (nth + 1) % KINDS } else { (nth + KINDS) % all }
 }
 
 /// Requests that name a task, in either era.
-async fn asks_about(talk: &mut Talk<'_>, session: &str, id: &str, key: &str) -> Vec<Answer> {
+async fn asks_about(connection: &mut PersonConnection<'_>, session: &str, id: &str, key: &str) -> Vec<Answer> {
     let answers = json!({ key: { "action": "accept", "content": {} } });
     let mut replies = vec![
-        talk.ask("tasks/get", json!({ "taskId": id })).await,
-        talk.ask("tasks/update", json!({ "taskId": id, "inputResponses": answers })).await,
-        talk.ask("tasks/cancel", json!({ "taskId": id })).await,
+        connection.ask("tasks/get", json!({ "taskId": id })).await,
+        connection.ask("tasks/update", json!({ "taskId": id, "inputResponses": answers })).await,
+        connection.ask("tasks/cancel", json!({ "taskId": id })).await,
     ];
-    replies.push(talk.in_session(Some(session), "tasks/result", json!({ "taskId": id })).await);
+    replies.push(connection.in_session(Some(session), "tasks/result", json!({ "taskId": id })).await);
     replies
 }
 
@@ -145,31 +145,31 @@ fn ids(own: &Own) -> BTreeSet<&str> {
 /// Each person sees its own tasks and lists them alone; another's task gets the answer for an unknown one.
 pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     each(crowd, 1, async |nth| {
-        let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
-        let read = talk.ask("tasks/get", json!({ "taskId": own.settled })).await.json();
+        let (own, mut connection) = (&all[nth], crowd.people[nth].connect(address).await);
+        let read = connection.ask("tasks/get", json!({ "taskId": own.settled })).await.json();
         assert_eq!(read["result"]["result"], own.result["result"], "{}", crowd.people[nth].name);
         let initialize = json!({
             "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
         });
-        let opened = talk.in_session(None, "initialize", initialize).await;
+        let opened = connection.in_session(None, "initialize", initialize).await;
         let session = opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}")).to_owned();
-        let listed = talk.in_session(Some(&session), "tasks/list", json!({})).await.json();
+        let listed = connection.in_session(Some(&session), "tasks/list", json!({})).await.json();
         let listed = listed["result"]["tasks"].as_array().unwrap_or_else(|| panic!("{listed}")).clone();
         let listed: BTreeSet<_> = listed.iter().map(|task| task["taskId"].as_str().unwrap()).collect();
         assert_eq!(listed, ids(own));
         // Few requests: after twenty unknown tasks in a minute, all gateways answer otherwise.
-        let unknown = asks_about(&mut talk, &session, UNKNOWN, "1").await;
-        let of = &all[stranger(nth, all.len())];
+        let unknown = asks_about(&mut connection, &session, UNKNOWN, "1").await;
+        let of = &all[other_person(nth, all.len())];
         let (id, key) = match (&of.asking, &of.held) {
             (Some((id, key)), _) => (id.as_str(), key.as_str()),
             (None, Some(held)) => (held.as_str(), "1"),
             (None, None) => (of.settled.as_str(), "1"),
         };
         assert_eq!(
-            asks_about(&mut talk, &session, id, key).await,
+            asks_about(&mut connection, &session, id, key).await,
             unknown,
             "{nth} about {}'s",
-            stranger(nth, all.len())
+            other_person(nth, all.len())
         );
         assert!(unknown.iter().all(|reply| reply.json()["error"]["code"] == -32602), "{unknown:?}");
     })
@@ -179,12 +179,12 @@ pub(crate) async fn each_sees_its_own_alone(crowd: &Crowd, all: &[Own], address:
 /// Each person finds its own result, and nothing of another's.
 pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], address: SocketAddr) {
     each(crowd, FEWER, async |nth| {
-        let (own, mut talk) = (&all[nth], crowd.people[nth].talk(address).await);
+        let (own, mut connection) = (&all[nth], crowd.people[nth].connect(address).await);
         // A fast machine exceeds the rate of missing tasks.
         let mut get = async |id: &str| {
             in_time(async {
                 loop {
-                    let reply = talk.ask("tasks/get", json!({ "taskId": id })).await;
+                    let reply = connection.ask("tasks/get", json!({ "taskId": id })).await;
                     if reply.status != 429 {
                         return reply;
                     }
@@ -196,7 +196,7 @@ pub(crate) async fn each_still_sees_its_own_alone(crowd: &Crowd, all: &[Own], ad
         // The gateway does not know yet which server it is.
         let read = get(&own.settled).await.json();
         assert_eq!(read["result"]["result"], own.result["result"], "{}", crowd.people[nth].name);
-        let other = stranger(nth, all.len());
+        let other = other_person(nth, all.len());
         assert_eq!(get(&all[other].settled).await, get(UNKNOWN).await, "{nth} about {other}'s");
     })
     .await;
@@ -209,17 +209,17 @@ pub(crate) async fn each_is_notified_of_its_own_alone(crowd: &Crowd, all: &[Own]
     for (at, &nth) in holders.iter().enumerate() {
         let (own, other) = (all[nth].held.as_ref().unwrap(), holders[(at + 1) % holders.len()]);
         let foreign = all[other].held.as_ref().unwrap();
-        let mut talk = crowd.people[nth].talk(address).await;
+        let mut connection = crowd.people[nth].connect(address).await;
         let mut params = json!({ "notifications": { "taskIds": [foreign, own] } });
-        let stream = talk.open("subscriptions/listen", &mut params).await;
-        streams.push((own, talk, stream.into_body(), String::new()));
+        let stream = connection.open("subscriptions/listen", &mut params).await;
+        streams.push((own, connection, stream.into_body(), String::new()));
     }
     for (own, _, stream, text) in &mut streams {
         read_until(stream, text, own).await;
     }
     for &nth in &holders {
-        let mut talk = crowd.people[nth].talk(address).await;
-        let cancelled = talk.ask("tasks/cancel", json!({ "taskId": all[nth].held })).await.json();
+        let mut connection = crowd.people[nth].connect(address).await;
+        let cancelled = connection.ask("tasks/cancel", json!({ "taskId": all[nth].held })).await.json();
         assert!(cancelled["result"].is_object(), "{cancelled}");
     }
     for (own, _, stream, text) in &mut streams {
@@ -236,7 +236,7 @@ async fn read_until(stream: &mut hyper::body::Incoming, text: &mut String, end: 
     }
 }
 
-/// No request of a stranger reached the server.
+/// No request of another principal reached the server.
 pub(crate) fn nothing_was_cancelled_or_answered(server: &ScriptedServer) {
     let reached = server.world.all(|seen| {
         seen.rpc() == "notifications/cancelled" || seen.method == "DELETE" || seen.body.get("result").is_some()
@@ -273,12 +273,12 @@ async fn sec_42_a_thousand_principals_with_equal_names_know_nothing_of_each_othe
     each_still_sees_its_own_alone(&crowd, &all, keeper.address()).await;
     keeper.configure(&crowd.sections("tools = [\"held\"]"));
     keeper.signal(Signal::HUP);
-    let mut first = crowd.people[0].talk(keeper.address()).await;
+    let mut first = crowd.people[0].connect(keeper.address()).await;
     until_is(async || first.ask("tasks/get", json!({ "taskId": all[0].settled })).await.json()["error"].is_object())
         .await;
     each(&crowd, FEWER, async |nth| {
-        let mut talk = crowd.people[nth].talk(keeper.address()).await;
-        let mut get = async |id: &str| talk.ask("tasks/get", json!({ "taskId": id })).await;
+        let mut connection = crowd.people[nth].connect(keeper.address()).await;
+        let mut get = async |id: &str| connection.ask("tasks/get", json!({ "taskId": id })).await;
         match nth % KINDS {
             0 => assert_eq!(get(&all[nth].settled).await, get(UNKNOWN).await, "{nth}"),
             _ => {

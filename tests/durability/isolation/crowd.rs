@@ -49,8 +49,7 @@ pub(crate) struct Crowd {
     _hostile: Option<ScriptedServer>,
 }
 
-/// A connection of one person.
-pub(crate) struct Talk<'p> {
+pub(crate) struct PersonConnection<'p> {
     person: &'p Person,
     requests: SendRequest<Full<Bytes>>,
 }
@@ -143,17 +142,17 @@ impl Crowd {
 }
 
 impl Person {
-    pub(crate) async fn talk(&self, address: SocketAddr) -> Talk<'_> {
+    pub(crate) async fn connect(&self, address: SocketAddr) -> PersonConnection<'_> {
         let socket = in_time(TcpStream::connect(address)).await.unwrap();
         let connecting = TlsConnector::from(Arc::clone(&self.tls)).connect("localhost".try_into().unwrap(), socket);
         let stream = in_time(connecting).await.unwrap();
         let (requests, connection) = in_time(handshake(TokioIo::new(stream))).await.unwrap();
         TaskTracker::new().spawn(connection);
-        Talk { person: self, requests }
+        PersonConnection { person: self, requests }
     }
 }
 
-impl Talk<'_> {
+impl PersonConnection<'_> {
     /// A request of 2026-07-28 by a client with tasks.
     pub(crate) async fn ask(&mut self, method: &str, mut params: Value) -> Answer {
         let response = self.open(method, &mut params).await;

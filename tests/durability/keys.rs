@@ -305,12 +305,12 @@ impl KeyCourse {
     }
 
     /// Clients of all kinds make the calls at the gateways that serve, each until it knows its call's outcome.
-    pub(crate) async fn clients(&self, places: watch::Receiver<Vec<SocketAddr>>) {
-        let all = join_all((0..CLIENTS * KINDS.len()).map(|_| self.client(places.clone())));
+    pub(crate) async fn clients(&self, addresses: watch::Receiver<Vec<SocketAddr>>) {
+        let all = join_all((0..CLIENTS * KINDS.len()).map(|_| self.client(addresses.clone())));
         timeout(ALL_MAX, all).await.expect("all calls are answered in time");
     }
 
-    async fn client(&self, mut places: watch::Receiver<Vec<SocketAddr>>) {
+    async fn client(&self, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
         let mut callers = KINDS.map(Caller::new);
         loop {
             let call = self.next.fetch_add(1, Ordering::Relaxed);
@@ -325,8 +325,8 @@ impl KeyCourse {
             self.exposure.lock().enter(&key);
             let outcome = loop {
                 let at = {
-                    let places = places.wait_for(|places| !places.is_empty()).await.unwrap();
-                    places[call % places.len()]
+                    let addresses = addresses.wait_for(|addresses| !addresses.is_empty()).await.unwrap();
+                    addresses[call % addresses.len()]
                 };
                 match caller.call(at, &key).await {
                     Some(KnownOutcome::MayHaveRun) if !is_unsure => is_unsure = true,
@@ -391,7 +391,7 @@ async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the
     let course = KeyCourse::open(240).await;
     let mut keeper = Keeper::new("keys", course.upstream(), Arc::new(History::begin(Duration::ZERO)));
     keeper.start(&[]).await.unwrap();
-    let places = keeper.places();
+    let addresses = keeper.addresses();
     let kills = async {
         for kill in 1..=KILLS {
             course.is_at(kill, KILLS + 1).await;
@@ -399,7 +399,7 @@ async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the
             keeper.start(&[]).await.unwrap();
         }
     };
-    join(course.clients(places), kills).await;
+    join(course.clients(addresses), kills).await;
     course.check();
     keeper.forget_log();
 }

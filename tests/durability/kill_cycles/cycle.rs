@@ -175,7 +175,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     let proxy = FaultProxy::start(ledger.server.address).await;
     let config = upstreams(&format!("http://{}/mcp", proxy.address), plan.keys);
     let mut keeper = Keeper::new(&format!("{}-{seed}", plan.fault), &config, Arc::clone(&history));
-    let crowd = Crowd::new(Arc::clone(&history), keeper.places());
+    let crowd = Crowd::new(Arc::clone(&history), keeper.addresses());
     let work = join_all(jobs(&mut dice, seed, plan).into_iter().map(|(job, flavour, wait)| {
         let crowd = &crowd;
         async move {

@@ -36,7 +36,7 @@ pub(crate) struct Keeper {
     listen: String,
     history: Arc<History>,
     /// Where this and other programs serve.
-    places: watch::Sender<Vec<SocketAddr>>,
+    addresses: watch::Sender<Vec<SocketAddr>>,
     /// The network namespace that the program runs in, if that is not this one.
     namespace: Option<String>,
     /// The program to run: this build's, unless another is named.
@@ -61,7 +61,7 @@ impl Keeper {
         (name, sections): (&str, &dyn Fn(&Path) -> String),
         upstreams: &str,
         history: Arc<History>,
-        places: watch::Sender<Vec<SocketAddr>>,
+        addresses: watch::Sender<Vec<SocketAddr>>,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let logs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-cycles");
@@ -77,7 +77,7 @@ impl Keeper {
             head,
             listen: String::new(),
             history,
-            places,
+            addresses,
             namespace: None,
             program,
             child,
@@ -130,8 +130,8 @@ impl Keeper {
         self.folder.path()
     }
 
-    pub(crate) fn places(&self) -> watch::Receiver<Vec<SocketAddr>> {
-        self.places.subscribe()
+    pub(crate) fn addresses(&self) -> watch::Receiver<Vec<SocketAddr>> {
+        self.addresses.subscribe()
     }
 
     /// Where it serves clients.
@@ -227,9 +227,9 @@ impl Keeper {
     /// Tells the clients whether to ask it, as a balancer does.
     pub(crate) fn show(&self, is_shown: bool) {
         let Some(own) = self.address else { return };
-        self.places.send_modify(|places| {
-            places.retain(|place| *place != own);
-            places.extend(is_shown.then_some(own));
+        self.addresses.send_modify(|addresses| {
+            addresses.retain(|address| *address != own);
+            addresses.extend(is_shown.then_some(own));
         });
     }
 

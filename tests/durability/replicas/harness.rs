@@ -112,7 +112,7 @@ pub(super) struct Site<'a> {
     pub(super) plain: Ledger,
     pub(super) crowd: Crowd,
     pub(super) history: Arc<History>,
-    places: watch::Sender<Vec<SocketAddr>>,
+    addresses: watch::Sender<Vec<SocketAddr>>,
     settings: Settings,
     upstreams: String,
     calls: AtomicUsize,
@@ -124,10 +124,10 @@ pub(super) fn true_time() -> Duration {
 }
 
 /// Repeats a request while a busy machine's database takes too long.
-pub(super) async fn answered(wire: &WireClient, place: SocketAddr, method: &str, params: Value) -> Answer {
+pub(super) async fn answered(wire: &WireClient, address: SocketAddr, method: &str, params: Value) -> Answer {
     let asked = async {
         loop {
-            let answer = wire.ask(place, method, params.clone()).await;
+            let answer = wire.ask(address, method, params.clone()).await;
             if answer.is_whole && !is_refused_for_now(&answer) {
                 return answer;
             }
@@ -229,8 +229,8 @@ impl Replica {
         let mut refusals = 0;
         let connecting = async {
             loop {
-                for place in [self.keeper.address(), self.keeper.admin(), self.internal] {
-                    refusals += usize::from(TcpStream::connect(place).await.is_err());
+                for address in [self.keeper.address(), self.keeper.admin(), self.internal] {
+                    refusals += usize::from(TcpStream::connect(address).await.is_err());
                 }
                 sleep(Duration::from_millis(1)).await;
             }
@@ -304,8 +304,8 @@ impl<'a> Site<'a> {
         let history = Arc::new(History::begin(true_time()));
         let resumable = Ledger::open(Arc::clone(&history), true).await;
         let plain = Ledger::open(Arc::clone(&history), false).await;
-        let places = watch::Sender::default();
-        let crowd = Crowd::new(Arc::clone(&history), places.subscribe());
+        let addresses = watch::Sender::default();
+        let crowd = Crowd::new(Arc::clone(&history), addresses.subscribe());
         let in_flight_max = settings.in_flight_max;
         let upstream = |name: &str, ledger: &Ledger| {
             format!(
@@ -325,7 +325,7 @@ impl<'a> Site<'a> {
             plain,
             crowd,
             history,
-            places,
+            addresses,
             settings,
             upstreams,
             calls: AtomicUsize::default(),
@@ -369,8 +369,8 @@ impl<'a> Site<'a> {
             )
         };
         let label = format!("{schema}-{name}-{}", address.port());
-        let (history, places) = (Arc::clone(&self.history), self.places.clone());
-        let keeper = Keeper::beside((&label, &sections), &self.upstreams, history, places);
+        let (history, addresses) = (Arc::clone(&self.history), self.addresses.clone());
+        let keeper = Keeper::beside((&label, &sections), &self.upstreams, history, addresses);
         Replica { name, keeper, to_database: Vec::new(), internal: address }
     }
 

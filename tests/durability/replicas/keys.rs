@@ -19,7 +19,7 @@ async fn calls_run_once_under_each_key_at_two_gateways_of_which_one_after_the_ot
         replica.start().await;
         site.replicas.push(replica);
     }
-    let places = site.replicas[0].keeper.places();
+    let addresses = site.replicas[0].keeper.addresses();
     let replicas = &mut site.replicas;
     let kills = async {
         for kill in 1..=KILLS {
@@ -28,7 +28,7 @@ async fn calls_run_once_under_each_key_at_two_gateways_of_which_one_after_the_ot
             replicas[kill % 2].start().await;
         }
     };
-    join(course.clients(places), kills).await;
+    join(course.clients(addresses), kills).await;
     course.check();
     site.replicas.iter().for_each(|replica| replica.keeper.forget_log());
 }

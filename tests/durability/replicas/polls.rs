@@ -19,8 +19,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// One task, followed at each gateway in turn by a client that knows no other; each state that it showed, once.
 async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, String)> {
     let mut wire = client(flavour, if number.is_multiple_of(2) { RESUMABLE } else { PLAIN });
-    let places: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.address()).collect();
-    assert!(wire.open(places[0]).await);
+    let addresses: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.address()).collect();
+    assert!(wire.open(addresses[0]).await);
     let is_session = wire.flavour != Flavour::Extension;
     let id = call_until_task(async |tried| {
         let (nonce, owner) = (format!("turns-{number}-{tried}x"), "local".to_owned());
@@ -29,12 +29,12 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
         if is_session {
             (params["task"], params["_meta"]) = (json!({}), json!({"progressToken": "p"}));
         }
-        wire.ask(places[0], "tools/call", params).await
+        wire.ask(addresses[0], "tools/call", params).await
     })
     .await;
     let mut seen: Vec<(String, String)> = Vec::new();
     for turn in 0.. {
-        let answer = answered(&wire, places[turn % places.len()], "tasks/get", json!({"taskId": id})).await;
+        let answer = answered(&wire, addresses[turn % addresses.len()], "tasks/get", json!({"taskId": id})).await;
         let task = answer.json()["result"].take();
         let text = |key: &str| task[key].as_str().unwrap_or_default().to_owned();
         let state = (text("status"), text("statusMessage"));
@@ -48,12 +48,12 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
         sleep(POLL).await;
     }
     let mut outcomes = BTreeMap::new();
-    for place in places {
+    for address in addresses {
         let method = if is_session { "tasks/result" } else { "tasks/get" };
-        let mut outcome = answered(&wire, place, method, json!({"taskId": id})).await.json()["result"].take();
+        let mut outcome = answered(&wire, address, method, json!({"taskId": id})).await.json()["result"].take();
         // It names the server, as far as the gateway that is asked has met it.
         outcome.as_object_mut().unwrap().remove("_meta");
-        outcomes.insert(outcome.to_string(), place);
+        outcomes.insert(outcome.to_string(), address);
     }
     assert_eq!(outcomes.len(), 1, "the same everywhere: {outcomes:?}");
     seen

@@ -51,7 +51,7 @@ struct Handle {
 #[derive(Debug)]
 pub struct Crowd {
     history: Arc<History>,
-    places: GatewayAddresses,
+    addresses: GatewayAddresses,
     /// The gateway of the next request.
     turn: AtomicUsize,
     handles: Mutex<Vec<Handle>>,
@@ -60,14 +60,14 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    pub fn new(history: Arc<History>, places: GatewayAddresses) -> Self {
+    pub fn new(history: Arc<History>, addresses: GatewayAddresses) -> Self {
         let (turn, handles, handed) = (AtomicUsize::default(), Mutex::default(), watch::Sender::default());
-        Self { history, places, turn, handles, handed }
+        Self { history, addresses, turn, handles, handed }
     }
 
     async fn address(&self) -> SocketAddr {
-        let mut places = self.places.clone();
-        let there = places.wait_for(|there| !there.is_empty()).await.expect("the gateways' keeper is there");
+        let mut addresses = self.addresses.clone();
+        let there = addresses.wait_for(|there| !there.is_empty()).await.expect("the gateways' keeper is there");
         there[self.turn.fetch_add(1, Ordering::Relaxed) % there.len()]
     }
 
@@ -75,8 +75,8 @@ impl Crowd {
         self.ask_at(self.address().await, wire, owner, method, params).await
     }
 
-    async fn ask_at(&self, place: SocketAddr, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
-        let answer = wire.ask(place, method, params).await;
+    async fn ask_at(&self, address: SocketAddr, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
+        let answer = wire.ask(address, method, params).await;
         self.history.record(Fact::Read { owner: owner.to_owned(), text: answer.text.clone() });
         answer
     }
@@ -126,8 +126,8 @@ impl Crowd {
     }
 
     /// As [`Crowd::create_task`] at one gateway, by a client without a session; returns the answer.
-    pub async fn create_task_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> Answer {
-        self.call_at(place, job, wire).await.1
+    pub async fn create_task_at(&self, address: SocketAddr, job: &Job, wire: WireClient) -> Answer {
+        self.call_at(address, job, wire).await.1
     }
 
     /// Makes a call; returns its handle, and whether there was an answer.
@@ -140,7 +140,7 @@ impl Crowd {
         (handle, answer.is_whole)
     }
 
-    async fn call_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> (Option<Handle>, Answer) {
+    async fn call_at(&self, address: SocketAddr, job: &Job, wire: WireClient) -> (Option<Handle>, Answer) {
         let mut params = json!({"name": job.tool, "arguments": job.arguments});
         params["arguments"]["nonce"] = json!(job.nonce);
         if wire.flavour != Flavour::Extension {
@@ -148,7 +148,7 @@ impl Crowd {
         }
         let (nonce, owner) = (job.nonce.clone(), job.owner.clone());
         self.history.record(Fact::Sends { nonce, owner, calls_max: job.calls_max });
-        let answer = self.ask_at(place, &wire, &job.owner, "tools/call", params).await;
+        let answer = self.ask_at(address, &wire, &job.owner, "tools/call", params).await;
         (self.take(job, &wire, &answer), answer)
     }
 
@@ -279,7 +279,7 @@ impl Crowd {
     /// on a task once no task's state was known for `patience`.
     pub async fn poll_all_until_answered(&self, patience: Duration) -> usize {
         let handles = self.handles.lock().clone();
-        let looks = self.places.borrow().len().max(1);
+        let looks = self.addresses.borrow().len().max(1);
         let answered = &Mutex::new(Instant::now());
         let looked = stream::iter(&handles).map(|handle| async move {
             let mut is_settled = true;

@@ -46,10 +46,11 @@ mod tests {
     #[test]
     fn a_reserved_port_refuses_connections_until_a_listener_binds_its_number() {
         let reserved: Vec<_> = (0..300).map(|_| reserved_address()).collect();
-        let places: [IpAddr; 3] =
+        let addresses: [IpAddr; 3] =
             [Ipv4Addr::LOCALHOST.into(), Ipv4Addr::new(127, 0, 0, 2).into(), Ipv6Addr::LOCALHOST.into()];
         // On a machine without IPv6 no other server has it there either.
-        let others: Vec<_> = places.iter().flat_map(|at| (0..500).flat_map(|_| TcpListener::bind((*at, 0)))).collect();
+        let others: Vec<_> =
+            addresses.iter().flat_map(|at| (0..500).flat_map(|_| TcpListener::bind((*at, 0)))).collect();
         let ports: BTreeSet<_> = reserved.iter().map(SocketAddr::port).collect();
         assert!(others.len() >= 500 && others.iter().all(|other| !ports.contains(&other.local_addr().unwrap().port())));
         let address = reserved[0];

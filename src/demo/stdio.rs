@@ -61,7 +61,7 @@ struct DemoClient {
 impl DemoClient {
     async fn take(&mut self, line: &[u8]) {
         let Ok(message) = serde_json::from_slice(line) else {
-            return self.say(rpc::refusal(&RpcError::new(rpc_error::PARSE_ERROR, "the line is not JSON"))).await;
+            return self.send(rpc::refusal(&RpcError::new(rpc_error::PARSE_ERROR, "the line is not JSON"))).await;
         };
         let messages = if let Value::Array(messages) = message { messages } else { vec![message] };
         for message in messages {
@@ -69,7 +69,7 @@ impl DemoClient {
                 Some(message) => self.take_one(message).await,
                 None => {
                     let error = RpcError::new(rpc_error::INVALID_REQUEST, "the line is not a JSON-RPC message");
-                    self.say(rpc::refusal(&error)).await;
+                    self.send(rpc::refusal(&error)).await;
                 }
             }
         }
@@ -80,14 +80,14 @@ impl DemoClient {
             (Incoming::Request(request), _) if request.method == method::INITIALIZE => {
                 let Some((session, result)) = http::open(&self.sessions, &request) else { return };
                 self.session = Some(session);
-                self.say(rpc::answer(&request.id, Ok(result))).await;
+                self.send(rpc::answer(&request.id, Ok(result))).await;
             }
             (Incoming::Request(request), _) if !http::is_known(&request.method) => {
-                self.say(rpc::answer(&request.id, Err(http::unknown(&request.method)))).await;
+                self.send(rpc::answer(&request.id, Err(http::unknown(&request.method)))).await;
             }
             (Incoming::Request(request), None) => {
                 let error = RpcError::new(rpc_error::INVALID_REQUEST, "there is no session before initialize");
-                self.say(rpc::answer(&request.id, Err(error))).await;
+                self.send(rpc::answer(&request.id, Err(error))).await;
             }
             (Incoming::Request(request), Some(session)) => {
                 http::start(&self.tracker, session, request, self.events.clone());
@@ -99,7 +99,7 @@ impl DemoClient {
         }
     }
 
-    async fn say(&self, message: Value) {
+    async fn send(&self, message: Value) {
         // Fails if the client has disconnected and so needs no response.
         let _ = self.events.send(message).await;
     }

@@ -52,8 +52,8 @@ async fn leave(address: std::net::SocketAddr, request: &[u8], by_reset: bool) {
     }
 }
 
-/// Has each task's client say something and leave, again and again until it shows.
-async fn say(program: &Program, ids: &[String], call: impl Fn(&str) -> Call, shows: &[&str]) {
+/// Has each task's client send a request and leave, again and again until a status shows it.
+async fn send_and_leave(program: &Program, ids: &[String], call: impl Fn(&str) -> Call, shows: &[&str]) {
     for (n, id) in ids.iter().enumerate() {
         let request = call(id).bytes("/up/mcp");
         for tried in 0.. {
@@ -73,7 +73,7 @@ async fn a_cancel_reaches_the_server_though_its_client_is_gone() {
     let (worker, _folder, program) = started().await;
     let ids = tasks(&worker, &program).await;
     let cancel = |id: &str| Call::declaring("tasks/cancel", &json!({"taskId": id}), &asking());
-    say(&program, &ids, cancel, &["cancelled"]).await;
+    send_and_leave(&program, &ids, cancel, &["cancelled"]).await;
     worker.server.world.nth(TIMES - 1, |seen| seen.rpc() == "notifications/cancelled").await;
     // Places are free again: as many calls as may run do.
     tasks_again(&worker, &program).await;
@@ -106,7 +106,7 @@ async fn an_answer_reaches_the_server_though_its_client_is_gone() {
     let update = |id: &str| {
         Call::declaring("tasks/update", &json!({"taskId": id, "inputResponses": {&key: accepts}}), &asking())
     };
-    say(&program, &ids, update, &["working"]).await;
+    send_and_leave(&program, &ids, update, &["working"]).await;
     let is_answer = |seen: &SeenRequest| seen.body.get("method").is_none() && seen.body["result"]["action"] == "accept";
     worker.server.world.nth(TIMES - 1, is_answer).await;
     assert_eq!(worker.server.world.all(is_answer).len(), TIMES, "each once");

@@ -63,21 +63,21 @@ impl LongTalk {
     async fn begin(self, client: Client) -> Result<Reply, hyper::Error> {
         let call = json!({ "name": "work", "arguments": { "of": format!("{self:?}") } });
         match self {
-            Self::SessionCall => say(&client.opened("2025-11-25").await, "tools/call", &call).await,
+            Self::SessionCall => send(&client.opened("2025-11-25").await, "tools/call", &call).await,
             Self::SessionJsonCall => {
                 let client = Client { accept: "application/json", ..client.opened("2025-11-25").await };
-                say(&client, "tools/call", &call).await
+                send(&client, "tools/call", &call).await
             }
             Self::SessionProgress => {
                 let mut call = call;
                 call["_meta"] = json!({ "progressToken": "p" });
-                say(&client.opened("2025-06-18").await, "tools/call", &call).await
+                send(&client.opened("2025-06-18").await, "tools/call", &call).await
             }
             Self::TaskResult => {
                 let client = client.opened("2025-11-25").await;
                 let call = json!({ "name": "work", "arguments": {}, "task": {} });
-                let made = say(&client, "tools/call", &call).await?.json().await;
-                say(&client, "tasks/result", &json!({ "taskId": made["result"]["task"]["taskId"] })).await
+                let made = send(&client, "tools/call", &call).await?.json().await;
+                send(&client, "tasks/result", &json!({ "taskId": made["result"]["task"]["taskId"] })).await
             }
             Self::Listener => {
                 let client = client.opened("2025-11-25").await;
@@ -108,7 +108,7 @@ impl LongTalk {
     }
 }
 
-async fn say(client: &Client, method: &str, params: &Value) -> Result<Reply, hyper::Error> {
+async fn send(client: &Client, method: &str, params: &Value) -> Result<Reply, hyper::Error> {
     post(client, client.request("POST"), method, params).await
 }
 

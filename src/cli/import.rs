@@ -241,8 +241,14 @@ fn read_host_file(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     for (pointer, object) in [("", Some(&root)), ("/mcp", root.get_object("mcp").as_ref())] {
         add_inputs(object, pointer, &mut found.inputs);
     }
-    if has_projects(&root) {
-        let text = "servers of single projects are not carried over; copy them into a file's `mcpServers`";
+    let folder = std::env::current_dir().map(|folder| folder.display().to_string()).unwrap_or_default();
+    let projects = root.get_object("projects");
+    if let Some(servers) = projects.as_ref().and_then(|all| all.get_object(&folder)?.get("mcpServers")) {
+        is_named = true;
+        add_servers(&servers, &below(&below("/projects", &folder), "mcpServers"), &mut found.servers, notes);
+    }
+    if projects.is_some_and(|all| has_other_projects(&all, &folder)) {
+        let text = "servers of other projects are not carried over; import the file in their folders, too";
         match found.servers.is_empty() {
             true => notes.mistake("/projects", text),
             false => notes.note("/projects", text),
@@ -284,12 +290,12 @@ fn add_inputs(object: Option<&Object>, pointer: &str, found: &mut Vec<HostInput>
     }
 }
 
-/// Whether the file has servers for single projects, as Claude Code's has.
-fn has_projects(root: &Object) -> bool {
-    let Some(projects) = root.get_object("projects") else { return false };
+/// Whether the file has servers for projects in other folders, as Claude Code's has.
+fn has_other_projects(projects: &Object, folder: &str) -> bool {
     let has_servers =
         |project: &Object| project.get_object("mcpServers").is_some_and(|all| all.keys().next().is_some());
-    projects.entries().filter_map(|(_, project)| Object::of(&project)).any(|project| has_servers(&project))
+    let others = projects.entries().filter(|(other, _)| other != folder);
+    others.filter_map(|(_, project)| Object::of(&project)).any(|project| has_servers(&project))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use serde_json::json;
 use support::check_golden;
 use tempfile::TempDir;
 
@@ -82,6 +83,27 @@ fn the_json_of_each_host_becomes_a_configuration_that_check_takes_with_its_value
     }
 }
 
+/// Claude Code's servers of one project, as `install` finds them.
+#[test]
+fn the_servers_of_the_current_folders_project_are_imported_too() {
+    let folder = TempDir::new().unwrap();
+    let here = folder.path().canonicalize().unwrap();
+    let server = |name: &str| json!({ "mcpServers": { name: { "command": name } } });
+    let own = here.to_str().unwrap();
+    let mut file = json!({ "projects": { own: server("own"), "/elsewhere": server("other") } });
+    file["mcpServers"] = json!({ "users": { "command": "users" } });
+    for (named, is_alone) in [(file.clone(), false), (json!({ "projects": file["projects"] }), true)] {
+        let imported = import(&here, &["-"], &named.to_string());
+        let said = text(&imported.stderr);
+        assert_eq!(imported.status.code(), Some(0), "{said}");
+        assert!(said.contains("/projects: servers of other projects are not carried over"), "{said}");
+        let toml = fs::read_to_string(here.join("taskgate.toml")).unwrap();
+        let has = ["own", "other", "users"].map(|name| toml.contains(&format!("[upstreams.{name}]")));
+        assert_eq!(has, [true, false, !is_alone], "{toml}");
+        fs::remove_file(here.join("taskgate.toml")).unwrap();
+    }
+}
+
 fn mode(file: &Path) -> u32 {
     fs::metadata(file).unwrap().permissions().mode() & 0o7777
 }
@@ -138,7 +160,7 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_writte
         ("{\"mcpServers\": {}}".to_owned(), "in.json: /: names no server"),
         (
             "{\"projects\": {\"/p\": {\"mcpServers\": {\"a\": {\"command\": \"s\"}}}}}".to_owned(),
-            "in.json: /projects: servers of single projects are not carried over; copy them into a file's `mcpServers`",
+            "in.json: /projects: servers of other projects are not carried over; import the file in their folders, too",
         ),
         ("{\"servers\": []}".to_owned(), "in.json: /servers: is not an object"),
         (server("1"), "in.json: /mcpServers/a~1b: is not an object; write {\"command\": ...} or {\"url\": ...}"),

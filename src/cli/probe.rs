@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
-use super::server_address::bearer;
+use super::server_address::{bearer, mcp_address};
 use super::{UNAVAILABLE, refuse, say};
 use crate::config::{ServerTarget, is_variable_name, server_headers};
 use crate::wire::{Object, Payload, ScanLimits};
@@ -74,50 +74,36 @@ pub struct ProbeArguments {
     header: Vec<String>,
 }
 
-pub(in crate::cli) async fn run_command(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
-    let ProbeArguments { url, command, call, timeout, json, ca, env, key, key_env, header } = arguments;
-    let target = match url {
-        Some(url) if !matches!(url.scheme(), "http" | "https") => {
-            return Ok(refuse("the server's address must begin with http:// or https://"));
-        }
-        Some(url) if !url.username().is_empty() || url.password().is_some() => {
-            return Ok(refuse(
-                "the server's address must contain no user name; remove it, and give the credential by --key",
-            ));
-        }
-        Some(mut url) => {
-            url.set_fragment(None);
-            ServerTarget::Url(url)
-        }
-        None => ServerTarget::Program(command),
-    };
-    let call = match <[String; 2]>::try_from(call) {
-        Ok([tool, arguments]) => match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
-            Ok(arguments) if Object::of(&arguments).is_some() => Some((tool, arguments)),
-            Ok(_) => return Ok(refuse("the tool's arguments must be a JSON object")),
-            Err(error) => return Ok(refuse(format_args!("the tool's arguments are {error}"))),
-        },
-        Err(_) => None,
-    };
-    let key = match key_env.as_deref().map(token_in).transpose() {
-        Ok(token) => token.or(key),
-        Err(why) => return Ok(refuse(why)),
-    };
-    let headers = match server_headers(&header, key.is_some()) {
-        Ok(headers) => headers,
-        Err(why) => return Ok(refuse(format_args!("--header: {why}"))),
-    };
-    let authorization = match bearer(key) {
-        Ok(authorization) => authorization,
-        Err(why) => return Ok(refuse(why)),
-    };
-    if let Err(why) = check_variables(&env) {
-        return Ok(refuse(why));
+impl ProbeArguments {
+    fn read(self) -> Result<ProbeCommand, String> {
+        let Self { url, command, call, timeout, json: _, ca, env, key, key_env, header } = self;
+        let target = url.map_or(Ok(ServerTarget::Program(command)), |url| mcp_address(url).map(ServerTarget::Url))?;
+        let call = match <[String; 2]>::try_from(call) {
+            Ok([tool, arguments]) => {
+                let arguments = Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT);
+                let arguments = arguments.map_err(|error| format!("the tool's arguments are {error}"))?;
+                Object::of(&arguments).ok_or("the tool's arguments must be a JSON object")?;
+                Some((tool, arguments))
+            }
+            Err(_) => None,
+        };
+        let key = key_env.as_deref().map(token_in).transpose()?.or(key);
+        let headers = server_headers(&header, key.is_some()).map_err(|why| format!("--header: {why}"))?;
+        let authorization = bearer(key)?;
+        check_variables(&env)?;
+        Ok(ProbeCommand { target, call, env, timeout, ca, authorization, headers })
     }
+}
+
+pub(in crate::cli) async fn run_command(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
+    let json = arguments.json;
+    let probe = match arguments.read() {
+        Ok(probe) => probe,
+        Err(why) => return Ok(refuse(why)),
+    };
     let is_logged = std::env::var_os(telemetry::LOG_FILTER).is_some();
     let log = is_logged.then(|| telemetry::install_logs(telemetry::INFORMATION));
     let _log = log.transpose().context("cannot log")?;
-    let probe = ProbeCommand { target, call, env, timeout, ca, authorization, headers };
     match probed(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };

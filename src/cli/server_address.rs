@@ -24,22 +24,24 @@ pub(super) struct ServerArguments {
 
 impl ServerArguments {
     pub(super) fn read(self) -> Result<ServerAddress, String> {
-        if !matches!(self.url.scheme(), "http" | "https") {
-            return Err("the server's address must begin with http:// or https://".to_owned());
-        }
+        let url = mcp_address(self.url)?;
         if let Some(file) = &self.ca {
             tls::read_roots(file).map_err(|error| CauseChain(&error).to_string())?;
         }
-        let mut url = self.url;
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(
-                "the server's address has a user name or password, which servers do not get; use --key".to_owned()
-            );
-        }
-        // Servers receive no fragment.
-        url.set_fragment(None);
         Ok(ServerAddress { url, ca: self.ca, authorization: bearer(self.key)? })
     }
+}
+
+/// The address without its fragment, which servers do not receive.
+pub(super) fn mcp_address(mut url: Url) -> Result<Url, &'static str> {
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("the server's address must begin with http:// or https://");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("the server's address has a user name or password, which servers do not get; use --key");
+    }
+    url.set_fragment(None);
+    Ok(url)
 }
 
 /// A key, or a copied header's text, as a Bearer credential; fails if no header can carry it.

@@ -110,34 +110,28 @@ fn flavours_with_tasks() -> impl TypedValueParser<Value = Flavour> {
 
 pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
     let ended = match order {
-        TaskSubcommand::Get { handle, json } => asked(handle, json, TaskInquiry::Get).await,
-        TaskSubcommand::Cancel { handle, json } => asked(handle, json, TaskInquiry::Cancel).await,
+        TaskSubcommand::Get { handle, json } => asked(handle, Ok(looking(json)), TaskInquiry::Get).await,
+        TaskSubcommand::Cancel { handle, json } => asked(handle, Ok(looking(json)), TaskInquiry::Cancel).await,
         TaskSubcommand::Wait { handle, following } => {
             let policy = following.read("result");
             let policy = policy.map(|policy| FollowPolicy { interrupt: InterruptPolicy::Leaves, ..policy });
-            followed(handle, policy).await
+            asked(handle, policy, TaskInquiry::Follow).await
         }
         TaskSubcommand::Result { handle, result } => {
             let (wait, interrupt) = (Wait::ForNothing, InterruptPolicy::Leaves);
             let policy = result.read("result");
             let policy = policy.map(|result| FollowPolicy { wait, interrupt, result, ..FollowPolicy::to_the_end() });
-            followed(handle, policy).await
+            asked(handle, policy, TaskInquiry::Follow).await
         }
-        TaskSubcommand::List { server, flavour, limit, json } => match listable(server, flavour) {
+        TaskSubcommand::List { flavour: Some(Flavour::Extension), .. } => {
+            Err("the extension of 2026-07-28 has no list of tasks; --flavour core has".to_owned())
+        }
+        TaskSubcommand::List { server, limit, json, .. } => match server.read() {
             Ok(server) => Ok(in_dialog(&server, &looking(json), TaskInquiry::List(limit)).await),
             Err(why) => Err(why),
         },
     };
     ended.map_or_else(super::refuse, |verdict| ExitCode::from(verdict as u8))
-}
-
-fn listable(server: ServerArguments, flavour: Option<Flavour>) -> Result<ServerAddress, String> {
-    match flavour {
-        Some(Flavour::Extension) => {
-            Err("the extension of 2026-07-28 has no list of tasks; --flavour core has".to_owned())
-        }
-        Some(Flavour::Core | Flavour::None) | None => server.read(),
-    }
 }
 
 /// The policy for requests without a wait.
@@ -148,18 +142,12 @@ fn looking(is_json: bool) -> FollowPolicy {
 
 async fn asked(
     handle: HandleArguments,
-    is_json: bool,
+    policy: Result<FollowPolicy, String>,
     order: impl FnOnce(TaskHandle) -> TaskInquiry,
 ) -> Result<CallExit, String> {
     let handle = handle.read()?;
     let server = handle.server.clone();
-    Ok(in_dialog(&server, &looking(is_json), order(handle)).await)
-}
-
-async fn followed(handle: HandleArguments, policy: Result<FollowPolicy, String>) -> Result<CallExit, String> {
-    let handle = handle.read()?;
-    let server = handle.server.clone();
-    Ok(in_dialog(&server, &policy?, TaskInquiry::Follow(handle)).await)
+    Ok(in_dialog(&server, &policy?, order(handle)).await)
 }
 
 enum TaskInquiry {

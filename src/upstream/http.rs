@@ -204,7 +204,7 @@ impl SessionUpstream {
         let (protocol, dedicated) = (settings.protocol, settings.dedicated.clone());
         // Not the arguments, which may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&settings.name, &settings.program));
-        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), scope.clone(), output));
+        let wire = Box::new(StdioTransport { settings, health: Arc::clone(&health), scope: scope.clone(), output });
         let stand = TransportAdapter::within(Arc::clone(&health), wire, processes, scope.clone())
             .with_dedicated_calls(dedicated);
         let (transport, era) = (Transport::Adapted(Box::new(stand)), protocol.map(Era::of));
@@ -279,7 +279,8 @@ fn sse_stand(
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
     let health = Arc::clone(client.health());
-    let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, scope.clone());
+    let event_bytes_max = settings.event_bytes_max;
+    let wire = SseTransport { name, url, client, event_bytes_max, seen, scope: scope.clone() };
     TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, limits.clone(), scope.clone())
 }
 

@@ -56,27 +56,16 @@ impl SseDetected {
 
 #[derive(Debug)]
 pub(crate) struct SseTransport {
-    name: Arc<str>,
-    url: Url,
-    client: HttpClient,
-    event_bytes_max: usize,
-    seen: SseDetected,
-    scope: TaskScope,
+    pub(crate) name: Arc<str>,
+    pub(crate) url: Url,
+    /// Made for `url`.
+    pub(crate) client: HttpClient,
+    pub(crate) event_bytes_max: usize,
+    pub(crate) seen: SseDetected,
+    pub(crate) scope: TaskScope,
 }
 
 impl SseTransport {
-    /// `client` was made for `url`.
-    pub(crate) const fn new(
-        name: Arc<str>,
-        url: Url,
-        client: HttpClient,
-        event_bytes_max: usize,
-        seen: SseDetected,
-        scope: TaskScope,
-    ) -> Self {
-        Self { name, url, client, event_bytes_max, seen, scope }
-    }
-
     /// Returns after the first event.
     async fn stream(&self, forwarded: &ForwardedHeaders) -> Result<(EventStream, Url), GatewayFault> {
         let get = SessionHeaders::default().get(None).forwarding(forwarded.clone());

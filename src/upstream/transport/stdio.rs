@@ -96,23 +96,14 @@ debug_members!(StdioUpstreamSettings, |settings|
 
 #[derive(Debug)]
 pub(crate) struct StdioTransport {
-    settings: StdioUpstreamSettings,
-    health: Arc<UpstreamHealth>,
-    scope: TaskScope,
-    output: Option<Arc<LastLines>>,
+    pub(crate) settings: StdioUpstreamSettings,
+    pub(crate) health: Arc<UpstreamHealth>,
+    pub(crate) scope: TaskScope,
+    /// Keeps the processes' standard error.
+    pub(crate) output: Option<Arc<LastLines>>,
 }
 
 impl StdioTransport {
-    /// `output` keeps the processes' standard error.
-    pub(crate) const fn new(
-        settings: StdioUpstreamSettings,
-        health: Arc<UpstreamHealth>,
-        scope: TaskScope,
-        output: Option<Arc<LastLines>>,
-    ) -> Self {
-        Self { settings, health, scope, output }
-    }
-
     /// Reads the files without blocking the runtime.
     async fn secrets(&self) -> std::io::Result<Vec<(String, String)>> {
         let files = self.settings.env_files.clone();

@@ -59,13 +59,6 @@ impl ExchangeStage {
         Self { step, permit: None, begin: Some(Self::begin(spec)), wait_max }
     }
 
-    fn waiting(
-        waiting: BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>,
-        begin: Option<BeginFuture>,
-    ) -> Self {
-        Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None }
-    }
-
     /// A stage for a call of an earlier process, which a full queue never refuses.
     pub(in crate::engine::runner) fn again(spec: &CallSpec) -> Self {
         let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
@@ -75,13 +68,14 @@ impl ExchangeStage {
                 None => Ok(None),
             }
         });
-        Self::waiting(waiting, Some(Self::begin(spec)))
+        let begin = Some(Self::begin(spec));
+        Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None }
     }
 
     /// A stage of a call that cannot be resumed, with the reason.
     pub(in crate::engine::runner) fn lost(fault: GatewayFault) -> Self {
         let over = Box::pin(std::future::ready(Err(fault)));
-        Self::waiting(over, None)
+        Self { step: StepFuture::Waiting(over), permit: None, begin: None, wait_max: None }
     }
 
     fn begin(spec: &CallSpec) -> BeginFuture {

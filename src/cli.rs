@@ -320,10 +320,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Completions { shell } => print_completions(shell),
         CliCommand::Man { folder } => write_manual(&folder),
     };
-    ended.unwrap_or_else(|error| {
-        say(format_args!("{error:#}"));
-        ExitCode::from(SOFTWARE)
-    })
+    ended.unwrap_or_else(|error| failed(format_args!("{error:#}"), ExitCode::from(SOFTWARE)))
 }
 
 const PROBED_COMMAND: &str = "an address begins with http:// or https://, and a server's command stands after `--`: \
@@ -426,8 +423,12 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
 }
 
 fn refuse(why: impl Display) -> ExitCode {
+    failed(why, ExitCode::from(USAGE))
+}
+
+fn failed(why: impl Display, code: ExitCode) -> ExitCode {
     say(why);
-    ExitCode::from(USAGE)
+    code
 }
 
 fn say(text: impl Display) {
@@ -496,19 +497,15 @@ async fn ask_health(arguments: &HealthArguments) -> ExitCode {
         Ok(AdminAnswer { status: StatusCode::OK, body }) if body.starts_with(b"ready") => ExitCode::SUCCESS,
         // The clients' listener, or another program, answered.
         Ok(AdminAnswer { status: StatusCode::OK | StatusCode::NOT_FOUND, .. }) => {
-            say(AdminRequestError::Unintelligible);
-            ExitCode::FAILURE
+            failed(AdminRequestError::Unintelligible, ExitCode::FAILURE)
         }
         Ok(AdminAnswer { status, body }) => {
             let reasons = String::from_utf8_lossy(&body).trim().replace('\n', ", ");
-            say(format_args!("not ready: {}", if reasons.is_empty() { status.to_string() } else { reasons }));
-            ExitCode::FAILURE
+            let why = if reasons.is_empty() { status.to_string() } else { reasons };
+            failed(format_args!("not ready: {why}"), ExitCode::FAILURE)
         }
         Err(error @ (AdminRequestError::Address | AdminRequestError::Token)) => refuse(error),
-        Err(error) => {
-            say(CauseChain(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(CauseChain(&error), ExitCode::FAILURE),
     }
 }
 

@@ -238,10 +238,8 @@ fn disk_settings(config: &Config, limits: StoreLimits, is_ephemeral: bool) -> Di
 }
 
 fn settings(config: &Config) -> Option<DiskSettings> {
-    match &config.store {
-        StoreSettings::Memory(_) | StoreSettings::Postgres(_) => None,
-        StoreSettings::Disk { limits, is_ephemeral } => Some(disk_settings(config, *limits, *is_ephemeral)),
-    }
+    let StoreSettings::Disk { limits, is_ephemeral } = &config.store else { return None };
+    Some(disk_settings(config, *limits, *is_ephemeral))
 }
 
 /// Examines the store's files without opening it; creates none.

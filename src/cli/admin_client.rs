@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::printable::{printable, printable_json, printable_lines};
-use super::{UNAVAILABLE, refuse, say};
+use super::{UNAVAILABLE, failed, refuse, say};
 use crate::cause::CauseChain;
 use crate::console;
 use crate::upstream::transport::credential::secret_value;
@@ -189,16 +189,10 @@ pub(super) async fn operate(
             }
             Ok(ExitCode::SUCCESS)
         }
-        Ok(AdminOutput::Refused(why)) => {
-            say(why);
-            Ok(ExitCode::FAILURE)
-        }
+        Ok(AdminOutput::Refused(why)) => Ok(failed(why, ExitCode::FAILURE)),
         Err(error @ (AdminRequestError::Address | AdminRequestError::Token | AdminRequestError::Unconfirmed(_))) => {
             Ok(refuse(error))
         }
-        Err(error) => {
-            say(CauseChain(&error));
-            Ok(ExitCode::from(UNAVAILABLE))
-        }
+        Err(error) => Ok(failed(CauseChain(&error), ExitCode::from(UNAVAILABLE))),
     }
 }

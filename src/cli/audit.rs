@@ -6,7 +6,7 @@ use std::io::{BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::say;
+use super::failed;
 use crate::audit::verify::{Anchors, AuditFault, ChainVerifier, UnseenChains};
 use crate::console;
 
@@ -37,10 +37,7 @@ pub(super) fn run(order: &AuditCommand) -> ExitCode {
             let _ = writeln!(console::stdout(), "{text}");
             ExitCode::SUCCESS
         }
-        Err((file, fault)) => {
-            say(format_args!("{}: {fault}", file.display()));
-            ExitCode::FAILURE
-        }
+        Err((file, fault)) => failed(format_args!("{}: {fault}", file.display()), ExitCode::FAILURE),
     }
 }
 

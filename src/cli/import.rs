@@ -292,10 +292,9 @@ fn add_inputs(object: Option<&Object>, pointer: &str, found: &mut Vec<HostInput>
 
 /// Whether the file has servers for projects in other folders, as Claude Code's has.
 fn has_other_projects(projects: &Object, folder: &str) -> bool {
-    let has_servers =
-        |project: &Object| project.get_object("mcpServers").is_some_and(|all| all.keys().next().is_some());
     let others = projects.entries().filter(|(other, _)| other != folder);
-    others.filter_map(|(_, project)| Object::of(&project)).any(|project| has_servers(&project))
+    let mut tables = others.filter_map(|(_, project)| Object::of(&project)?.get_object("mcpServers"));
+    tables.any(|servers| servers.keys().next().is_some())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,13 +8,11 @@ use super::call::{CallExit, CallMode, FollowPolicy, InterruptPolicy, ResultForm}
 use super::call_arguments::interrupts;
 use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError};
-use super::printable::printable;
+use super::printable::{printable, shortened};
 use super::server_address::ServerArguments;
 use super::terminal::Terminal;
 use super::tool_schema::ToolSchema;
 use crate::wire::{Object, PagedList, Payload, RpcError, rpc_error};
-
-const SHOWN_MAX: usize = 200;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct OfferArguments {
@@ -34,7 +32,6 @@ pub(super) enum OfferKind {
 }
 
 impl OfferKind {
-    /// The name of its capability, and its name in texts.
     const fn name(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -146,11 +143,9 @@ fn in_short(kind: OfferKind, entries: impl Iterator<Item = Object>) -> String {
     for entry in entries {
         let _ = writeln!(text, "{}", kind.line(&entry));
         let description = entry.get_lossy("description").or_else(|| entry.get_lossy("title")).unwrap_or_default();
-        let description = printable(description.trim().lines().next().unwrap_or_default()).into_owned();
-        let end = description.char_indices().nth(SHOWN_MAX).map_or(description.len(), |(at, _)| at);
+        let description = shortened(description.trim().lines().next().unwrap_or_default());
         if !description.is_empty() {
-            let more = if end < description.len() { "..." } else { "" };
-            let _ = writeln!(text, "    {}{more}", &description[..end]);
+            let _ = writeln!(text, "    {description}");
         }
     }
     text

@@ -16,6 +16,16 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
+const SHOWN_MAX: usize = 200;
+
+pub(super) fn shortened(text: &str) -> String {
+    let text = printable(text);
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.into_owned(),
+    }
+}
+
 pub(super) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }

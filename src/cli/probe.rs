@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
 use super::server_address::{bearer, mcp_address};
-use super::{UNAVAILABLE, refuse, say};
+use super::{UNAVAILABLE, failed, refuse, say};
 use crate::config::{ServerTarget, is_variable_name, server_headers};
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{console, telemetry};
@@ -110,14 +110,10 @@ pub(in crate::cli) async fn run_command(arguments: ProbeArguments) -> anyhow::Re
             console::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
             Ok(ExitCode::from(report.verdict() as u8))
         }
-        Err(why) => {
-            say(why);
-            Ok(ExitCode::from(UNAVAILABLE))
-        }
+        Err(why) => Ok(failed(why, ExitCode::from(UNAVAILABLE))),
     }
 }
 
-/// Runs the probe, and informs the user of a slow program.
 async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let probing = run(probe);
     tokio::pin!(probing);

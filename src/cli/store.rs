@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::say;
+use super::{failed, say};
 use crate::app::sealing_key;
 use crate::app::task_store::EXIT_IO;
 use crate::cause::CauseChain;
@@ -46,10 +46,7 @@ pub(super) fn run(order: &StoreCommand) -> ExitCode {
             let is_key_whole = check_key(shown);
             if found.is_whole() && is_key_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(error) => {
-            say(CauseChain(&error));
-            ExitCode::from(EXIT_IO)
-        }
+        Err(error) => failed(CauseChain(&error), ExitCode::from(EXIT_IO)),
     }
 }
 

@@ -163,7 +163,6 @@ fn shown(answer: &AdminAnswer) -> Result<AdminOutput, AdminRequestError> {
     }
 }
 
-/// Whether a name is a task's id and not its reference.
 fn is_id(name: &str) -> bool {
     TaskId::parse(name).is_some()
 }

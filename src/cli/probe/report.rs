@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::printable::printable;
+use super::super::printable::{printable, shortened};
 use super::super::server_address;
 use super::ProbeCommand;
 use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
 use crate::upstream::Handshake;
 use crate::upstream::era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
-
-const SHOWN_MAX: usize = 200;
 
 #[derive(Debug)]
 pub struct ProbeReport {
@@ -79,7 +77,6 @@ fn task_support(tool: &Object) -> Option<String> {
     tool.get_object("execution")?.get_string("taskSupport")
 }
 
-/// Whether one of a tool's annotations is `true`.
 pub(super) fn is_annotated(tool: &Object, hint: &str) -> bool {
     let annotation = tool.get_object("annotations").and_then(|all| all.get(hint));
     annotation.is_some_and(|value| value.as_str() == "true")
@@ -151,14 +148,12 @@ pub enum ProbeExit {
 
 impl ProbeReport {
     pub fn verdict(&self) -> ProbeExit {
-        match &self.called {
-            None => ProbeExit::Done,
-            Some(called) => match &called.ended {
-                ProbedCallOutcome::Returned(_) if called.is_tool_error() => ProbeExit::ToolFailed,
-                ProbedCallOutcome::Returned(_) => ProbeExit::Done,
-                ProbedCallOutcome::Faulted(_) => ProbeExit::Faulted,
-                ProbedCallOutcome::Lost(_) | ProbedCallOutcome::Late => ProbeExit::Lost,
-            },
+        let Some(called) = &self.called else { return ProbeExit::Done };
+        match &called.ended {
+            ProbedCallOutcome::Returned(_) if called.is_tool_error() => ProbeExit::ToolFailed,
+            ProbedCallOutcome::Returned(_) => ProbeExit::Done,
+            ProbedCallOutcome::Faulted(_) => ProbeExit::Faulted,
+            ProbedCallOutcome::Lost(_) | ProbedCallOutcome::Late => ProbeExit::Lost,
         }
     }
 
@@ -260,7 +255,7 @@ fn write_call(to: &mut String, called: &ProbedCall) -> std::fmt::Result {
     }
     writeln!(to)?;
     let words = called.words();
-    if words.is_empty() { Ok(()) } else { writeln!(to, "  {}", short(&words)) }
+    if words.is_empty() { Ok(()) } else { writeln!(to, "  {}", shortened(&words)) }
 }
 
 /// The era for clients that answer questions, and the reason.
@@ -287,15 +282,7 @@ fn line_of(tool: &Object) -> String {
     let description = tool.get_string("description").unwrap_or_default();
     let description = description.lines().next().unwrap_or_default();
     let name = tool.get_string("name").unwrap_or_default();
-    format!("{}{notes}  {}", printable(&name), short(description)).trim_end().to_owned()
-}
-
-fn short(text: &str) -> String {
-    let text = printable(text);
-    match text.char_indices().nth(SHOWN_MAX) {
-        Some((at, _)) => format!("{}...", &text[..at]),
-        None => text.into_owned(),
-    }
+    format!("{}{notes}  {}", printable(&name), shortened(description)).trim_end().to_owned()
 }
 
 fn value(payload: &Payload) -> Value {

@@ -178,8 +178,8 @@ fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut Mistake
     for group in who.groups.iter().flat_map(|list| &list.value) {
         if !known.tokens_have_groups && !known.groups.contains(group.value.as_str()) {
             let nor_issuer = if known.has_tokens { ", and no issuer has `groups`" } else { "" };
-            let nor_table = "and [auth.groups] has none";
-            let message = format!("never fits: no key has the group {:?}, {nor_table}{nor_issuer}", group.value);
+            let name = &group.value;
+            let message = format!("never fits: no key has the group {name:?}, and [auth.groups] has none{nor_issuer}");
             report.mistake(&group.location, message);
         }
     }

@@ -56,7 +56,6 @@ impl PostgresHealth {
         }
     }
 
-    /// The same kind of fault with another text.
     pub(super) fn with_reason(mut self, reason: String) -> Self {
         if let Self::Unavailable(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) = &mut self {
             *why = reason;

@@ -16,7 +16,7 @@ use taskgate::config;
 
 const CHART: &str = "deploy/helm/taskgate";
 const VALUE_FILES: usize = 10;
-const REFUSED_FILES: usize = 62;
+const REFUSED_FILES: usize = 64;
 /// The values that each refused file changes.
 const BASE: &str = "tests/chart/values/disk.yaml";
 

@@ -143,6 +143,9 @@
 {{- end }}
 {{- range $name, $upstream := $values.upstreams }}
 {{- $upstream = $upstream | default dict }}
+{{- if not (regexMatch "(?i)^(https?://|[$]|$)" ($upstream.url | default "" | toString)) }}
+{{- $found = append $found (printf "upstreams.%s.url: no server can be reached at it; write an address that begins with http:// or https://." $name) }}
+{{- end }}
 {{- if and $upstream.command (not $values.image.programs) }}
 {{- $found = append $found (printf "upstreams.%s.command: the image has no programs; set image.programs to true." $name) }}
 {{- end }}
@@ -160,6 +163,14 @@
 {{- range $variable, $value := $upstream.env | default dict }}
 {{- if and (regexMatch "(?i)(^|_)(token|secret|password|api_?key)$" $variable) (not (contains "${" (toString $value))) }}
 {{- $found = append $found (printf "upstreams.%s.env.%s: by its name it is a secret, which would be in a ConfigMap; write \"${NAME}\", and name its secret in env." $name $variable) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- range $endpoint := $values.endpoints }}
+{{- range $name := kindIs "slice" $endpoint.upstreams | ternary $endpoint.upstreams list }}
+{{- if not (hasKey ($values.upstreams | default dict) $name) }}
+{{- $found = append $found (printf "endpoints: %s serves the upstream %s, and upstreams has none of that name; add it, or correct the name." $endpoint.path $name) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -133,15 +133,20 @@ pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) 
     let question = Object::of(question)?;
     let name = question.get_string("method")?;
     let Some(params) = question.get_object("params") else { return Some((name, None)) };
+    let params = question_params(&name, &params, version, id)?;
+    Some((name, Some(params)))
+}
+
+/// As [`session_question`], for the params of a question with this method.
+pub fn question_params(name: &str, params: &Object, version: ProtocolVersion, id: &str) -> Option<Payload> {
     let knows = version.traits();
     let is_url = || params.get_str("mode").is_some_and(|mode| mode == "url");
-    let params = match &*name {
-        method::SAMPLE if !knows.has_sampling_tools => with_single_contents(&params),
-        method::ELICIT if knows.elicitation != ElicitationKinds::FormAndUrl => older_form(&params)?,
+    Some(match name {
+        method::SAMPLE if !knows.has_sampling_tools => with_single_contents(params),
+        method::ELICIT if knows.elicitation != ElicitationKinds::FormAndUrl => older_form(params)?,
         method::ELICIT if is_url() => params.edit().set("elicitationId", Payload::of(id)).finish(),
         _ => params.payload().clone(),
-    };
-    Some((name, Some(params)))
+    })
 }
 
 /// A form of 2025-06-18: it has no mode and no lists, and names the titles of choices in `enumNames`.

@@ -240,6 +240,38 @@ async fn an_upstream_gets_only_capabilities_of_its_version() {
     }
 }
 
+/// GW-05: 2025-06-18 names the titles of choices in another member, and has no lists.
+#[tokio::test]
+async fn a_form_of_a_newer_upstream_reaches_a_client_in_its_version() {
+    let choice = json!({"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g"}]});
+    let older = json!({"type": "string", "enum": ["r", "g"], "enumNames": ["Red", "g"]});
+    let list = json!({"type": "array", "items": {"type": "string", "enum": ["a"]}});
+    for (version, field, shown) in
+        [("2025-06-18", &choice, &older), ("2025-06-18", &list, &list), ("2025-11-25", &choice, &choice)]
+    {
+        let (events, stream) = Once::events();
+        let schema = json!({"type": "object", "properties": {"n": field}});
+        let params = json!({"mode": "form", "message": "?", "requestedSchema": schema});
+        events.message(&json!({"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": params}));
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        *server.world.initialize_result.lock() = json!({ "protocolVersion": "2025-11-25" });
+        let gate = TestGateway::before(&server).await;
+        let client = gate.client_of(version).await;
+        let mut reply = client.post(call(1)).await;
+        let mut asked = String::new();
+        while !asked.contains("elicitation/create") {
+            asked = reply.until("\n\n").await;
+        }
+        let data = asked.lines().find_map(|line| line.strip_prefix("data:")).unwrap();
+        let question: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(question["params"]["requestedSchema"]["properties"]["n"], *shown, "{version}: {question}");
+        assert_eq!(question["params"]["mode"].is_null(), shown == &older, "{version}: {question}");
+        let said = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}});
+        assert_eq!(client.post(said.to_string()).await.status, StatusCode::ACCEPTED);
+        server.world.first(|seen| seen.body["id"] == 7 && seen.body["result"]["action"] == "decline").await;
+    }
+}
+
 /// GW-05: until 2025-06-18 a sampling result has one content, no array.
 #[tokio::test]
 async fn an_older_upstream_gets_the_only_content_of_a_sampling_result() {

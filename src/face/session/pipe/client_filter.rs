@@ -9,7 +9,7 @@ use hyper::body::Body as _;
 
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain;
-use crate::dialect::session_results::client_capabilities;
+use crate::dialect::session_results::{client_capabilities, question_params};
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
@@ -156,8 +156,21 @@ impl ClientFilter {
         let filtered = self.request_within(request, &self.session.token.capabilities);
         if matches!(filtered, FilteredMessage::Same) {
             self.shared.open.forwarded_questions.note(&self.session, &request.id, self.tool.as_ref());
+            return self.in_clients_version(request);
         }
         filtered
+    }
+
+    /// A newer server's question as the client's version has it (GW-05); unchanged if that has no such form.
+    fn in_clients_version(&self, request: &Request) -> FilteredMessage {
+        let (client, server) = (self.session.token.client_version, self.session.token.upstream_version);
+        let Some(params) = request.params.object().filter(|_| client < server) else { return FilteredMessage::Same };
+        match question_params(&request.method, params, client, "") {
+            Some(older) if older.as_str() != params.payload().as_str() => {
+                FilteredMessage::Other(envelope::request(&request.id, &request.method, Some(&older)))
+            }
+            Some(_) | None => FilteredMessage::Same,
+        }
     }
 
     /// Refuses the questions in a text for a client that accepts no stream.

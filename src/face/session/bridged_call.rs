@@ -122,7 +122,6 @@ pub(super) fn begin_on(
         // A client without a stream can answer none.
         false => BridgedClient::of(version, &Payload::empty_object()).questions(),
     };
-    let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (writer, reader) = shared.open.replays.begin((shared.served.random)());
     let stream = ReplayStream::new(reader, params.and_then(|params| NamedItem::of(&request.method, params)));
     let mut driver = BridgedCall {
@@ -148,10 +147,12 @@ pub(super) fn begin_on(
         era: route.era,
     };
     let mut spec = driver.spec(route, &client, params, tool.as_deref(), caller, session.own.forwarded.clone());
-    if falls_back {
+    if let Some(tool) = tool.as_deref().filter(|tool| shared.falls_back(session, tool)) {
         spec.policy = spec.policy.asking_first();
         spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
         spec.context.progress = true;
+        // Once the client has the call's id, this call has no stream (LEG-20).
+        spec.notice_sink = Some(shared.notice_sink(None, tool, None, session.token.nonce));
         driver.plan = spec.plan;
     }
     spec.idempotency = idempotency;

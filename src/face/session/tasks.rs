@@ -281,7 +281,7 @@ impl SessionFaceState {
         spec
     }
 
-    fn notice_sink(
+    pub(super) fn notice_sink(
         self: &Arc<Self>,
         rising: Option<SharedProgress>,
         tool: &str,

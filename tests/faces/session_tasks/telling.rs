@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::talk::{ArrivedRequest, ManualSetup, RELATED, SessionMessages};
+use super::talk::{ArrivedRequest, ManualSetup, RELATED, SessionMessages, SessionUser};
 use super::upstream::SeenRequest;
 
 fn progress(call: &ArrivedRequest, progress: u32) {
@@ -142,12 +142,32 @@ async fn leg_20_notifications_about_no_request_on_the_stream_of_a_call_reach_its
     person.until(&task, "completed").await;
 }
 
+/// LEG-20: also if the call's client has no tasks, and got an id in place of the result.
+#[tokio::test]
+async fn leg_20_notifications_of_a_call_reach_a_client_that_has_its_id() {
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nfallback = \"tools\"\ngrace = \"100ms\"\n").await;
+    let person = SessionUser::meet(&stage.gate, "2025-06-18", &json!({})).await;
+    let caller = person.clone();
+    let work = json!({"name": "work", "arguments": {}});
+    let calling = person.client.connections.spawn(async move { caller.request(5, "tools/call", &work).await });
+    let call = stage.call().await;
+    let text = super::in_time(calling).await.unwrap().text().await;
+    assert!(text.contains("task_result"), "{text}");
+    let session = call.seen.header("mcp-session-id");
+    let mut own = person.listen().await;
+    stage.server.world.first(|seen| seen.method == "GET" && seen.header("mcp-session-id") == session).await;
+    let news = json!({"jsonrpc": "2.0", "method": "notifications/custom", "params": {"n": 1}});
+    call.send(&news);
+    assert_eq!(own.next_of("notifications/custom").await, news);
+    call.answer(&json!({"content": []}));
+}
+
 /// A server without a stream of its own: its clients have one all the same, for their tasks.
 #[tokio::test]
 async fn a_session_has_a_stream_for_its_tasks_though_its_server_has_none() {
     let server = super::upstream::ScriptedServer::polite().await;
     let gate = super::client::TestGateway::before(&server).await;
-    let person = super::talk::SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
+    let person = SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
     let mut own = person.listen().await;
     let task = person.start_with(&json!({"name": "work", "arguments": {"n": 1}, "task": {}})).await;
     let told = own.next_of("notifications/tasks/status").await;

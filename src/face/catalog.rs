@@ -19,8 +19,10 @@ use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
+use crate::upstream::shared_lookups::SharedLookups;
 use crate::upstream::{
-    BeginError, CallContext, ClientCredential, NoResult, Upstream, UpstreamRequest, UpstreamTaskMode, result_of,
+    BeginError, CallContext, ClientCredential, NoResult, ServerNotification, TaskScope, Upstream, UpstreamRequest,
+    UpstreamTaskMode, result_of,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, rpc_error};
@@ -36,7 +38,7 @@ pub(super) const MISS_AFTER: Duration = Duration::from_secs(1);
 
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
-/// Shorter than the wait that counts as a failure of the upstream (B254).
+/// The age of a fetch at which calls wait for it no longer, if they have a last list.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// A longer list is truncated (U35). A page has the limit of any result.
@@ -53,7 +55,6 @@ const TOOL_BYTES: usize = 256;
 /// The time since its last use during which a complete list replaces a truncated one.
 const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
-#[derive(Debug)]
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
     unmatched_rules: Option<Arc<UnmatchedRules>>,
@@ -62,9 +63,13 @@ pub struct Catalog {
     last: Mutex<Option<(ListKey, Arc<ToolList>)>>,
     /// The last complete lists; they hold no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
+    /// The fetches that calls with a last list began.
+    fetches: SharedLookups<ListKey, Result<Arc<ToolList>, CatalogError>, Principal>,
     cut_off: GaugeShare,
     circular: CircularLists,
 }
+
+debug_members!(Catalog, |catalog| upstream: catalog.upstream);
 
 type ListKey = (Principal, ClientCredential, Payload);
 
@@ -78,8 +83,7 @@ fn weight_with((_, _, capabilities): &ListKey, list: &PublishedTools) -> u32 {
     list.weight().saturating_add(u32::try_from(capabilities.len()).unwrap_or(u32::MAX))
 }
 
-/// The methods and params of a server's notifications.
-type Notifications = broadcast::Receiver<(Arc<str>, Option<Payload>)>;
+type Notifications = broadcast::Receiver<ServerNotification>;
 
 #[derive(Debug)]
 pub struct ToolList {
@@ -93,6 +97,8 @@ pub struct ToolList {
 struct PublishedTools {
     result: Payload,
     tools: HashMap<String, ListedTool>,
+    /// When the last fetch of a newer list began.
+    renewal_began: Mutex<Instant>,
 }
 
 impl PublishedTools {
@@ -176,6 +182,7 @@ impl Catalog {
             lists,
             last: Mutex::default(),
             whole,
+            fetches: SharedLookups::default(),
             cut_off: GaugeShare::new(cut_off),
             circular: CircularLists::default(),
         }
@@ -195,15 +202,21 @@ impl Catalog {
         }
     }
 
+    async fn fresh(&self, key: &ListKey) -> Option<Arc<ToolList>> {
+        let list = self.lists.get(key).await?;
+        if !list.is_fresh() {
+            self.lists.invalidate(key).await;
+            return None;
+        }
+        *self.last.lock() = Some((key.clone(), Arc::clone(&list)));
+        Some(list)
+    }
+
     /// Concurrent requests share one fetch. Fails if the upstream returns none; nothing else was sent by then.
     pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let key = list_key(context);
-        if let Some(list) = self.lists.get(&key).await {
-            if list.is_fresh() {
-                *self.last.lock() = Some((key, Arc::clone(&list)));
-                return Ok(list);
-            }
-            self.lists.invalidate(&key).await;
+        if let Some(list) = self.fresh(&key).await {
+            return Ok(list);
         }
         // It may be older than the list that is fetched now.
         self.last.lock().take();
@@ -244,12 +257,37 @@ impl Catalog {
     }
 
     /// As [`Self::list_with`]; from a server that lists nothing now, as while another call runs, the last complete list (U105).
-    pub async fn list_to_call(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
-        let known = self.whole.get(&list_key(context)).await.filter(|known| known.tools.contains_key(tool));
+    /// The fetch goes on without the call, once for all calls (U106): calls during it wait for at most the rest of [`LOOK_MAX`].
+    pub async fn list_to_call(
+        self: &Arc<Self>,
+        tool: &str,
+        context: &CallContext,
+        scope: &TaskScope,
+    ) -> Result<Arc<ToolList>, CatalogError> {
+        let key = list_key(context);
+        let known = self.whole.get(&key).await.filter(|known| known.tools.contains_key(tool));
         let Some(published) = known else { return self.list_with(tool, context).await };
-        match tokio::time::timeout(LOOK_MAX, self.list_with(tool, context)).await {
-            Ok(listed @ (Ok(_) | Err(CatalogError::Gateway(_)))) => listed,
-            Ok(Err(CatalogError::Upstream(_))) | Err(_) => {
+        if let Some(list) = self.fresh(&key).await {
+            return Ok(list);
+        }
+        let begin = || {
+            *published.renewal_began.lock() = Instant::now();
+            let (catalog, context) = (Arc::clone(self), context.clone());
+            async move { catalog.list(&context).await }
+        };
+        let late = async {
+            let began = *published.renewal_began.lock();
+            tokio::time::sleep_until(began + LOOK_MAX).await;
+        };
+        let fetched = tokio::select! {
+            // In this order: the fetch begins before its age is read.
+            biased;
+            fetched = self.fetches.get(key, context.principal.clone(), scope, || None, begin) => fetched,
+            () = late => None,
+        };
+        match fetched {
+            Some(listed @ (Ok(_) | Err(CatalogError::Gateway(_)))) => listed,
+            Some(Err(CatalogError::Upstream(_))) | None => {
                 Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::default() }))
             }
         }
@@ -382,7 +420,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
     // Detached: the cached list must not retain the page's buffer.
-    PublishedTools { result: result.detached(), tools: by_name }
+    PublishedTools { result: result.detached(), tools: by_name, renewal_began: Mutex::new(Instant::now()) }
 }
 
 /// `readOnlyHint` or `idempotentHint` (GW-39).

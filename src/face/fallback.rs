@@ -15,6 +15,7 @@ use super::answer::{Addressee, missed};
 use super::call_stream;
 use super::call_stream::progress::{LifeSigns, progress_token};
 use super::call_stream::request_answer::{LateAnswer, RequestAnswer, unanswered};
+use super::catalog::Catalog;
 use super::http::FaceResponse;
 use super::list_walks::{ListReader, ListWalks};
 use super::rates::UnknownTaskWatch;
@@ -24,12 +25,16 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::{Engine, TaskError};
 use crate::task::{Caller, Executed, GatewayFault, Principal, Task, TaskId, ToolRules};
+use crate::upstream::CallContext;
 use crate::waits::or_pending;
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
 use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 const EMPTY_CURSOR: &str = "\"\"";
+
+/// How long a call waits for an upstream's tool names that are unknown. Then the name counts as the gateway's tool.
+const LOOK_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(super) struct FallbackToolService {
@@ -64,9 +69,14 @@ impl FallbackToolService {
         (self.taken.load(Ordering::Relaxed) & bit(named.tool, named.level) == 0).then_some(named.tool)
     }
 
-    /// Whether the upstream's complete list was seen.
-    pub(super) fn has_complete_list(&self) -> bool {
-        self.has_complete_list.load(Ordering::Relaxed)
+    /// Fetches the upstream's names, unless its complete list was seen.
+    pub(super) async fn learn_names(&self, catalog: &Catalog, context: impl FnOnce() -> CallContext) {
+        if !self.has_complete_list.load(Ordering::Relaxed)
+            && let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context())).await
+            && let Some(list) = Object::of(list.result())
+        {
+            self.record_names(&list);
+        }
     }
 
     pub(super) fn record_names(&self, list: &Object) {

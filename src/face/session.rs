@@ -28,6 +28,8 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::call_stream::replay_buffer::ReplayBuffers;
+use super::catalog::Catalog;
+use super::fallback::FallbackToolService;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::named_item::tool_name;
@@ -61,8 +63,10 @@ pub(super) struct SessionFaceState {
     pub(super) open: SessionRegistry,
     pub(super) meter: PipeMetrics,
     pub(super) tasks: SessionTasksState,
-    task_tools: upstream_tasks::UpstreamTaskTools,
-    fallback: Option<fallback::SessionFallback>,
+    /// The tools of a server with sessions, and of one without.
+    pool_tools: Catalog,
+    bridged_tools: Catalog,
+    fallback: Option<Arc<FallbackToolService>>,
     tools: known_tools::KnownTools,
     called: called_items::CalledItems,
     gives_no_ids: handshake::GivesNoIds,
@@ -110,9 +114,8 @@ impl SessionFace {
         let meter = PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
-        let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
-        let fallback =
-            fallback::SessionFallback::new(served.upstream.name(), &served.settings.rules, &served.stateless);
+        let [pool_tools, bridged_tools] = [&served.pool, &served.stateless].map(|of| Catalog::new(Arc::clone(of)));
+        let fallback = FallbackToolService::new(served.upstream.name(), &served.settings.rules);
         let own = OwnSessions::new(
             Arc::clone(&served.channel),
             served.scope.clone(),
@@ -131,7 +134,8 @@ impl SessionFace {
             open: SessionRegistry::default(),
             meter,
             tasks,
-            task_tools,
+            pool_tools,
+            bridged_tools,
             fallback,
             tools,
             called,
@@ -142,12 +146,7 @@ impl SessionFace {
     }
 
     pub async fn evict_expired(&self, stop: &CancellationToken) {
-        let fallback = async {
-            if let Some(fallback) = &self.shared.fallback {
-                fallback.evict_expired(stop).await;
-            }
-        };
-        tokio::join!(self.shared.task_tools.evict_expired(stop), fallback);
+        tokio::join!(self.shared.pool_tools.evict_expired(stop), self.shared.bridged_tools.evict_expired(stop));
     }
 
     /// A piped message is awaited without its HTTP request: the headers hold their read buffer. Dropping the future

@@ -60,7 +60,7 @@ const KNOWN_MEMBERS: [&str; 8] =
 #[derive(Debug)]
 pub struct StatelessFace {
     served: Arc<Served>,
-    catalog: Catalog,
+    catalog: Arc<Catalog>,
     /// `None` until a handshake has returned it.
     identity: RwLock<Option<ServerIdentity>>,
     misses: UnknownTaskWatch,
@@ -106,7 +106,6 @@ impl StatelessRequestContext<'_> {
     }
 }
 
-/// The upstream did not answer the handshake or the list that come before a call.
 const HANDSHAKE_LATE: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
 
 struct CallDecision {
@@ -143,7 +142,7 @@ pub struct MessageContext<'a> {
 impl StatelessFace {
     pub fn new(served: Arc<Served>) -> Self {
         let catalog = Catalog::new(Arc::clone(&served.upstream));
-        let catalog = catalog.compared_with(&served.unmatched_rules);
+        let catalog = Arc::new(catalog.compared_with(&served.unmatched_rules));
         let (identity, misses) = (RwLock::default(), UnknownTaskWatch::default());
         let fallback = FallbackToolService::new(served.upstream.name(), &served.settings.rules);
         let meter = Arc::new(PipeMetrics::of(served.upstream.name()));
@@ -354,7 +353,9 @@ impl StatelessFace {
         let list = match self.last_list_with(&tool, request) {
             Some(list) => list,
             None => {
-                let listing = Box::pin(async { self.catalog.list_to_call(&tool, &self.context(request)).await });
+                let scope = &self.served.scope;
+                let listing = async { self.catalog.list_to_call(&tool, &self.context(request), scope).await };
+                let listing = Box::pin(listing);
                 let list = tokio::time::timeout_at(request.arrived + policy.deadline, listing).await;
                 list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))).map_err(|error| match error {
                     CatalogError::Gateway(fault) if fault == HANDSHAKE_LATE => Box::new(request.handshake_late()),

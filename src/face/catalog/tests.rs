@@ -1,7 +1,10 @@
 //! Caches the large lists of a server.
 
+use std::sync::atomic::AtomicUsize;
+
 use async_trait::async_trait;
 use serde_json::json;
+use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::upstream::{Answer, Exchange, ExchangeError, ExchangeEvent, Handshake, ResumeToken, Timeouts};
@@ -15,11 +18,13 @@ struct LargeUpstream {
     changes: broadcast::Sender<(Arc<str>, Option<Payload>)>,
     /// From now on.
     lists: Mutex<Listing>,
+    asked: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Listing {
     Whole,
+    After(Duration),
     Never,
     Refused,
 }
@@ -37,6 +42,7 @@ impl Upstream for LargeUpstream {
     }
 
     async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(LargeList(*self.lists.lock())))
     }
 
@@ -54,6 +60,7 @@ impl Exchange for LargeList {
     async fn next(&mut self) -> ExchangeEvent {
         match self.0 {
             Listing::Whole => (),
+            Listing::After(long) => tokio::time::sleep(long).await,
             Listing::Never => std::future::pending().await,
             Listing::Refused => return ExchangeEvent::Faulted(RpcError::new(-32602, "no such cursor")),
         }
@@ -74,7 +81,21 @@ impl Exchange for LargeList {
 
 fn large_upstream() -> Arc<LargeUpstream> {
     let (name, changes, lists) = (Arc::from("up"), broadcast::Sender::new(1), Mutex::new(Listing::Whole));
-    Arc::new(LargeUpstream { name, changes, lists })
+    Arc::new(LargeUpstream { name, changes, lists, asked: AtomicUsize::new(0) })
+}
+
+fn scope() -> TaskScope {
+    TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() }
+}
+
+/// The catalog of a server that has listed its tools once, and from now on does so in this way.
+async fn listed_once(listing: Listing) -> (Arc<LargeUpstream>, Arc<Catalog>, TaskScope) {
+    let (upstream, scope) = (large_upstream(), scope());
+    let catalog = Arc::new(Catalog::new(Arc::clone(&upstream) as Arc<dyn Upstream>));
+    assert!(catalog.list_to_call("t", &context(0), &scope).await.unwrap().tool("t").is_some());
+    *upstream.lists.lock() = listing;
+    tokio::time::advance(FRESH_FOR).await;
+    (upstream, catalog, scope)
 }
 
 /// Of a client with other capabilities for each number.
@@ -87,16 +108,47 @@ fn context(n: u64) -> CallContext {
 #[tokio::test(start_paused = true)]
 async fn u105_a_call_needs_no_new_list_if_the_last_one_has_its_tool() {
     for listing in [Listing::Never, Listing::Refused] {
-        let upstream = large_upstream();
-        let catalog = Catalog::new(Arc::clone(&upstream) as Arc<dyn Upstream>);
-        assert!(catalog.list_to_call("t", &context(0)).await.unwrap().tool("t").is_some());
-        *upstream.lists.lock() = listing;
-        tokio::time::advance(FRESH_FOR).await;
-        let known = catalog.list_to_call("t", &context(0)).await.unwrap();
+        let (_, catalog, scope) = listed_once(listing).await;
+        let known = catalog.list_to_call("t", &context(0), &scope).await.unwrap();
         assert!(known.tool("t").is_some() && !known.is_fresh(), "{listing:?}");
         for (tool, n) in [("other", 0), ("t", 1)] {
-            catalog.list_to_call(tool, &context(n)).await.expect_err("no list has this tool for this client");
+            let listed = catalog.list_to_call(tool, &context(n), &scope).await;
+            listed.expect_err("no list has this tool for this client");
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn u106_a_fetch_goes_on_without_the_calls_that_waited_for_it_and_its_list_is_kept() {
+    let (upstream, catalog, scope) = listed_once(Listing::After(Duration::from_secs(30))).await;
+    let (began, context) = (Instant::now(), context(0));
+    let call_at = |second| {
+        let call = catalog.list_to_call("t", &context, &scope);
+        async move {
+            tokio::time::sleep_until(began + Duration::from_secs(second)).await;
+            let is_fresh = call.await.unwrap().is_fresh();
+            (is_fresh, began.elapsed().as_secs())
+        }
+    };
+    let answers = tokio::join!(call_at(0), call_at(3), call_at(7), call_at(29), call_at(32));
+    let (last, newest) = (|at| (false, at), |at| (true, at));
+    assert_eq!(answers, (last(5), last(5), last(7), last(29), newest(32)), "none waits again");
+    assert_eq!(upstream.asked.load(Ordering::SeqCst), 2, "all calls share one fetch");
+}
+
+#[tokio::test(start_paused = true)]
+async fn u106_a_fetch_ends_with_its_upstream_and_after_its_own_bound() {
+    for is_removed in [true, false] {
+        let (_, catalog, scope) = listed_once(Listing::Never).await;
+        catalog.list_to_call("t", &context(0), &scope).await.unwrap();
+        let left = Instant::now();
+        assert_eq!(scope.tracker.len(), 1, "the fetch goes on");
+        if is_removed {
+            scope.stop.cancel();
+        }
+        scope.tracker.close();
+        scope.tracker.wait().await;
+        assert_eq!(left.elapsed() < Duration::from_secs(1), is_removed);
     }
 }
 

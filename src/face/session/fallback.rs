@@ -3,50 +3,26 @@
 //! client has tasks if it declared them in its handshake, or used any in this session.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::SessionFaceState;
 use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::addressee;
-use crate::face::catalog::Catalog;
 use crate::face::fallback::{FallbackCall, FallbackListing, FallbackToolService, TaskAsker, answer};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::list_walks::ListReader;
-use crate::task::{Principal, ToolRules};
-use crate::upstream::Upstream;
+use crate::task::Principal;
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, method};
-
-/// How long a call waits for an upstream's tool names that are unknown. Then the name counts as the gateway's tool.
-const LOOK_MAX: Duration = Duration::from_secs(3);
-
-#[derive(Debug)]
-pub(super) struct SessionFallback {
-    service: Arc<FallbackToolService>,
-    bridged: Catalog,
-}
-
-impl SessionFallback {
-    /// `None` if no tool's rules require it.
-    pub(super) fn new(upstream: &Arc<str>, rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
-        let service = FallbackToolService::new(upstream, rules)?;
-        Some(Self { service, bridged: Catalog::new(Arc::clone(stateless)) })
-    }
-
-    pub(super) async fn evict_expired(&self, stop: &tokio_util::sync::CancellationToken) {
-        self.bridged.evict_expired(stop).await;
-    }
-}
 
 impl SessionFaceState {
     /// The tools that the session's client gets in place of tasks, if any.
     pub(in crate::face) fn fallback_for(&self, session: &ClientSession) -> Option<Arc<FallbackToolService>> {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
-        (!knows_tasks).then(|| Arc::clone(&fallback.service))
+        (!knows_tasks).then(|| Arc::clone(fallback))
     }
 
     /// The edits of a page of the tool list, if the session's client gets tools in place of tasks.
@@ -75,21 +51,18 @@ impl SessionFaceState {
         }
     }
 
-    /// Texts for such a client, with the current tool names.
     pub(super) fn fallback_texts(&self) -> FallbackTools {
-        FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
+        FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.level()))
     }
 
     async fn fetch_names(&self, session: &ClientSession, principal: &Principal) {
-        let Some(fallback) = self.fallback.as_ref().filter(|it| !it.service.has_complete_list()) else { return };
-        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, &session.own.forwarded, &self.served);
-        let catalog = if session.is_bridged() { &fallback.bridged } else { &self.task_tools.catalog };
-        if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
-            && let Some(list) = Object::of(list.result())
-        {
-            fallback.service.record_names(&list);
-        }
+        let Some(fallback) = &self.fallback else { return };
+        let context = || {
+            let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
+            client.context(principal, &session.own.forwarded, &self.served)
+        };
+        let catalog = if session.is_bridged() { &self.bridged_tools } else { &self.pool_tools };
+        fallback.learn_names(catalog, context).await;
     }
 }
 
@@ -100,7 +73,7 @@ pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request
         return None;
     }
     let params = request.params.object().filter(|params| !params.contains("task"))?;
-    fallback.service.named(&params.get_str("name")?)
+    fallback.named(&params.get_str("name")?)
 }
 
 pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use tokio_util::sync::CancellationToken;
 
 use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
 use super::session_cache::ClientSession;
@@ -17,52 +16,16 @@ use crate::dialect::split_call::SplitCall;
 use crate::face::answer::addressee;
 use crate::face::arrival::Arrival;
 use crate::face::call_stream::replay::{self, ReplayStream};
-use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::idempotency_key;
 use crate::face::named_item::tool_name;
 use crate::task::{Caller, Principal};
-use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
+use crate::upstream::{Upstream, UpstreamTaskMode};
 use crate::wire::envelope::Request;
 use crate::wire::{RpcError, method};
 
 /// A call's longest wait for its tool's task support; then it is forwarded as usual.
 const LOOK_MAX: Duration = Duration::from_secs(10);
-
-#[derive(Debug)]
-pub(super) struct UpstreamTaskTools {
-    pool: Arc<dyn Upstream>,
-    pub(super) catalog: Catalog,
-}
-
-impl UpstreamTaskTools {
-    pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
-        let catalog = Catalog::new(Arc::clone(&pool));
-        Self { catalog, pool }
-    }
-
-    pub(super) async fn evict_expired(&self, stop: &CancellationToken) {
-        self.catalog.evict_expired(stop).await;
-    }
-
-    /// The default if the server does not respond in time.
-    async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
-        let look = async {
-            let handshake = self.pool.handshake(context).await.ok()?;
-            if !UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls {
-                return None;
-            }
-            Some(self.catalog.list_with(tool, context).await.ok()?.tool(tool)?.task_support)
-        };
-        match tokio::time::timeout(LOOK_MAX, look).await {
-            Ok(support) => support.unwrap_or_default(),
-            Err(_) => {
-                tracing::warn!(upstream = %self.pool.name(), tool, "the server did not list its tools in time; the call is forwarded as a plain one");
-                ToolTaskSupport::default()
-            }
-        }
-    }
-}
 
 /// Whether a plain call may need the engine, checked cheaply. In an array the key may be another call's: [`drive`].
 pub(super) fn may_drive(
@@ -144,13 +107,28 @@ pub(super) fn resume_own_stream(
 }
 
 impl SessionFaceState {
+    /// The default if the server does not respond in time.
     async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
         if !session.token.tasks.calls {
             return ToolTaskSupport::default();
         }
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &session.own.forwarded, &self.served);
-        self.task_tools.support(tool, &context).await
+        let pool = &self.served.pool;
+        let look = async {
+            let handshake = pool.handshake(&context).await.ok()?;
+            if !UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls {
+                return None;
+            }
+            Some(self.pool_tools.list_with(tool, &context).await.ok()?.tool(tool)?.task_support)
+        };
+        match tokio::time::timeout(LOOK_MAX, look).await {
+            Ok(support) => support.unwrap_or_default(),
+            Err(_) => {
+                tracing::warn!(upstream = %pool.name(), tool, "the server did not list its tools in time; the call is forwarded as a plain one");
+                ToolTaskSupport::default()
+            }
+        }
     }
 
     /// Whether a call that requests a task becomes one at the server: whenever its tool supports it (GW-11).
@@ -173,7 +151,7 @@ impl SessionFaceState {
         if self.own.binding(&session.own).tasks.calls {
             self.upstream_of(session)
         } else {
-            Arc::clone(&self.task_tools.pool)
+            Arc::clone(&self.served.pool)
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Serves the methods of the tasks extension, and tools for clients without the extension.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
@@ -135,9 +134,6 @@ fn check_declared(metadata: &StatelessRequest, task: &Task) -> Result<(), Reques
     metadata.missing(open).map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
 }
 
-/// A call's longest wait for the upstream's tool names, as for sessions.
-const LOOK_MAX: Duration = Duration::from_secs(3);
-
 /// A tool that runs only as a task is still refused to clients without the extension (GW-13).
 pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
     match metadata.takes_tasks() {
@@ -190,14 +186,7 @@ impl StatelessFace {
         let fallback = self
             .fallback_for(&request.metadata)
             .filter(|_| self.is_own_tool_call(request.method, Some(request.params)))?;
-        if !fallback.has_complete_list() {
-            let context = self.context(request);
-            if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
-                && let Some(list) = Object::of(list.result())
-            {
-                fallback.record_names(&list);
-            }
-        }
+        fallback.learn_names(&self.catalog, || self.context(request)).await;
         let tool = fallback.named(&request.params.get_str("name")?)?;
         let asker = TaskAsker { caller: &request.caller, misses: &self.misses };
         let life_signs = self.served.settings.life_signs;

@@ -264,6 +264,13 @@ pub fn already_settled() -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
 }
 
+/// The error for a call of a caller that may not use all tools, if the upstream refused to list them.
+pub fn list_refused(fault: &GatewayFault) -> RpcError {
+    let message = "The upstream server refused `tools/list`, without which the gateway cannot decide whether the caller may \
+                   use the tool";
+    RpcError { message: message.to_owned(), ..gateway_error(fault) }
+}
+
 const CANCELLED: &str = "The task was cancelled";
 
 /// A cancelled task's status message, which ends with its last one: progress, or the reason for which its server cancelled it.

@@ -12,8 +12,6 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::Addressee;
-use super::http::FaceResponse;
 use super::unmatched_rules::UnmatchedRules;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric::{self, GaugeShare};
@@ -125,6 +123,15 @@ static UNLISTED: ListedTool =
     ListedTool { mirrored: Vec::new(), task_support: ToolTaskSupport::Forbidden, is_repeatable: false };
 
 impl ToolList {
+    pub fn empty() -> Arc<Self> {
+        let (result, renewal_began) = (Payload::empty_object(), Mutex::new(Instant::now()));
+        Self::of(Arc::new(PublishedTools { result, tools: HashMap::new(), renewal_began }), None)
+    }
+
+    fn of(published: Arc<PublishedTools>, changes: Option<Notifications>) -> Arc<Self> {
+        Arc::new(Self { published, fetched_at: Instant::now(), changes: Mutex::new(changes) })
+    }
+
     /// The result of `tools/list`, with all pages in one.
     pub fn result(&self) -> &Payload {
         &self.published.result
@@ -287,9 +294,7 @@ impl Catalog {
         };
         match fetched {
             Some(listed @ (Ok(_) | Err(CatalogError::Gateway(_)))) => listed,
-            Some(Err(CatalogError::Upstream(_))) | None => {
-                Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::default() }))
-            }
+            Some(Err(CatalogError::Upstream(_))) | None => Ok(ToolList::of(published, None)),
         }
     }
 
@@ -306,7 +311,7 @@ impl Catalog {
         if is_whole {
             self.whole.insert(key, Arc::clone(&published)).await;
         }
-        Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(Some(changes)) }))
+        Ok(ToolList::of(published, Some(changes)))
     }
 
     async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {
@@ -428,15 +433,6 @@ fn says_repeatable(tool: &Object) -> bool {
     let annotations = tool.get_object("annotations");
     let says = |hint| annotations.as_ref().and_then(|all| all.get(hint)).is_some_and(|value| value.as_str() == "true");
     says("readOnlyHint") || says("idempotentHint")
-}
-
-impl CatalogError {
-    pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
-        match self {
-            Self::Gateway(fault) => addressee.fault(fault),
-            Self::Upstream(error) => addressee.error(http::StatusCode::OK, error),
-        }
-    }
 }
 
 /// A list always has one page, so the gateway issues no cursors.

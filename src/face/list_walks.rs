@@ -43,7 +43,6 @@ impl ListWalks {
         Self { upstream: Arc::clone(upstream), walks, circular, hasher }
     }
 
-    /// `who` has every value by which the server may distinguish clients.
     pub(super) fn reader(&self, who: impl Hash, counted_as: Principal) -> ListReader {
         ListReader { id: self.hash(who), counted_as }
     }

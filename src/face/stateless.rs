@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +37,7 @@ use super::rewrite::short_identity;
 use super::served::Served;
 use super::{handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
-use crate::dialect::faults::handshake_late;
+use crate::dialect::faults::{handshake_late, list_refused};
 use crate::dialect::lifecycle::{completed_result, discover_result, own_identity, server_meta};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
@@ -100,13 +100,20 @@ struct StatelessRequestContext<'a> {
 }
 
 impl StatelessRequestContext<'_> {
-    /// The response if the upstream did not answer the handshake or `tools/list` in time.
-    fn handshake_late(&self) -> FaceResponse {
-        self.addressee.fault_in_words(&HANDSHAKE_LATE, &handshake_late(&HANDSHAKE_LATE))
+    /// The response to a call that was not sent: the upstream did not complete the handshake, or list its tools (U107).
+    fn unsent(&self, error: &CatalogError) -> FaceResponse {
+        match error {
+            CatalogError::Gateway(late) if *late == HANDSHAKE_LATE => {
+                self.addressee.fault_in_words(late, &handshake_late(late))
+            }
+            CatalogError::Gateway(fault) => self.addressee.fault(fault),
+            CatalogError::Upstream(_) => self.addressee.fault_in_words(&LIST_REFUSED, &list_refused(&LIST_REFUSED)),
+        }
     }
 }
 
 const HANDSHAKE_LATE: GatewayFault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+const LIST_REFUSED: GatewayFault = GatewayFault::new(Reason::UpstreamRefused, Executed::No);
 
 struct CallDecision {
     tool: Arc<str>,
@@ -315,7 +322,8 @@ impl StatelessFace {
                 let held = self.served.engine.within_budget(&request.caller.principal, shown);
                 held.map_or_else(|full| request.addressee.fault(&full), |shown| request.addressee.result(shown))
             }
-            Err(error) => error.answer(&request.addressee),
+            Err(CatalogError::Gateway(fault)) => request.addressee.fault(&fault),
+            Err(CatalogError::Upstream(error)) => request.addressee.error(StatusCode::OK, &error),
         }
     }
 
@@ -350,22 +358,20 @@ impl StatelessFace {
             return Err(Box::new(refusal.answer(&request.addressee, complain)));
         }
         let policy = self.served.settings.rules.policy_of(&tool);
+        let hides_some = asked.access.is_narrowed() || self.served.channel.hides_tools();
         let list = match self.last_list_with(&tool, request) {
             Some(list) => list,
             None => {
                 let scope = &self.served.scope;
                 let listing = async { self.catalog.list_to_call(&tool, &self.context(request), scope).await };
-                let listing = Box::pin(listing);
-                let list = tokio::time::timeout_at(request.arrived + policy.deadline, listing).await;
-                list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))).map_err(|error| match error {
-                    CatalogError::Gateway(fault) if fault == HANDSHAKE_LATE => Box::new(request.handshake_late()),
-                    error @ (CatalogError::Gateway(_) | CatalogError::Upstream(_)) => {
-                        Box::new(error.answer(&request.addressee))
-                    }
-                })?
+                let list = tokio::time::timeout_at(request.arrived + policy.deadline, Box::pin(listing)).await;
+                match list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))) {
+                    // What hinders the list is not the outcome of the call: the server decides about the tool (T-72).
+                    Err(CatalogError::Upstream(_)) if !hides_some => ToolList::empty(),
+                    list => list.map_err(|error| Box::new(request.unsent(&error)))?,
+                }
             }
         };
-        let hides_some = asked.access.is_narrowed() || self.served.channel.hides_tools();
         let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
         // Few tools have mirrored arguments; other arguments, which may be large, are not parsed.
         if request.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
@@ -410,8 +416,7 @@ impl StatelessFace {
         let identified = within(end, pin!(self.ensure_identity(&request))).await;
         match identified.unwrap_or(Err(BeginError::Gateway(HANDSHAKE_LATE))).map_err(BeginError::into_fault) {
             Ok(()) => self.run(request, decision).await,
-            Err(fault) if fault == HANDSHAKE_LATE => request.handshake_late(),
-            Err(fault) => request.addressee.fault(&fault),
+            Err(fault) => request.unsent(&CatalogError::Gateway(fault)),
         }
     }
 

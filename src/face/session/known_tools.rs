@@ -76,7 +76,6 @@ impl Default for KnownTools {
 enum ToolListing {
     Listed,
     Unlisted,
-    /// The server returned no list.
     NoList,
 }
 

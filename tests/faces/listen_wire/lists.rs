@@ -142,6 +142,33 @@ async fn upc_04_a_list_whose_cursors_lead_back_is_asked_for_twice_and_shown_once
     }
 }
 
+/// An error of the list is not the outcome of the call.
+#[tokio::test]
+async fn u107_a_call_is_sent_to_a_server_that_refuses_to_list_its_tools_unless_some_are_hidden() {
+    let server = super::upstream::ScriptedServer::start(|seen| {
+        let error = json!({ "code": -32602, "message": "bad cursor", "data": { "executed": "yes" } });
+        let refusal = json!({ "jsonrpc": "2.0", "id": seen.body["id"], "error": error });
+        (seen.rpc() == "tools/list").then(|| super::upstream::json_text(refusal.to_string()))
+    })
+    .await;
+    let call = json!({ "name": "work", "arguments": { "n": 1 } });
+    for keys in ["", "[upstreams.up.tasks]\nmode = \"always\"\n"] {
+        let gate = TestGateway::with(server.address, keys).await;
+        let called = send(&gate, json!(1), "tools/call", &call).await.json().await;
+        assert_eq!(called["result"]["n"], 1, "{keys}: {called}");
+        let list = send(&gate, json!(2), "tools/list", &json!({})).await.json().await;
+        assert_eq!(list["error"]["message"], "bad cursor", "{list}");
+    }
+    let sent = server.world.count("tools/call");
+    let hiding = "[[upstreams.up.tools]]\nmatch = \"delete*\"\nhide = true\n";
+    let gate = TestGateway::with(server.address, hiding).await;
+    let called = send(&gate, json!(1), "tools/call", &call).await.json().await;
+    let data = json!({ "source": "gateway", "reason": "upstream_refused", "executed": "no" });
+    assert_eq!(called["error"]["data"], data, "{called}");
+    assert!(called["error"]["message"].as_str().unwrap().contains("`tools/list`"), "{called}");
+    assert_eq!(server.world.count("tools/call"), sent, "the tool may be a hidden one");
+}
+
 /// T-72, B133: a server knows its tools best. One that its list does not name is called, and a client that may not have all of them
 /// learns nothing of it.
 #[tokio::test]

@@ -132,6 +132,16 @@ async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
     assert_eq!(sessions, [true, false]);
 }
 
+/// U107, T-72: an error of the list is not the outcome of the call.
+#[tokio::test]
+async fn u107_a_call_is_forwarded_to_a_server_that_refuses_to_list_its_tools() {
+    let server = server(|seen| (seen.rpc() == "tools/list").then(|| error(seen, 200, -32603, &json!({})))).await;
+    let gate = gate(&server).await;
+    let call = body("tools/call", r#""name":"t","arguments":{"k":1}"#);
+    let called = post(&client(&gate), &call).await.json().await;
+    assert_eq!(called["result"]["k"], 1, "{called}");
+}
+
 /// The description of a server of 2026-07-28, with these capabilities.
 fn described(seen: &SeenRequest, capabilities: &serde_json::Value) -> ScriptedReply {
     let facts = json!({"resultType": "complete", "supportedVersions": [VERSION], "capabilities": capabilities});

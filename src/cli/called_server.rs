@@ -22,7 +22,7 @@ use crate::dialect::faults::session_failure_error;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
-use crate::upstream::header_annotations::{self, HeaderAnnotations};
+use crate::upstream::header_annotations;
 use crate::upstream::http::{
     HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
 };
@@ -281,7 +281,6 @@ fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
 
 #[derive(Debug)]
 pub(super) struct Tool {
-    /// Whether it can be called: invalid annotations forbid it.
     pub(super) is_callable: bool,
     /// Whether a call may become a task of 2025-11-25, which both `optional` and `required` allow.
     pub(super) takes_tasks: bool,
@@ -293,9 +292,8 @@ impl Tool {
         let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
         let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
         let tool = tools.find(|tool| tool.get_str("name").as_deref() == Some(name))?;
-        let annotations = tool.get("inputSchema").as_ref().map(header_annotations::read);
         Some(Self {
-            is_callable: !matches!(annotations, Some(HeaderAnnotations::Stripped { .. })),
+            is_callable: header_annotations::are_valid(&tool),
             takes_tasks: ToolTaskSupport::of(&tool) != ToolTaskSupport::Forbidden,
             schema: ToolSchema::of(&tool),
         })

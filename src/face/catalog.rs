@@ -1,7 +1,7 @@
 //! Fetches, rewrites and caches the tool lists of one upstream. Tools are listed often, and for each call (T-72). Lists
 //! are cached by principal and capabilities (MOD-15, UPC-23).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::upstream::{
     UpstreamTaskMode, result_of,
 };
 use crate::wire::object::ObjectWriter;
-use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, rpc_error};
+use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, one_line, rpc_error};
 
 /// How long a list is fresh; a `list_changed` ends that at once.
 const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -461,6 +461,27 @@ impl CircularLists {
                 "the server's list cursors are circular; the list ends at the first page without new items"
             );
         }
+    }
+}
+
+/// The most tools of an upstream with a warning each.
+const WARNED_MAX: usize = 32;
+
+/// Leaves tools with an invalid `x-mcp-header` out of lists, and warns of each once (U108).
+#[derive(Debug, Default)]
+pub(super) struct InvalidTools(Mutex<HashSet<String>>);
+
+impl InvalidTools {
+    pub(super) fn left_out(&self, upstream: &str, page: &Object) -> Option<Payload> {
+        let is_valid = |tool: &Payload| Object::of(tool).is_none_or(|tool| header_annotations::are_valid(&tool));
+        let (kept, invalid): (Vec<Payload>, Vec<Payload>) = page.get("tools")?.items().partition(is_valid);
+        for name in invalid.iter().filter_map(|tool| Object::of(tool)?.get_string("name")) {
+            let (tool, mut warned) = (one_line::name(&name), self.0.lock());
+            if warned.len() < WARNED_MAX && warned.insert(tool.clone()) {
+                tracing::warn!(upstream, %tool, "left a tool out of lists: its `x-mcp-header` annotations are invalid");
+            }
+        }
+        (!invalid.is_empty()).then(|| page.edit().set("tools", Payload::of(&kept)).finish())
     }
 }
 

@@ -96,13 +96,9 @@ impl FallbackToolService {
         self.walks.reader(who, counted_as)
     }
 
-    /// The edits of a page for a client without tasks, which sent this cursor.
-    pub(super) fn listing(self: &Arc<Self>, reader: ListReader, sent: Option<Payload>) -> FallbackListing {
-        FallbackListing { service: Arc::clone(self), reader: Some(reader), sent }
-    }
-
-    pub(super) fn whole_listing(self: &Arc<Self>) -> FallbackListing {
-        FallbackListing { service: Arc::clone(self), reader: None, sent: None }
+    /// The edits of a page for a client without tasks, which sent this cursor. A list of one page has no reader.
+    pub(super) fn listing(self: &Arc<Self>, reader: Option<ListReader>, sent: Option<Payload>) -> FallbackListing {
+        FallbackListing { service: Arc::clone(self), reader, sent }
     }
 
     fn shown(&self, tool: &Payload) -> Payload {
@@ -117,7 +113,6 @@ impl FallbackToolService {
 #[derive(Clone, Debug)]
 pub(super) struct FallbackListing {
     service: Arc<FallbackToolService>,
-    /// `None` for a list of one page.
     reader: Option<ListReader>,
     sent: Option<Payload>,
 }

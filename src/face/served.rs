@@ -16,9 +16,9 @@ use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::replica::Incarnation;
 use crate::task::{Caller, Clock, Principal, ToolAccess};
 use crate::upstream::limits::CallPermits;
-use crate::upstream::{OwnSessionChannel, SessionMemories, TaskScope, Upstream};
+use crate::upstream::{CallContext, ForwardedHeaders, OwnSessionChannel, SessionMemories, TaskScope, Upstream};
 use crate::wire::envelope::Request;
-use crate::wire::{Object, method};
+use crate::wire::{Object, Payload, method};
 
 pub struct Served {
     pub settings: Arc<ServiceSettings>,
@@ -116,6 +116,19 @@ impl Served {
             Some((tool, params)) => self.check_arguments(owner, &tool, params),
             None => Ok(()),
         }
+    }
+
+    /// For requests other than calls: without progress and log messages.
+    pub(super) fn context(
+        &self,
+        asker: &Principal,
+        capabilities: Payload,
+        forwarded: &ForwardedHeaders,
+    ) -> CallContext {
+        let (timeouts, result_bytes_max) = (self.settings.timeouts, self.settings.result_bytes_max);
+        let context = CallContext::new(asker.clone(), capabilities, timeouts, result_bytes_max);
+        let share = Some(self.engine.limits().answers_to(asker));
+        CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
     pub fn target(&self) -> CallTarget {

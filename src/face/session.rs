@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::array_answer::{self, ArrayBounds, ArrayItems};
 use super::call_stream::replay_buffer::ReplayBuffers;
-use super::catalog::Catalog;
+use super::catalog::{Catalog, InvalidTools};
 use super::fallback::FallbackToolService;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
@@ -66,6 +66,7 @@ pub(super) struct SessionFaceState {
     /// The tools of a server with sessions, and of one without.
     pool_tools: Catalog,
     bridged_tools: Catalog,
+    invalid_tools: InvalidTools,
     fallback: Option<Arc<FallbackToolService>>,
     tools: known_tools::KnownTools,
     called: called_items::CalledItems,
@@ -136,6 +137,7 @@ impl SessionFace {
             tasks,
             pool_tools,
             bridged_tools,
+            invalid_tools: InvalidTools::default(),
             fallback,
             tools,
             called,

@@ -253,7 +253,8 @@ impl StatelessFace {
         let era = self.served.upstream.era(around.forwarded).await;
         match metadata.filter(|metadata| era == Era::Stateless && metadata.takes_questions()) {
             Some(metadata) => {
-                let context = self.context_of(&around.caller.principal, metadata, around.forwarded);
+                let capabilities = metadata.upstream_capabilities();
+                let context = self.served.context(&around.caller.principal, capabilities, around.forwarded);
                 self.served.upstream.era_for(&context).await
             }
             None => era,
@@ -313,7 +314,7 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(request)).await {
             Ok(list) => {
-                let fallback = self.fallback_for(&request.metadata).map(|fallback| fallback.whole_listing());
+                let fallback = self.fallback_for(&request.metadata).map(|fallback| fallback.listing(None, None));
                 let listed = fallback.and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(request).listed(&list));
@@ -502,20 +503,7 @@ impl StatelessFace {
     }
 
     fn context(&self, request: &StatelessRequestContext<'_>) -> CallContext {
-        self.context_of(&request.caller.principal, &request.metadata, request.forwarded)
-    }
-
-    fn context_of(
-        &self,
-        principal: &Principal,
-        metadata: &StatelessRequest,
-        forwarded: &ForwardedHeaders,
-    ) -> CallContext {
-        let (settings, capabilities) = (&self.served.settings, metadata.upstream_capabilities());
-        let (timeouts, bytes_max) = (settings.timeouts, settings.result_bytes_max);
-        let context = CallContext::new(principal.clone(), capabilities, timeouts, bytes_max);
-        let share = Some(self.served.engine.limits().answers_to(principal));
-        CallContext { forwarded: forwarded.of_credential(), share, ..context }
+        self.served.context(&request.caller.principal, request.metadata.upstream_capabilities(), request.forwarded)
     }
 
     fn identity(&self) -> Payload {

@@ -61,6 +61,12 @@ pub fn read(schema: &Payload) -> HeaderAnnotations {
     judge(schema, reader.found)
 }
 
+/// Whether an HTTP client may use a tool: an invalid annotation forbids it.
+pub fn are_valid(tool: &Object) -> bool {
+    let annotations = tool.get("inputSchema").as_ref().map(read);
+    !matches!(annotations, Some(HeaderAnnotations::Stripped { .. }))
+}
+
 fn judge(schema: &Payload, mut found: Vec<FoundAnnotation>) -> HeaderAnnotations {
     let mut named: HashMap<HeaderName, usize> = HashMap::new();
     for one in found.iter().filter_map(|found| found.mirrored.as_ref()) {

@@ -152,6 +152,24 @@ async fn u106_a_fetch_ends_with_its_upstream_and_after_its_own_bound() {
     }
 }
 
+#[test]
+fn u108_lists_lose_invalid_tools_alone_and_warnings_are_bounded() {
+    let tool = |name: String, header: &str| {
+        let schema = json!({ "properties": { "r": { "type": "string", "x-mcp-header": header } } });
+        json!({ "name": name, "inputSchema": schema })
+    };
+    let page = |tools: Vec<serde_json::Value>| Object::of(&Payload::of(&json!({ "tools": tools, "n": 1 }))).unwrap();
+    let tools = InvalidTools::default();
+    let valid = tool("valid".to_owned(), "Region");
+    assert!(tools.left_out("up", &page(vec![valid.clone(), json!(7)])).is_none());
+    for round in 0..2 {
+        let invalid = (0..=WARNED_MAX).map(|n| tool(n.to_string(), "a b"));
+        let left = tools.left_out("up", &page(invalid.chain([valid.clone()]).collect())).unwrap();
+        assert_eq!(left, *page(vec![valid.clone()]).payload(), "{round}");
+        assert_eq!(tools.0.lock().len(), WARNED_MAX, "{round}");
+    }
+}
+
 /// U52: a client gets another list with each set of capabilities.
 #[tokio::test]
 async fn u52_cached_lists_are_bounded_in_bytes_and_a_new_one_is_kept() {

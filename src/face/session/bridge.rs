@@ -130,7 +130,7 @@ pub(super) async fn bridged_initialize(
     initialize: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(initialize.version, &initialize.capabilities);
-    let context = client.context(asker, forwarded, &shared.served);
+    let context = shared.served.context(asker, client.capabilities(), forwarded);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(HANDSHAKE_MAX, shared.served.stateless.handshake(&context));
     let handshake = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {

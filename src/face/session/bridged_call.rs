@@ -33,7 +33,6 @@ use crate::face::idempotency_key;
 use crate::face::named_item::{NamedItem, tool_name};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
-use crate::face::served::Served;
 use crate::metric;
 use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{CallContext, ForwardedHeaders, ServerNotification, Upstream, UpstreamTaskMode};
@@ -354,9 +353,12 @@ impl BridgedCall {
 
     /// Adds task support to a tool list, if tasks are offered, and the gateway's own tools.
     fn offering(&self, result: Payload) -> Payload {
-        if let Some(page) = Object::of(&result) {
-            self.shared.served.unmatched_rules.look_at(&page);
-        }
+        let served = &self.shared.served;
+        let page = Object::of(&result).inspect(|page| served.unmatched_rules.look_at(page));
+        // HTTP clients of 2026-07-28 must leave these tools out; programs get no headers.
+        let valid = page.filter(|_| !served.channel.makes_streams());
+        let valid = valid.and_then(|page| self.shared.invalid_tools.left_out(served.channel.name(), &page));
+        let result = valid.unwrap_or(result);
         let support = self.support.as_deref();
         let offering = support.and_then(|support| rewrite::tools(&Object::of(&result)?, Some(support)));
         let result = offering.unwrap_or(result);
@@ -431,6 +433,13 @@ impl BridgedCall {
     }
 }
 
+impl SessionFaceState {
+    pub(super) fn context(&self, session: &ClientSession, principal: &Principal) -> CallContext {
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
+        self.served.context(principal, client.capabilities(), &session.own.forwarded)
+    }
+}
+
 /// A session client's capabilities, as far as its version defines them.
 #[derive(Clone, Debug)]
 pub(super) struct BridgedClient {
@@ -448,15 +457,6 @@ impl BridgedClient {
 
     pub(super) fn capabilities(&self) -> Payload {
         self.metadata.upstream_capabilities()
-    }
-
-    /// For requests other than calls: without progress and log messages.
-    pub(super) fn context(&self, principal: &Principal, forwarded: &ForwardedHeaders, served: &Served) -> CallContext {
-        let settings = &served.settings;
-        let share = Some(served.engine.limits().answers_to(principal));
-        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
-        let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
-        CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
     /// The questions that the client can answer on a call's stream (LEG-16). A call that needs others fails (GW-23).

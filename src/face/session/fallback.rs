@@ -5,14 +5,12 @@
 use std::sync::Arc;
 
 use super::SessionFaceState;
-use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::addressee;
 use crate::face::fallback::{FallbackCall, FallbackListing, FallbackToolService, TaskAsker, answer};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::list_walks::ListReader;
-use crate::task::Principal;
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, method};
@@ -28,7 +26,7 @@ impl SessionFaceState {
     /// The edits of a page of the tool list, if the session's client gets tools in place of tasks.
     pub(super) fn fallback_listing(&self, session: &ClientSession, cursor: Option<Payload>) -> Option<FallbackListing> {
         let reader = || ListReader::in_session(session.token.nonce, session.counted_as().clone());
-        self.fallback_for(session).map(|fallback| fallback.listing(reader(), cursor))
+        self.fallback_for(session).map(|fallback| fallback.listing(Some(reader()), cursor))
     }
 
     /// As [`Self::fallback_listing`], for the response to this request, if it is for a page.
@@ -44,7 +42,6 @@ impl SessionFaceState {
         self.fallback_for(session).is_some_and(|fallback| fallback.covers(tool))
     }
 
-    /// Does nothing unless some clients get tools in place of tasks.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         if self.fallback.is_some() {
             self.sessions.note_tasks(session);
@@ -53,16 +50,6 @@ impl SessionFaceState {
 
     pub(super) fn fallback_texts(&self) -> FallbackTools {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.level()))
-    }
-
-    async fn fetch_names(&self, session: &ClientSession, principal: &Principal) {
-        let Some(fallback) = &self.fallback else { return };
-        let context = || {
-            let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-            client.context(principal, &session.own.forwarded, &self.served)
-        };
-        let catalog = if session.is_bridged() { &self.bridged_tools } else { &self.pool_tools };
-        fallback.learn_names(catalog, context).await;
     }
 }
 
@@ -92,7 +79,10 @@ pub(super) async fn post(
     request: Request,
     inbound: &Inbound,
 ) -> Result<FaceResponse, Request> {
-    shared.fetch_names(session, &inbound.caller.principal).await;
+    if let Some(fallback) = &shared.fallback {
+        let catalog = if session.is_bridged() { &shared.bridged_tools } else { &shared.pool_tools };
+        fallback.learn_names(catalog, || shared.context(session, &inbound.caller.principal)).await;
+    }
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let asker = TaskAsker { caller: &inbound.caller, misses: &shared.tasks.misses };

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::bridged_call::BridgedClient;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
@@ -115,8 +114,7 @@ impl SessionFaceState {
     }
 
     async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
-        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, &session.own.forwarded, &self.served);
+        let context = self.context(session, principal);
         let catalog = Catalog::new(self.upstream_of(session));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {
@@ -183,7 +181,6 @@ impl SessionFaceState {
     }
 }
 
-/// Why a call is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HiddenToolRefusal {
     Item(ItemRefusal),

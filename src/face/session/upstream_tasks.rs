@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
-use super::bridged_call::{self, AnswerEra, BridgedCaller, BridgedClient, CallRoute};
+use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
@@ -112,9 +112,7 @@ impl SessionFaceState {
         if !session.token.tasks.calls {
             return ToolTaskSupport::default();
         }
-        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, &session.own.forwarded, &self.served);
-        let pool = &self.served.pool;
+        let (context, pool) = (self.context(session, principal), &self.served.pool);
         let look = async {
             let handshake = pool.handshake(&context).await.ok()?;
             if !UpstreamTaskSupport::of(handshake.version, &handshake.capabilities).calls {

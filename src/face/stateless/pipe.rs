@@ -166,7 +166,7 @@ impl StatelessFace {
         let who =
             (&request.caller.principal, request.forwarded.credential(), request.metadata.declared().payload().as_str());
         let reader = fallback.reader(who, request.counted_as.clone());
-        Some(fallback.listing(reader, sent_cursor(request.params)))
+        Some(fallback.listing(Some(reader), sent_cursor(request.params)))
     }
 
     /// The readers of a cached result: the caller alone, if others get another one (U82).

@@ -72,6 +72,24 @@ async fn leg_17_t_77_results_lose_members_that_older_versions_lack() {
     }
 }
 
+/// The gateway is the HTTP client of its server.
+#[tokio::test]
+async fn u108_a_tool_with_an_invalid_header_annotation_is_left_out_of_the_list() {
+    let tool = |name: &str, header: &str| {
+        let schema = json!({"type": "object", "properties": {"r": {"type": "string", "x-mcp-header": header}}});
+        json!({"name": name, "inputSchema": schema})
+    };
+    let tools = json!([{"name": "plain", "inputSchema": {"type": "object"}}, tool("bad", "a b"), tool("good", "A")]);
+    let result = json!({"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "tools": tools});
+    let server = stateless(move |seen| (seen.rpc() == "tools/list").then(|| answer(seen, &result))).await;
+    let gate = TestGateway::before(&server).await;
+    let client = open(&gate, "2025-06-18", &json!({})).await;
+    let list = ask(&client, "tools/list", &json!({})).await;
+    assert_eq!(list["result"]["tools"], json!([tools[0], tools[2]]), "{list}");
+    let called = ask(&client, "tools/call", &json!({"name": "bad", "arguments": {"n": 1}})).await;
+    assert_eq!(called["result"]["n"], 1, "an unlisted tool is called (T-72): {called}");
+}
+
 /// T-50.
 #[tokio::test]
 async fn t_50_errors_are_those_of_the_clients_version() {

@@ -25,7 +25,6 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
 use crate::face::notification_subscriber::{AgreedResources, NotificationSubscriber, SubscriberEvent};
-use crate::face::session::bridged_call::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::session::own::PreferenceChange;
@@ -47,10 +46,7 @@ struct BridgedUpstream {
 
 impl BridgedUpstream {
     fn of(shared: &SessionFaceState, session: &ClientSession, principal: &Principal) -> Self {
-        let served = &shared.served;
-        let upstream = Arc::clone(&served.stateless);
-        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        Self { upstream, context: client.context(principal, &session.own.forwarded, served) }
+        Self { upstream: Arc::clone(&shared.served.stateless), context: shared.context(session, principal) }
     }
 
     /// An error if the server does not return them in time.

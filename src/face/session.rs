@@ -20,6 +20,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::OptionFuture;
 use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::Instant;
@@ -63,9 +64,9 @@ pub(super) struct SessionFaceState {
     pub(super) open: SessionRegistry,
     pub(super) meter: PipeMetrics,
     pub(super) tasks: SessionTasksState,
-    /// The tools of a server with sessions, and of one without.
     pool_tools: Catalog,
-    bridged_tools: Catalog,
+    /// Of a server without sessions, if clients may get tools in place of tasks.
+    bridged_tools: Option<Catalog>,
     invalid_tools: InvalidTools,
     fallback: Option<Arc<FallbackToolService>>,
     tools: known_tools::KnownTools,
@@ -115,8 +116,9 @@ impl SessionFace {
         let meter = PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
-        let [pool_tools, bridged_tools] = [&served.pool, &served.stateless].map(|of| Catalog::new(Arc::clone(of)));
+        let pool_tools = Catalog::new(Arc::clone(&served.pool));
         let fallback = FallbackToolService::new(served.upstream.name(), &served.settings.rules);
+        let bridged_tools = fallback.is_some().then(|| Catalog::new(Arc::clone(&served.stateless)));
         let own = OwnSessions::new(
             Arc::clone(&served.channel),
             served.scope.clone(),
@@ -148,7 +150,8 @@ impl SessionFace {
     }
 
     pub async fn evict_expired(&self, stop: &CancellationToken) {
-        tokio::join!(self.shared.pool_tools.evict_expired(stop), self.shared.bridged_tools.evict_expired(stop));
+        let bridged = self.shared.bridged_tools.as_ref().map(|tools| tools.evict_expired(stop));
+        tokio::join!(self.shared.pool_tools.evict_expired(stop), OptionFuture::from(bridged));
     }
 
     /// A piped message is awaited without its HTTP request: the headers hold their read buffer. Dropping the future

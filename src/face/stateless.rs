@@ -363,9 +363,8 @@ impl StatelessFace {
         let list = match self.last_list_with(&tool, request) {
             Some(list) => list,
             None => {
-                let scope = &self.served.scope;
-                let listing = async { self.catalog.list_to_call(&tool, &self.context(request), scope).await };
-                let list = tokio::time::timeout_at(request.arrived + policy.deadline, Box::pin(listing)).await;
+                let list = async { self.catalog.list_to_call(&tool, &self.context(request), &self.served.scope).await };
+                let list = tokio::time::timeout_at(request.arrived + policy.deadline, Box::pin(list)).await;
                 match list.unwrap_or(Err(CatalogError::Gateway(HANDSHAKE_LATE))) {
                     // What hinders the list is not the outcome of the call: the server decides about the tool (T-72).
                     Err(CatalogError::Upstream(_)) if !hides_some => ToolList::empty(),

@@ -64,12 +64,10 @@ pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request
 }
 
 pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
-    shared.fallback.is_some()
-        && request.method == method::TOOLS_CALL
-        && request.params.object().and_then(|params| params.get_str("name")).is_some_and(|tool| {
-            // A bridged session's calls always use the engine.
-            !session.is_bridged() && shared.falls_back(session, &tool)
-        })
+    // A bridged session's calls always use the engine.
+    let may_fall_back = shared.fallback.is_some() && !session.is_bridged() && request.method == method::TOOLS_CALL;
+    let tool = || request.params.object()?.get_str("name");
+    may_fall_back && tool().is_some_and(|tool| shared.falls_back(session, &tool))
 }
 
 /// Answers a call of one of the tools, or returns it if it is the upstream's. A disconnect leaves the task (T-81).
@@ -80,7 +78,7 @@ pub(super) async fn post(
     inbound: &Inbound,
 ) -> Result<FaceResponse, Request> {
     if let Some(fallback) = &shared.fallback {
-        let catalog = if session.is_bridged() { &shared.bridged_tools } else { &shared.pool_tools };
+        let catalog = shared.bridged_tools.as_ref().filter(|_| session.is_bridged()).unwrap_or(&shared.pool_tools);
         fallback.learn_names(catalog, || shared.context(session, &inbound.caller.principal)).await;
     }
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
